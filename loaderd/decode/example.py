@@ -37,6 +37,9 @@ _MAX_VARINT_BYTES = 10
 _UINT64 = (1 << 64) - 1
 _MAX_NAMES = 16
 _REMEDY_MISSING = "Change the schema to what the records hold, or give the feature a default."
+# Both take a hundred times their bytes while they are parsed, and a record may have gigabytes of either.
+_MAX_ENTRIES = 1 << 16
+_MAX_MORE_VALUES = 1000  # than a feature has: they are counted, and named
 
 
 class RecordFault(NamedTuple):
@@ -137,7 +140,7 @@ def list_features(record: bytes) -> dict[str, Listed] | RecordFault:
                 kind = kinds.get(record[start])
                 if kind is None:
                     raise _Mismatch(f"a list in feature {name!r}", f"tag {record[start]:#04x} at byte {start}")
-                value = _LIST_READERS[kind](record, *_delimited(record, start + 1, stop))
+                value = _LIST_READERS[kind](record, *_delimited(record, start + 1, stop), len(record))
                 found[name.decode(errors="backslashreplace")] = Listed(kind, _plain(kind, record, value))
     except _Mismatch as mismatch:
         return RecordFault(0, *mismatch.args)
@@ -157,15 +160,20 @@ def _plain(kind: str, record: bytes, value: Value) -> tuple[bytes | float | int,
 def _entries(record: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Name, start and stop of each Feature, in the order of the record."""
     at, end = 0, len(record)
-    while at < end:
+    left = _MAX_ENTRIES
+    while at < end and left:
+        left -= 1
         if record[at] != _DELIMITED_1:
             at = _skip(record, at, end)
             continue
         entry, at = _delimited(record, at + 1, end)
-        while entry < at:
+        while entry < at and left:
+            left -= 1
             _expect_tag(record, entry, (_DELIMITED_1,))
             start, entry = _delimited(record, entry + 1, at)
             yield _entry(record, start, entry)
+    if not left:
+        raise _Mismatch(f"a tf.train.Example of fewer than {_MAX_ENTRIES} features and other fields", "more")
 
 
 def _entry(record: bytes, at: int, stop: int) -> tuple[bytes, int, int]:
@@ -190,7 +198,11 @@ def _value(record: bytes, name: str, feature: Feature, start: int, stop: int) ->
     tag = _LIST_TAGS[feature.wire_kind]
     if record[start] != tag:
         raise _Mismatch(f"{_LIST_TEXTS[tag]} in feature {name!r}", _LIST_TEXTS[record[start]])
-    value = _LIST_READERS[feature.wire_kind](record, *_delimited(record, start + 1, stop))
+    # At least the values that the feature has, for none has more values than bytes.
+    most = feature.num_bytes + _MAX_MORE_VALUES
+    value = _LIST_READERS[feature.wire_kind](record, *_delimited(record, start + 1, stop), most)
+    if len(value.spans) > most:
+        raise _Mismatch(f"at most {most} values in feature {name!r}", "more")
     if feature.wire_kind == "bytes" and len(value.spans) != 1:
         raise _Mismatch(f"one value in feature {name!r}", _count(len(value.spans), "value"))
     data = feature.padded(value.data)
@@ -244,16 +256,18 @@ def _default(name: str, feature: Feature, names: list[bytes]) -> Value:
 # ------------------------------------------------------------------------------------------------- lists
 
 
-def _bytes_list(record: bytes, at: int, stop: int) -> Value:
+def _bytes_list(record: bytes, at: int, stop: int, most: int) -> Value:
     spans = []
     while at < stop:
         _expect_tag(record, at, (_DELIMITED_1,))
         start, at = _delimited(record, at + 1, stop)
         spans.append(Span(start, at, False))
+        if len(spans) > most:
+            break
     return _joined(record, spans)
 
 
-def _float_list(record: bytes, at: int, stop: int) -> Value:
+def _float_list(record: bytes, at: int, stop: int, most: int) -> Value:
     spans = []
     if at < stop and _expect_tag(record, at, (_DELIMITED_1, _FIXED32_1)) == _DELIMITED_1:
         start, end = _delimited(record, at + 1, stop)
@@ -264,10 +278,12 @@ def _float_list(record: bytes, at: int, stop: int) -> Value:
         _expect_tag(record, at, (_FIXED32_1,))
         start, at = at + 1, _fixed(at + 1, 4, stop)
         spans.append(Span(start, at, False))
+        if len(spans) > most:
+            break
     return _joined(record, spans)
 
 
-def _int64_list(record: bytes, at: int, stop: int) -> Value:
+def _int64_list(record: bytes, at: int, stop: int, most: int) -> Value:
     spans = []
     data = bytearray()
     packed = at < stop and _expect_tag(record, at, (_DELIMITED_1, _VARINT_1)) == _DELIMITED_1
@@ -281,6 +297,8 @@ def _int64_list(record: bytes, at: int, stop: int) -> Value:
         spans.append(Span(at, end, True))
         data += number.to_bytes(8, "little")
         at = end
+        if len(spans) > most:
+            break
     return Value(bytes(data), tuple(spans))
 
 
@@ -288,7 +306,7 @@ def _joined(record: bytes, spans: list[Span]) -> Value:
     return Value(b"".join(record[span.start : span.stop] for span in spans), tuple(spans))
 
 
-_LIST_READERS: dict[str, Callable[[bytes, int, int], Value]] = {
+_LIST_READERS: dict[str, Callable[[bytes, int, int, int], Value]] = {
     "bytes": _bytes_list,
     "float": _float_list,
     "int64": _int64_list,

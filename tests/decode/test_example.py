@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_bytes import field, varint
 
+import loaderd.decode.example
 from loaderd.decode.example import Example, RecordFault, list_features, parse_example
-from loaderd.schema import Schema
+from loaderd.schema import Feature, Float, Int64, Raw, Schema
 from loaderd.schemas import chess_eval, mnist
 
 CHESS = chess_eval()
@@ -248,6 +250,39 @@ MALFORMED = {
 def test_malformed(found: str) -> None:
     fault = parse_example(MALFORMED[found], {"f": SCHEMA.features["f"]})
     assert fault == RecordFault(0, "a tf.train.Example", found)
+
+
+MILLION = 10**6
+A_LIST, FEATURES = (
+    "at most {} values in feature 'n'",
+    "a tf.train.Example of fewer than 1000 features and other fields",
+)
+
+
+@pytest.mark.parametrize(
+    ("record", "feature", "expected"),
+    [
+        pytest.param(example(entry("n", int64_list(*[1] * MILLION))), Int64(), A_LIST, id="varints"),
+        pytest.param(example(entry("n", field(0x1A, b"\x08\1" * MILLION))), Int64(), A_LIST, id="unpacked varints"),
+        pytest.param(example(entry("n", field(0x12, b"\x0d\0\0\0\0" * MILLION))), Float(), A_LIST, id="floats"),
+        pytest.param(example(entry("n", field(0x0A, b"\x0a\0" * MILLION))), Raw("u1"), A_LIST, id="bytes"),
+        pytest.param(example(entry("", b"") * MILLION), Int64(default=0), FEATURES, id="features"),
+        pytest.param(example() * MILLION, Int64(default=0), FEATURES, id="lists of features"),
+        pytest.param(b"\x10\0" * MILLION, Int64(default=0), FEATURES, id="other fields"),
+    ],
+)
+def test_of_what_a_record_has_too_much_little_is_kept(
+    record: bytes, feature: Feature, expected: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Each of them takes a hundred bytes and more while it is parsed."""
+    monkeypatch.setattr(loaderd.decode.example, "_MAX_ENTRIES", 1000)
+    tracemalloc.start()
+    try:
+        fault = parse_example(record, {"n": feature})
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert fault == RecordFault(0, expected.format(1000 + feature.num_bytes), "more") and peak_bytes < 8 << 20
 
 
 def test_damage_that_tensorflow_overlooks_is_a_fault() -> None:
