@@ -218,16 +218,16 @@ class Consumer:
     def listen(self) -> None:
         """What a session does when the daemon has heard something."""
         self.stream.look()
-        self.feed.collect()
-        while self.feed.outbox:
-            item = self.feed.outbox.popleft()
-            if isinstance(item, (Delivery, BrokenBatch)):
-                assert not self.ended and item.step == self.next_step, "in order, none twice, none left out"
-                self.next_step += 1
-                self.take(item)
-            elif isinstance(item, PassEnd):
-                assert not self.ended and self.next_step == self.plan.num_steps
-                self.ended = True
+        while self.feed.collect() or self.feed.outbox:  # of broken batches, no more than there are slots lie in the outbox at a time
+            while self.feed.outbox:
+                item = self.feed.outbox.popleft()
+                if isinstance(item, (Delivery, BrokenBatch)):
+                    assert not self.ended and item.step == self.next_step, "in order, none twice, none left out"
+                    self.next_step += 1
+                    self.take(item)
+                elif isinstance(item, PassEnd):
+                    assert not self.ended and self.next_step == self.plan.num_steps
+                    self.ended = True
         self.granting.say()
 
     def take(self, item: Delivery | BrokenBatch) -> None:
