@@ -306,7 +306,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._loader.seek(position)
         if self._endless:
             return
-        together, batches = self._batches_per_step, len(self._loader)
+        together, batches = self._batches_per_step, self._loader.batches_left
         # A last step of fewer batches than the others may be dropped or taken.
         if abs((self._num_steps - step) * together - batches) >= together:
             self._loader.seek(before)

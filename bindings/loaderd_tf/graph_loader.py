@@ -178,6 +178,6 @@ def cardinality(loader: BaseLoader) -> int:
     if loader.grows and loader.passes_of_an_iteration is not None:
         return int(tf.data.UNKNOWN_CARDINALITY)
     try:
-        return len(loader)
+        return loader.batches_left
     except TypeError:
         return int(tf.data.INFINITE_CARDINALITY)

@@ -109,12 +109,25 @@ class BaseLoader(Standing):
     # ------------------------------------------------------------------------------------------ facts
 
     def __len__(self) -> int:
-        """Batches of the next pass, fewer if it begins in the middle. TypeError: it has no end, or data sets grow."""
+        """Batches of a whole pass, also where the next one begins in the middle: training frameworks take this for
+        the length of every epoch. See :attr:`batches_left`. TypeError: a pass has no end, or data sets grow.
+        """
+        return self._known_steps(self._stream.course.next_pass(self._next[0]))
+
+    @property
+    def batches_left(self) -> int:
+        """Batches of the next iteration: fewer than ``len(loader)`` if it begins in the middle of a pass.
+
+        Raises TypeError where the loader has no length.
+        """
         pass_, step = self._next
+        return self._known_steps(pass_) - step
+
+    def _known_steps(self, pass_: Pass) -> int:
         num_steps = None if self.grows else self.num_steps(pass_)
         if num_steps is None:
             raise TypeError("a loader without an end, or of data that grow, has no length; see batches_per_epoch")
-        return num_steps - step
+        return num_steps
 
     def __repr__(self) -> str:
         facts = self._stream.facts
@@ -135,6 +148,11 @@ class BaseLoader(Standing):
     def batch_size(self) -> int:
         """Records of a batch that is not an epoch's last."""
         return self._options.batch_size
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """(i, n): this is host i of n, and gets an n-th of each epoch."""
+        return self._options.shard
 
     @property
     def held_batches(self) -> int:
