@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,16 +31,27 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
     """The fields of a batch by name, in the schema's order: arrays of shape (records, …).
 
     The arrays are read-only, and valid as long as anything refers to them.
+
+    Code that rebuilds mappings, as Lightning and JAX do to change the values of one, makes a ``Batch`` of what it has
+    made of the arrays: ``Batch({name: value, …})``.
     """
 
-    __slots__ = ("_fields", "_memory", "num_records")
+    __slots__ = ("_fields", "_memory")
 
     def __init__(
-        self, fields: dict[str, npt.NDArray[Any]], num_records: int, memory: SharedMemory | None = None
+        self,
+        fields: Mapping[str, npt.NDArray[Any]] | Iterable[tuple[str, npt.NDArray[Any]]],
+        memory: SharedMemory | None = None,
     ) -> None:
-        self._fields = fields
-        self.num_records = num_records
+        self._fields: dict[str, npt.NDArray[Any]] = fields if type(fields) is dict else dict(fields)
         self._memory = memory  # of all slots, in one of which the arrays lie; None: they have memory of their own
+
+    @property
+    def num_records(self) -> int:
+        """The number of records, which is the length of each field."""
+        for array in self._fields.values():
+            return len(array)
+        return 0
 
     def writable(self, name: str) -> npt.NDArray[Any] | None:
         """The same memory as ``self[name]``, as an array that may be written to, or None if others read it too.
@@ -77,7 +88,11 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
             copied[...] = array
             copied.flags.writeable = False
             fields[name] = copied
-        return Batch(fields, self.num_records)
+        return Batch(fields)
+
+    def __reduce__(self) -> Any:
+        """The arrays alone, of the memory of all slots."""
+        return Batch, (self._fields,)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         try:
@@ -92,7 +107,10 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
         return len(self._fields)
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}: {array.dtype} {array.shape}" for name, array in self._fields.items())
+        fields = ", ".join(
+            f"{name}: {value.dtype} {tuple(value.shape)}" if hasattr(value, "dtype") else f"{name}: {value!r:.80}"
+            for name, value in self._fields.items()
+        )
         return f"Batch({fields})"
 
 
@@ -196,4 +214,4 @@ class SlotReader:
             name: np.ndarray((num_records, *shape), dtype, read_only, offset)
             for name, offset, dtype, shape in self._fields
         }
-        return Batch(fields, num_records, memory)
+        return Batch(fields, memory)

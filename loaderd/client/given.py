@@ -57,9 +57,8 @@ def _batch(given: Mapping[str, npt.ArrayLike], schema: Schema, number: int) -> B
             )
     lengths = {name: len(array) for name, array in arrays.items()}
     require(len(set(lengths.values())) == 1, what, "of as many records in each field", lengths)
-    num_records = min(lengths.values())
-    require(num_records > 0, what, "of at least one record", num_records)
-    return Batch({name: arrays[name] for name in schema.specs}, num_records).copy()
+    require(min(lengths.values()) > 0, what, "of at least one record", min(lengths.values()))
+    return Batch({name: arrays[name] for name in schema.specs}).copy()
 
 
 def as_array(given: npt.ArrayLike, what: str) -> npt.NDArray[Any]:
