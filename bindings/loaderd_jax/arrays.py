@@ -33,6 +33,7 @@ from loaderd.client.elements import Elements, Structure, check_loader, checked_s
 from loaderd.errors import OptionError
 from loaderd.options import as_count, require
 
+_STATE_BYTES = 1024
 _TIMED_COPIES = 3  # with prefetch=2, so many begin before the model has anything to do
 
 
@@ -58,7 +59,9 @@ def batches(
     process gives its own part. A sharding that divides the records needs batches that it can divide: with
     ``remainder="drop"`` and ``on_corrupt="raise"``, a loader has no short one.
 
-    ``state_dict()`` returns where the loop stands; after ``load_state_dict()``, the next iteration begins there.
+    ``state_dict()`` returns where the loop stands, in an array; after ``load_state_dict()``, the next iteration
+    begins there.
+
     Raises OptionError for a field that does not exist, and for a dtype that JAX does not have. Without
     ``jax_enable_x64``, those are also all dtypes of 64 bits, of which JAX would keep 32.
     """
@@ -92,6 +95,15 @@ class Batches(Elements):
     def __iter__(self) -> Iterator[Any]:
         return self.loader.iterate(self._begin_copy if self._copies else self._hand_over, self._ahead)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands: ``loader.position`` as text, as an array of its characters: uint8, (k · 1024,).
+
+        Checkpoints of JAX's, such as orbax's ``StandardSave``, hold arrays, and no text. Spaces fill the array, so
+        that a later state has the same shape.
+        """
+        text = super().state_dict()["position"].encode()
+        return {"position": np.frombuffer(text.ljust(-(-len(text) // _STATE_BYTES) * _STATE_BYTES), np.uint8)}
+
     def _hand_over(self, batch: loaderd.Batch) -> Callable[[], Any]:
         arrays = {name: self._put(batch[name]) for name in self._names}
         return lambda: self._pack(arrays)
@@ -103,6 +115,18 @@ class Batches(Elements):
             jax.block_until_ready(arrays)
             self._waits.took(time.perf_counter_ns() - began_ns, num_records)
         return lambda: self._pack(self._waits.wait(num_records, lambda: jax.block_until_ready(arrays)))
+
+
+def _named(batch: loaderd.Batch) -> Any:
+    return [(jax.tree_util.DictKey(name), batch[name]) for name in batch], tuple(batch)
+
+
+jax.tree_util.register_pytree_with_keys(
+    loaderd.Batch,
+    _named,
+    lambda names, values: loaderd.Batch(zip(names, values, strict=True)),
+    lambda batch: (tuple(batch.values()), tuple(batch)),
+)
 
 
 def _putter(device: jax.Device | jax.sharding.Sharding | None) -> Callable[[Any], jax.Array]:

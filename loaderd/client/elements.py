@@ -10,6 +10,8 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from loaderd.client.base import BaseLoader
 from loaderd.errors import OptionError
 from loaderd.options import require
@@ -30,7 +32,7 @@ class Elements(Iterable[Any]):
         self._names = field_names(structure)
 
     def __len__(self) -> int:
-        """Batches of the next iteration; TypeError if it has no end."""
+        """Batches of a whole iteration, as ``len(loader)``; TypeError if it has no end."""
         return len(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
@@ -39,9 +41,12 @@ class Elements(Iterable[Any]):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Have the next iteration begin where ``state_dict()`` says. Raises OptionError if that is of other data."""
-        is_state = isinstance(state_dict, Mapping) and isinstance(state_dict.get("position"), str)
-        require(is_state, "state_dict", "what state_dict() returned", state_dict)
-        self.loader.seek(Position.from_json(state_dict["position"]))
+        position = state_dict.get("position") if isinstance(state_dict, Mapping) else None
+        if not isinstance(position, str):
+            array = np.asarray(position)  # the characters, of a binding whose checkpoints hold arrays alone
+            require(array.dtype == np.uint8, "state_dict", "what state_dict() returned", state_dict)
+            position = array.tobytes()
+        self.loader.seek(Position.from_json(position))
 
 
 def check_loader(loader: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import sys
 import time
 from collections import namedtuple
@@ -209,14 +208,52 @@ def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: li
     for _ in range(2):
         for ids in batches:
             expected.append(ids.tolist())
-            states.append(json.loads(json.dumps(batches.state_dict())))
+            states.append(batches.state_dict())
     with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=2) as another:
         again = loaderd_jax.batches(another, "id")
         for step, state in enumerate(states[:-1]):
             again.load_state_dict(state)
             rest = NUM_BATCHES - step % NUM_BATCHES
-            assert len(again) == rest and [ids.tolist() for ids in again] == expected[step : step + rest]
+            assert (len(again), another.batches_left) == (NUM_BATCHES, rest)
+            assert [ids.tolist() for ids in again] == expected[step : step + rest]
+        for wrong in ({}, None, {"position": 3}, {"position": np.zeros(9)}, {"position": np.zeros(9, np.uint8)}):
+            with pytest.raises(OptionError):
+                again.load_state_dict(wrong)
     del ids
+
+
+def test_a_state_goes_through_orbax(loader: loaderd.Loader, tmp_path: Path):
+    """Which keeps arrays and numbers alone, in a checkpoint like that of the weights."""
+    orbax = pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed: make test-torch")
+    batches = loaderd_jax.batches(loader, "id")
+    weights = jnp.arange(3.0)
+    with orbax.CheckpointManager(tmp_path / "checkpoints") as manager:
+        for step, _ in enumerate(itertools.islice(batches, 3)):
+            state = {"weights": weights, "data": batches.state_dict()}
+            manager.save(step, args=orbax.args.StandardSave(state))
+        manager.wait_until_finished()
+        loader.seek(loaderd.Position())
+        abstract = {"weights": weights, "data": batches.state_dict()}
+        for target in ((), (abstract,)):
+            restored = manager.restore(2, args=orbax.args.StandardRestore(*target))
+            assert restored["weights"].tolist() == [0, 1, 2]
+            batches.load_state_dict(restored["data"])
+            assert loader.position.batch == 3
+            assert loaderd.Position.from_json(bytes(restored["data"]["position"])) == loader.position
+    assert state["data"]["position"].shape == abstract["data"]["position"].shape
+
+
+def test_a_loaders_own_batch_is_a_pytree(loader: loaderd.Loader):
+    """What is computed with one is one, wherever JAX takes it apart."""
+    batch = next(iter(loader))
+    narrow = loaderd.Batch({name: batch[name] for name in ("bits", "float32")})
+    total, same = jax.jit(lambda batch: (batch["bits"].sum(), batch))(narrow)
+    assert int(total) == batch["bits"].sum() and type(same) is loaderd.Batch and list(same) == ["bits", "float32"]
+    grown, _ = jax.lax.scan(lambda batch, _: (jax.tree.map(lambda array: array + 1, batch), None), same, length=2)
+    assert grown["float32"].tolist() == (batch["float32"] + 2).tolist()
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(batch)[0]]
+    assert paths == [f"[{name!r}]" for name in batch]
+    del batch, narrow, same
 
 
 def test_batches_are_put_on_a_device_ahead(loader: loaderd.Loader):
