@@ -48,7 +48,7 @@ test test-torch test-ray torture: export CUDA_VISIBLE_DEVICES =
 test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0  # else it waits for ever when one has died
 
-test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, which are downloaded; TORCH='torch==…' chooses a build, such as the small one for CPUs
+test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, with Lightning, accelerate and transformers, all downloaded; TORCH='torch==…' chooses a build, such as the small one for CPUs
 	.venv-torch/bin/python -m pytest tests/bindings_torch tests/docs/test_pages.py
 	.venv-torch/bin/python -m pytest tests/bindings_jax  # apart: JAX has threads, and a test of PyTorch's forks
 
@@ -118,7 +118,7 @@ $(VENV)/made-test: $(VENV)/made
 .venv-torch/made: $(SETUP)
 	$(NEW_ENVIRONMENT)
 	.venv-torch/bin/python $(PIP) '$(TORCH)'
-	.venv-torch/bin/python $(PIP) --editable '.[torch,jax]' torchdata hypothesis llvmlite pytest pytest-timeout pytest-xdist
+	.venv-torch/bin/python $(PIP) --editable '.[torch,jax,test-torch]'
 	@touch $@
 
 # Without TensorFlow, PyTorch, JAX and Ray: Sphinx reads the bindings without them.

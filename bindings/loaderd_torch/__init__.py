@@ -9,8 +9,7 @@ except ModuleNotFoundError as error:
         "loaderd_torch needs PyTorch: pip install 'loaderd[torch]', or the build of torch for your GPU", name="torch"
     ) from None
 
-from loaderd_torch.iterable import dataset
 from loaderd_torch.rank_shard import shard
 from loaderd_torch.tensors import batches
 
-__all__ = ["batches", "dataset", "shard"]
+__all__ = ["batches", "shard"]

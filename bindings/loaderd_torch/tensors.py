@@ -22,12 +22,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.utils._pytree as pytree
+from torch.utils.data import IterableDataset
 
 import loaderd
 from loaderd.client.base import BaseLoader
@@ -35,6 +37,7 @@ from loaderd.client.copies import CopyWaits
 from loaderd.client.elements import Elements, Structure, check_loader, checked_structure
 from loaderd.errors import OptionError
 from loaderd.options import as_count, require
+from loaderd_torch.callers import HOW_TO_SKIP, check_callers, worker_error
 
 Tensors = dict[str, torch.Tensor]
 _ReadyTensors = Callable[[], Tensors]
@@ -77,8 +80,12 @@ def batches(
     ``.to("cuda", non_blocking=True)`` of one would still be under way when its slot is filled again. Arrays that you
     take of the loader itself are no copies: keep them until such a copy is over.
 
-    ``state_dict()`` returns where the loop stands; after ``load_state_dict()``, the next iteration begins there.
-    Raises OptionError for a field or a device that does not exist, and for a dtype that PyTorch does not have.
+    What is returned is an ``IterableDataset`` too, for ``DataLoader(batches, batch_size=None)``, and has what
+    training frameworks look for. ``state_dict()`` returns where the loop stands; after ``load_state_dict()``, the
+    next iteration begins there. After ``set_epoch(n)``, it is iteration n. ``batch_size`` is the loader's.
+
+    Raises OptionError for a field or a device that does not exist, and for a dtype that PyTorch does not have; also
+    with an iteration's first batch, if a DataLoader would batch again, or a framework lose or repeat records.
     """
     check_loader(loader)
     prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
@@ -86,8 +93,10 @@ def batches(
     return Batches(loader, checked_structure(structure, loader.schema), found, prefetch)
 
 
-class Batches(Elements):
+class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is not there for mypy
     """What :func:`batches` returns."""
+
+    batch_sampler = None
 
     def __init__(
         self,
@@ -101,8 +110,51 @@ class Batches(Elements):
         self._device = device
         self._ahead = 0 if device.type == "cpu" else prefetch
         self._readers = {name: _reader_of(name, loader.schema.specs[name].dtype) for name in self._names}
+        self._epoch_is_set = False  # since the last iteration
+
+    # ------------------------------------------------------------------- what training frameworks look for
+
+    @property
+    def batch_size(self) -> int:
+        """Records of a batch that is not an epoch's last."""
+        return self.loader.batch_size
+
+    @property
+    def sampler(self) -> Batches:
+        """The object whose ``set_epoch`` Lightning calls."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next iteration be number ``epoch`` (from 0), as in a program that began at the beginning.
+
+        If ``load_state_dict()`` has put the loop into the middle of that one, it stays there; if into another one,
+        raises OptionError.
+        """
+        check_callers(self.loader, True)
+        self.loader.seek_iteration(epoch)
+        self._epoch_is_set = True
+
+    def state_dict(self, *_: object) -> dict[str, Any]:
+        """Where the loop stands. (Composer gives the number of samples, which is not needed.)"""
+        return super().state_dict()
+
+    @property
+    def dataset(self) -> NoReturn:
+        """Absent: transformers and accelerate would put this into a DataLoader that is not told the epoch."""
+        raise AttributeError(f"loaderd_torch.batches has no attribute 'dataset': {HOW_TO_SKIP}")
+
+    def __reduce__(self) -> Any:
+        """Raises OptionError: a DataLoader whose workers are not forks pickles its data set for them."""
+        raise worker_error()
+
+    # ---------------------------------------------------------------------------------------- iterating
 
     def __iter__(self) -> Iterator[Any]:
+        try:
+            check_callers(self.loader, self._epoch_is_set)
+        except OptionError as error:
+            return _raising(error)  # with the first batch: what Lightning does behind an error of iter() hides it
+        self._epoch_is_set = False
         begin_copy = _copier(self._device, CopyWaits(self.loader, self._ahead))
 
         def hand_over(batch: loaderd.Batch) -> Callable[[], Any]:
@@ -115,6 +167,22 @@ class Batches(Elements):
             return lambda: self._pack(ready())
 
         return self.loader.iterate(hand_over, self._ahead)
+
+
+def _raising(error: OptionError) -> Iterator[Any]:
+    raise error
+    yield
+
+
+# ---------------------------------------------------------------------------------- loaderd's own batches
+
+pytree.register_pytree_node(
+    loaderd.Batch,
+    lambda batch: (list(batch.values()), tuple(batch)),
+    lambda values, names: loaderd.Batch(zip(names, values, strict=True)),
+    serialized_type_name="loaderd.Batch",
+    flatten_with_keys_fn=lambda batch: ([(pytree.MappingKey(name), batch[name]) for name in batch], tuple(batch)),
+)
 
 
 # ------------------------------------------------------------------------------------- one field

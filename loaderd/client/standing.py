@@ -6,7 +6,7 @@ from typing import Any
 
 from loaderd.client.batch_source import Stream
 from loaderd.errors import OptionError
-from loaderd.options import StreamOptions, require
+from loaderd.options import StreamOptions, as_count, require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Course, Position
 
@@ -22,6 +22,7 @@ class Standing:
         self._next = stream.course.find(start)
         self._here: tuple[Pass, int] | None = self._next
         self._first_pass = self._next[0]
+        self._is_placed = start != Position()  # or by seek(), and no pass has begun since
 
     @property
     def passes_of_an_iteration(self) -> int | None:
@@ -41,6 +42,7 @@ class Standing:
             self._stream.list_shards(None)
             pass_ = pass_._replace(listing=self._stream.course.listing)
         self._next = self._stream.course.next_pass(pass_), 0
+        self._is_placed = False
         return pass_, step
 
     def num_steps(self, pass_: Pass) -> int | None:
@@ -92,6 +94,32 @@ class Standing:
             )
         with self._stream.lock:
             self._next = self._here = pass_, step
+            self._is_placed = True
+
+    def seek_iteration(self, number: int) -> None:
+        """Have the next iteration be number ``number`` (from 0) of those that a loader makes from its beginning on.
+
+        Where :meth:`seek` or ``start=`` put the loader into that iteration, it stays there. Raises OptionError where
+        they put it into a later one, and none has begun since.
+        """
+        number = as_count(number, "the number of an iteration", "an integer from 0 on", 0)
+        epochs = self._options.epochs or 1
+        now = self._next[0].first_epoch // epochs
+        if self._options.epochs is None and self._is_placed:
+            # Iteration n of a loader without an end begins with epoch n: an epoch may be in several.
+            now = min(number, self.next_position.epoch)
+        if now == number:
+            return
+        if self._is_placed and now > number:
+            here = self.next_position
+            raise OptionError(
+                f"iteration {number} is asked for, but start=, seek() or load_state_dict() put the loader into "
+                f"iteration {now}, at batch {here.batch} of epoch {here.epoch}",
+                hint=f"Ask for iteration {now}; or put the loader nowhere, and it begins with the one asked for. "
+                f"(accelerate's DataLoaderShard counts from 0 in each process: call its set_epoch({now}).)",
+            )
+        self.seek(Position(number * epochs, first_epoch=number * epochs))
+        self._is_placed = False
 
     def after(self, position: Position, batches: int) -> Position:
         """The position ``batches`` batches after ``position``, one pass following the other.

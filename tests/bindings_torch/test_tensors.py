@@ -21,6 +21,7 @@ from loaderd.errors import ClosedError, OptionError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
 loaderd_torch = pytest.importorskip("loaderd_torch")
+pytree = torch.utils._pytree
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 FLOATS = ["bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
@@ -182,11 +183,55 @@ def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: li
             again.load_state_dict(state)
             assert again.state_dict() == state
             rest = NUM_BATCHES - step % NUM_BATCHES
-            assert len(again) == rest and numbers(again) == expected[step : step + rest]
+            assert (len(again), another.batches_left) == (NUM_BATCHES, rest)
+            assert numbers(again) == expected[step : step + rest]
         for wrong in ({}, {"position": 3}, None, {"position": "{}"}):
             with pytest.raises(OptionError):
                 again.load_state_dict(wrong)
     path.unlink()
+
+
+def test_the_epoch_can_be_set(loader: loaderd.Loader, shards: list[Path]):
+    """Whatever came before, and also of a loader that has made no iteration yet."""
+    batches = loaderd_torch.batches(loader, "id")
+    epochs = [[ids.tolist() for ids in batches] for _ in range(3)]
+    assert len({str(epoch) for epoch in epochs}) == 3, "each has an order of its own"
+    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1) as another:
+        again = loaderd_torch.batches(another, "id")
+        for epoch in (2, 0, 1, 1):
+            again.set_epoch(epoch)
+            assert [ids.tolist() for ids in again] == epochs[epoch]
+        assert [ids.tolist() for ids in again] == epochs[2], "without it, one follows the other"
+    with pytest.raises(OptionError, match="the number of an iteration must be an integer from 0 on, got -1"):
+        batches.set_epoch(-1)
+
+
+def test_setting_the_epoch_keeps_the_place_in_it(loader: loaderd.Loader):
+    batches = loaderd_torch.batches(loader, "id")
+    epochs = [[ids.tolist() for ids in batches] for _ in range(2)]
+    loader.seek(loaderd.Position(1, 3))
+    state = batches.state_dict()
+    batches.set_epoch(1)
+    assert [ids.tolist() for ids in batches] == epochs[1][3:]
+    batches.load_state_dict(state)
+    with pytest.raises(OptionError, match=r"iteration 0 is asked for, but .* iteration 1, at batch 3 of epoch 1"):
+        batches.set_epoch(0)
+    assert [ids.tolist() for ids in batches] == epochs[1][3:], "it is as it was"
+    batches.set_epoch(0)
+    assert [ids.tolist() for ids in batches] == epochs[0]
+    batches.load_state_dict(state)
+    batches.set_epoch(2)
+    assert loader.next_position.epoch == 2, "a trainer may leave an epoch before its end"
+
+
+def test_a_loaders_own_batch_is_a_pytree(loader: loaderd.Loader):
+    batch = next(iter(loader))
+    parts = pytree.tree_map(lambda array: array[:3].copy(), batch)
+    assert type(parts) is loaderd.Batch and list(parts) == list(batch) and parts.num_records == 3
+    assert all(np.array_equal(parts[name], batch[name][:3]) for name in batch)
+    paths = [path for path, _ in pytree.tree_flatten_with_path(batch)[0]]
+    assert [pytree.keystr(path) for path in paths] == [f"[{name!r}]" for name in batch]
+    del batch
 
 
 def test_batches_are_taken_ahead_for_a_device(loader: loaderd.Loader):
@@ -271,9 +316,16 @@ def test_of_a_server(tmp_path: Path, write_numbered_to: Write):
 # ------------------------------------------------------------------------------------------- ranks
 
 RANK = """
-import sys, torch.distributed as distributed, loaderd, loaderd_torch
+import os, sys, torch.distributed as distributed, loaderd, loaderd_torch
 rank, folder = int(sys.argv[1]), sys.argv[2]
 assert loaderd_torch.shard() == (0, 1)
+os.environ["WORLD_SIZE"] = "2"  # as launchers do
+try:
+    loaderd_torch.shard()
+except loaderd.errors.OptionError as error:
+    assert "must come after torch.distributed.init_process_group, got WORLD_SIZE=2" in str(error)
+else:
+    raise AssertionError
 distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 assert loaderd_torch.shard() == (rank, 2)
 schema = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})

@@ -205,7 +205,19 @@ def check_pytorch(names: dict[str, Any]) -> None:
     assert all(torch.equal(saved["net"][name], value) for name, value in names["net"].state_dict().items())
     assert '"epoch": 1, "batch": 0' in saved["data"]["position"]
     assert abs(names["weights"]).max() > 0
-    assert '"epoch": 1, "batch": 0' in names["state"]["position"]
+    assert b'"epoch": 1, "batch": 0' in bytes(names["state"]["position"])
+
+
+def check_trainers(names: dict[str, Any]) -> None:
+    """Each has trained for three epochs of three batches, and left a checkpoint to go on from."""
+    import torch
+
+    assert Path("lightning/last.ckpt").exists() and names["trainer"].state.global_step == 9
+    assert (names["loader"].position.epoch, names["loader"].position.batch) == (3, 0)
+    assert torch.load("lightning/last.ckpt", weights_only=False)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    state = torch.load("accelerate/custom_checkpoint_0.pkl", weights_only=True)["position"]
+    assert (loaderd.Position.from_json(state).epoch, names["epoch"]) == (3, 2)
+    assert sorted(path.name for path in Path("transformers").glob("checkpoint-*")) == ["checkpoint-5", "checkpoint-9"]
 
 
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -215,6 +227,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "docs/records.md": check_records,
     "docs/augmentation.md": check_augmentation,
     "docs/resume.md": check_resume,
+    "docs/trainers.md": check_trainers,
     "docs/datasets.md": check_datasets,
 }
 

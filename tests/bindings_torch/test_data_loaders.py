@@ -33,7 +33,7 @@ def taken(elements: Any) -> list[list[int]]:
 def test_a_data_loader_hands_batches_on(loader: loaderd.Loader, recwarn: pytest.WarningsRecorder):
     expected = taken(loaderd_torch.batches(loader, ("bits", "id")))
     loader.seek(loaderd.Position())
-    data_loader = DataLoader(loaderd_torch.dataset(loader, ("bits", "id")), batch_size=None, num_workers=0)
+    data_loader = DataLoader(loaderd_torch.batches(loader, ("bits", "id")), batch_size=None, num_workers=0)
     assert len(data_loader) == NUM_BATCHES
     assert taken(data_loader) == expected
     assert sorted(number for ids in taken(data_loader) for number in ids) == list(range(RECORDS)), "another epoch"
@@ -44,9 +44,9 @@ def test_a_data_loader_hands_batches_on(loader: loaderd.Loader, recwarn: pytest.
 
 def test_one_that_would_batch_again_is_refused(loader: loaderd.Loader):
     for options in ({}, {"batch_size": 4}):
-        data_loader = DataLoader(loaderd_torch.dataset(loader), **options)
+        data_loader = DataLoader(loaderd_torch.batches(loader), **options)
         with pytest.raises(OptionError, match="batch_size of the DataLoader must be None") as caught:
-            iter(data_loader)
+            next(iter(data_loader))
         assert "batch_size=None, num_workers=0" in caught.value.hint
     assert loader.position == loader.next_position, "nothing was taken"
 
@@ -54,19 +54,19 @@ def test_one_that_would_batch_again_is_refused(loader: loaderd.Loader):
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
 def test_one_with_workers_is_refused(loader: loaderd.Loader, start: str):
     data_loader = DataLoader(
-        loaderd_torch.dataset(loader), batch_size=None, num_workers=1, multiprocessing_context=start
+        loaderd_torch.batches(loader), batch_size=None, num_workers=1, multiprocessing_context=start
     )
     with pytest.raises(OptionError, match="num_workers of the DataLoader must be 0"):
         next(iter(data_loader))
-    assert len(taken(loaderd_torch.dataset(loader, ("bits", "id")))) == NUM_BATCHES, "the loader is as it was"
+    assert len(taken(loaderd_torch.batches(loader, ("bits", "id")))) == NUM_BATCHES, "the loader is as it was"
 
 
 def test_torchdata_goes_on_from_every_step(loader: loaderd.Loader):
     torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
 
     def stateful() -> Any:
-        dataset = loaderd_torch.dataset(loader, ("bits", "id"))
-        return torchdata.StatefulDataLoader(dataset, batch_size=None, num_workers=0)
+        batches = loaderd_torch.batches(loader, ("bits", "id"))
+        return torchdata.StatefulDataLoader(batches, batch_size=None, num_workers=0)
 
     before, states, expected = stateful(), [], []
     for _ in range(2):
@@ -79,4 +79,5 @@ def test_torchdata_goes_on_from_every_step(loader: loaderd.Loader):
             break
         again = stateful()
         again.load_state_dict(state)
+        assert len(again) == NUM_BATCHES
         assert taken(again) == expected[step : step + NUM_BATCHES - step % NUM_BATCHES]
