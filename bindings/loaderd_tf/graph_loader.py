@@ -152,7 +152,7 @@ class GraphLoader:
     def _empty_batch(self, loader: BaseLoader) -> Batch:
         """A batch without records, which the data set leaves out: each step must have an element."""
         specs = loader.schema.specs
-        return Batch({name: np.empty((0, *specs[name].shape), specs[name].dtype) for name in self._names}, 0)
+        return Batch({name: np.empty((0, *specs[name].shape), specs[name].dtype) for name in self._names})
 
     def _parsed_pass(self, which: bytes) -> Any:
         return self.alive().pass_from_json(which)

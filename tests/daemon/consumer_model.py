@@ -218,7 +218,8 @@ class Consumer:
     def listen(self) -> None:
         """What a session does when the daemon has heard something."""
         self.stream.look()
-        while self.feed.collect() or self.feed.outbox:  # of broken batches, no more than there are slots lie in the outbox at a time
+        # Of broken batches, no more than there are slots lie in the outbox at a time.
+        while self.feed.collect() or self.feed.outbox:
             while self.feed.outbox:
                 item = self.feed.outbox.popleft()
                 if isinstance(item, (Delivery, BrokenBatch)):
