@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loaderd.redaction import redacted
+from loaderd.redaction import printable, readable, readable_line, redacted
 
 HOW_TO_GO_ON = (
     "Ask the same iterator again (next) to go on with the same batch, or call loader.seek(loader.position) before a "
@@ -62,7 +62,7 @@ class Damage:
 
     def __str__(self) -> str:
         place = f"{self.shard}: record {self.record}" + (f" at byte {self.offset}" if self.offset >= 0 else "")
-        return f"{place}: expected {self.expected}, found {self.found}"
+        return readable_line(f"{place}: expected {self.expected}, found {self.found}")
 
     def to_wire(self) -> dict[str, Any]:
         """The damage as plain values, for a message or a file; ``Damage(**wire)`` is the way back."""
@@ -70,7 +70,7 @@ class Damage:
 
 
 class LoaderdError(Exception):
-    """The root of every exception of this package. None of its texts holds a secret (see ``redaction``).
+    """The root of every exception of this package. Its texts hold no secret, and can be printed (see ``redaction``).
 
     ``hint`` says what to do. ``damages``: the damaged records that it is about, if any.
     """
@@ -87,12 +87,12 @@ class LoaderdError(Exception):
         damages: tuple[Damage, ...] = (),
         traceback: str = "",
     ) -> None:
-        message = redacted(message)
+        message = readable(message)
         super().__init__(message)
         self.message = message
-        self.hint = redacted(hint)
+        self.hint = readable(hint)
         self.damages = damages or (() if damage is None else (damage,))
-        self.traceback = redacted(traceback)
+        self.traceback = printable(redacted(traceback))
 
     @property
     def damage(self) -> Damage | None:

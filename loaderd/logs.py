@@ -10,9 +10,9 @@ import json
 import logging
 import os
 from datetime import datetime, timezone
-from typing import Literal
+from typing import Any, Literal
 
-from loaderd.redaction import redacted
+from loaderd.redaction import printable, readable, redacted
 
 LogFormat = Literal["lines", "json"]
 FORMATS: tuple[LogFormat, ...] = ("lines", "json")
@@ -21,6 +21,7 @@ FORMATS: tuple[LogFormat, ...] = ("lines", "json")
 def configure(log_format: LogFormat, process: str) -> None:
     """Have the logger "loaderd" write to standard error, from level INFO on; ``process`` is the name of this one."""
     handler = logging.StreamHandler()
+    handler.addFilter(make_readable)
     handler.setFormatter(_Lines(process) if log_format == "lines" else _Json(process))
     logger = logging.getLogger("loaderd")
     logger.handlers[:] = [handler]
@@ -28,23 +29,21 @@ def configure(log_format: LogFormat, process: str) -> None:
     logger.propagate = False
 
 
-class _Lines(logging.Formatter):
-    """``2026-11-21 22:10:03.123 INFO    daemon[4711]: text``; further lines of a text are indented.
+def make_readable(record: logging.LogRecord) -> bool:
+    """A filter that takes secrets, and what a terminal would obey, out of a record, and keeps each record."""
+    record.msg, record.args = readable(record.getMessage()), ()
+    return True
 
-    Characters that cannot be printed are escaped: consumers choose some of the texts, and terminals would obey them.
-    """
+
+class _Lines(logging.Formatter):
+    """``2026-11-21 22:10:03.123 INFO    daemon[4711]: text``; further lines of a text are indented."""
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s.%(msecs)03d %(levelname)-7s {process}[{os.getpid()}]: %(message)s")
         self.datefmt = "%Y-%m-%d %H:%M:%S"
 
-    def format(self, record: logging.LogRecord) -> str:
-        lines = redacted(super().format(record)).split("\n")
-        return "\n    ".join(line if line.isprintable() else _escaped(line) for line in lines)
-
-
-def _escaped(line: str) -> str:
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+    def formatException(self, ei: Any) -> str:
+        return "    " + printable(redacted(super().formatException(ei))).replace("\n", "\n    ")
 
 
 class _Json(logging.Formatter):
@@ -61,7 +60,7 @@ class _Json(logging.Formatter):
             "level": record.levelname.lower(),
             "process": self._process,
             "pid": os.getpid(),
-            "text": redacted(record.getMessage()),
+            "text": record.getMessage(),
         }
         if record.exc_info:
             found["traceback"] = redacted(self.formatException(record.exc_info))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 ADDRESS, NUMBER = ctypes.c_void_p, ctypes.c_int64
 """Types of arguments: the address of an array (``array.ctypes.data``), and a signed number of 64 bits."""
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("loaderd")
 
 
 def can_compile() -> bool:

@@ -1,15 +1,18 @@
-"""Removes secrets from texts that people read.
+"""Removes secrets from texts that people read, and what a terminal would obey.
 
-A URI may hold the key to a bucket, and errors, reports of damage, logs and servers name URIs. So all of these texts
-pass through :func:`redacted`: exceptions and damages call it in their constructors, warnings where they are sent,
-logs in their formatter. Code that writes such a text need not hide anything itself. The full URI is used only for
-requests to storage.
+A URI may hold the key to a bucket, and errors, reports of damage, logs and servers name URIs. The name of a file, a
+feature or a consumer, or what a server says, may hold characters that clear a screen, turn the direction of a line,
+or begin a line of their own. So all of these texts pass through :func:`readable`: exceptions call it in their
+constructors, logs in a filter of the logger, commands where they print. Code that raises or logs need not do anything
+itself. The full URI is used only for requests to storage.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 HIDDEN = "***"
 
@@ -28,16 +31,16 @@ _USER = re.compile(
     rf"|{_behind('s3', 'http', 'https')}[^\s/@?#:]+)(?:@[^\s@/?#]*)*(?=@)"
 )
 _WORD = re.compile(r"\S+")
-# ?secret_key=…&X-Amz-Signature=…; whole words, so that "keys" and "monkey" do not match, but "accountKey" does. The
-# first line says that there is a value: without it, a long name of many such words would be read to its end for each
-# of them.
-_QUERY = re.compile(
-    r"(?<=[?&;])(?=[^=&?;\s]+=[^&;\s'\"])"
-    r"((?:[^=&?;\s]*(?:[-_.]|(?-i:[a-z0-9](?=[A-Z])|[A-Z](?=[A-Z][a-z]))))?"
-    r"(?:auth|authorization|bearer|jwt|pass|passphrase"
+# ?secret_key=…&X-Amz-Signature=…#token=…; these characters may be quoted, as those of a URI in another URI are.
+_PARAMETER = re.compile(r"(?:[?&;#]|%3[fb]|%26|%23)((?:[^=&?;#%\s]|%(?!3[fbd]|26|23))+)(?:=|%3d)", re.IGNORECASE)
+_VALUE = re.compile(r"(?:[^&;%\s'\"]|%(?!3b|26))+", re.IGNORECASE)
+_MOST_QUOTED = 4
+# Whole words of a parameter's name, so that "keys" and "monkey" do not match, but "accountKey" does.
+_NAME_PARTS = re.compile(r"[a-z0-9]+|[A-Z]+(?![a-z])|[A-Z][a-z0-9]*")
+_SECRET = re.compile(
+    r"auth|authorization|bearer|jwt|pass|passphrase|sk"
     r"|(?:access|account|api|auth|aws|client|private|refresh|sas|secret|session){0,3}"
-    r"(?:secret|token|password|passwd|pwd|signature|sig|credential|credentials|key|key_?id))"
-    r"(?:[-_.][^=&?;\s]*)?)=[^&;\s'\"]+",
+    r"(?:secret|token|password|passwd|pwd|signature|sig|credential|credentials|key|keyid)",
     re.IGNORECASE,
 )
 
@@ -47,6 +50,30 @@ def shown(got: Any, most: int) -> str:
     return redacted(repr(got))[:most]
 
 
+def readable(text: str) -> str:
+    """``text`` without secrets, and with escapes for characters that cannot be printed: ``\\x1b``, ``\\u202e``.
+
+    It may have several lines. Those behind the first are indented, so that no name can begin one. What this returns
+    stays as it is if it comes through here again.
+    """
+    first, *others = printable(redacted(text)).split("\n")
+    return "\n".join([first, *(line if not line or line.startswith("  ") else f"    {line}" for line in others)])
+
+
+def readable_line(text: str) -> str:
+    """The same as one line: line feeds are escaped, too. For a name, or a value, in a line of other texts."""
+    return printable(redacted(text), "")
+
+
+def printable(text: str, kept: str = "\n") -> str:
+    """``text`` with escapes for characters that cannot be printed, but for those in ``kept``."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in kept else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 def redacted(text: str) -> str:
     """``text`` without passwords, keys, tokens and signatures of the URIs in it. A text may come from anybody.
 
@@ -54,7 +81,24 @@ def redacted(text: str) -> str:
     """
     if ":/" not in text:
         return text
-    return _QUERY.sub(rf"\1={HIDDEN}", _WORD.sub(_without_users, text))
+    return "".join(_without_values(_WORD.sub(_without_users, text)))
+
+
+def _without_values(text: str) -> Iterator[str]:
+    """The parts of a text without the values of secret parameters."""
+    done = 0
+    for match in _PARAMETER.finditer(text):
+        if match.start() >= done and _is_secret(match[1]) and (value := _VALUE.match(text, match.end())):
+            yield text[done : match.end()]
+            yield HIDDEN
+            done = value.end()
+    yield text[done:]
+
+
+def _is_secret(name: str) -> bool:
+    for _ in range(_MOST_QUOTED):
+        name = unquote(name)
+    return any(map(_SECRET.fullmatch, _NAME_PARTS.findall(name)))
 
 
 def _without_users(word: re.Match[str]) -> str:

@@ -60,8 +60,8 @@ def test_json_is_an_object_a_line(logged: dict[str, list[str]]):
     found = [json.loads(line) for line in logged["json"]]
     assert [(each["level"], each["text"]) for each in found] == [
         ("info", "train: 7 records"),
-        ("warning", "two\nlines"),
-        ("warning", "\x1b[2J \udcff ü"),
+        ("warning", "two\n    lines"),
+        ("warning", r"\x1b[2J \udcff ü"),
         ("error", "it broke"),
         ("error", "of a part"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 import loaderd
 from loaderd.errors import Damage, OptionError, ShardReadError, from_wire, to_wire
-from loaderd.redaction import redacted
+from loaderd.redaction import readable, readable_line, redacted
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,16 @@ from loaderd.redaction import redacted
         ("https://h/x?sasToken=a&mySigningKey=b", "https://h/x?sasToken=***&mySigningKey=***"),
         ("https://h/x?refreshtoken=a&secretaccesskey=b", "https://h/x?refreshtoken=***&secretaccesskey=***"),
         ("https://h/x?keyboard=a&turKey=b&turkey=c", "https://h/x?keyboard=a&turKey=***&turkey=c"),
+        ("https://h/x#token=abc", "https://h/x#token=***"),
+        ("https://h/x?a=1#access_token=abc&expires=3", "https://h/x?a=1#access_token=***&expires=3"),
+        ("s3://b/x?SECRET%5FKEY=abc", "s3://b/x?SECRET%5FKEY=***"),
+        ("s3://b/x?%73ecret%255fkey=abc&a=b", "s3://b/x?%73ecret%255fkey=***&a=b"),
+        ("s3://b/x?ak=a&sk=abc&task=d&risk=e", "s3://b/x?ak=a&sk=***&task=d&risk=e"),
+        (
+            "https://h/?u=https%3A%2F%2Fi%2F%3Fsig%3Dabc%26a%3Db",
+            "https://h/?u=https%3A%2F%2Fi%2F%3Fsig%3D***%26a%3Db",
+        ),
+        ("https://h/x?a=token;password=abc", "https://h/x?a=token;password=***"),
     ],
 )
 def test_secrets_are_hidden_and_nothing_else(text: str, expected: str):
@@ -66,6 +77,11 @@ def test_secrets_are_hidden_and_nothing_else(text: str, expected: str):
         ("", "https://a@", ""),
         ("https://", "a@", "/@"),
         ("", "s3:/", "@"),
+        ("://", "?", "x=y"),
+        ("://?", "%3f", "x=y"),
+        ("://?", "%25", "token=y"),
+        ("://?token=", "#token=", ""),
+        ("://?token=", "%", ""),
     ],
 )
 def test_a_long_text_is_no_harder_than_many_short_ones(first: str, again: str, last: str):
@@ -88,6 +104,29 @@ def test_a_quoted_value_is_cut_behind_its_secrets(refuse: Callable[[list[str]], 
         with pytest.raises(OptionError) as caught:
             refuse(["x" * before, "s3://KEY:SECRET@bucket/x"])
         assert "xxx" in str(caught.value) and "SE" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\x1b[2Jb\x07\x9b\x7f\r\t", r"a\x1b[2Jb\x07\x9b\x7f\r\t"),
+        (
+            "\u202egpj.exe \u2066 \u200b \u2028 \ufeff \U000e0041",
+            r"\u202egpj.exe \u2066 \u200b \u2028 \ufeff \U000e0041",
+        ),
+        ("caf\u00e9 \u68cb C:\\x", "caf\u00e9 \u68cb C:\\x"),
+        (os.fsdecode(b"\xff"), r"\udcff"),
+        ("one\nall is well\n  indented\n\nlast", "one\n    all is well\n  indented\n\n    last"),
+        ("\x1b s3://a:b@c?sk=d\x1b", r"\x1b s3://***@c?sk=***"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_escaped(text: str, expected: str):
+    assert readable(text) == expected == readable(expected)
+    assert readable_line(text).isprintable()
+    error = OptionError(text, hint=text)
+    assert str(error) == f"{expected}\n{expected}" == str(from_wire(to_wire(error))) and error.args == (expected,)
+    damage = Damage(f"a {text}", 1, 2, f"from {text}", f"in {text}")
+    assert str(damage).isprintable() and repr(damage).isprintable()
 
 
 def test_errors_and_damages_hide_them_by_themselves():

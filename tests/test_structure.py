@@ -62,7 +62,10 @@ BINDINGS = {
 }
 # What a binding may use beside the face of the package.
 BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
-BELOW = {"loaderd_tf": ["loaderd.bench", "loaderd.grids", "loaderd.schema"], "loaderd_ray": ["loaderd.shards"]}
+BELOW = {
+    "loaderd_tf": ["loaderd.bench", "loaderd.grids", "loaderd.schema"],
+    "loaderd_ray": ["loaderd.redaction", "loaderd.shards"],
+}
 # Each loader starts a daemon, so each of these would cost each loader milliseconds. What only some need (for shards
 # that are far away, groups, a mix, a diagnosis) is imported in the function that needs it.
 NOT_AT_THE_START = [

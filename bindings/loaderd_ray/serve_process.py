@@ -25,6 +25,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from loaderd.redaction import readable_line
+
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
 _GOOD_LIFE_S = 60.0
 _END_S = 15.0  # `loaderd serve` gives its consumers ten seconds to take note of the end
@@ -128,7 +130,7 @@ class ServerProcess:
             said = json.loads(line)
             level, text = said["level"], said["text"]
         except (ValueError, TypeError, KeyError):  # a line that Python or a library wrote
-            level, text = "error", line.rstrip("\n")
+            level, text = "error", readable_line(line.rstrip("\n"))
         if (found := _ADDRESS.search(text)) is not None:
             self.address = found[1]
         if level != "info":

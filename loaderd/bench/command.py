@@ -27,6 +27,7 @@ from loaderd.bench.run_candidate import add_options
 from loaderd.bench.synthetic import COMPRESSIONS, check_record_size
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import as_count, require
+from loaderd.redaction import readable
 from loaderd.schemas.named import full_name, not_loaded
 from loaderd.user_modules import add_working_directory
 
@@ -196,7 +197,7 @@ def run(options: argparse.Namespace, command: str) -> int:
                 comparison = Comparison(inputs, pace, log, Path(scratch), options.timeout, display)
                 return 0 if comparison.run(specs, command, has_cold_starts=not options.quick) else 1
         except (ValueError, LoaderdError) as error:
-            sys.stderr.write(f"{error}\n")
+            sys.stderr.write(f"{readable(str(error))}\n")
             return 2
 
 

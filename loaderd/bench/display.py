@@ -11,6 +11,7 @@ from rich.text import Text
 
 from loaderd.bench.report import Run, Summary, table
 from loaderd.bench.rounds import BUSY_CORES
+from loaderd.redaction import printable
 
 
 class Display:
@@ -34,7 +35,7 @@ class Display:
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line that stays."""
-        self._console.print(text, style=style, markup=False, highlight=False)
+        self._console.print(printable(text), style=style, markup=False, highlight=False)
 
     def begin(self, what: str) -> None:
         """Show what is being done now."""

@@ -13,12 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from loaderd.cli.doctor_shards import add_shard_options, examine
+from loaderd.cli.reading import say
 from loaderd.cli.server_access import access_of, add_access
 from loaderd.client.connect import ask_status
 from loaderd.client.running import RunningStream, running_streams
 from loaderd.diagnosis import COPY_TO_DEVICE, Diagnosis, diagnose_samples
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import require
+from loaderd.redaction import readable, readable_line
 from loaderd.tls import TLS
 
 if TYPE_CHECKING:
@@ -76,9 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     if arguments.json:
-        sys.stdout.write(json.dumps([asdict(case) for case in cases], indent=2) + "\n")
+        say(json.dumps([asdict(case) for case in cases], indent=2))
     else:
-        sys.stdout.write("\n\n".join(map(text_of, cases)) + "\n")
+        say("\n\n".join(map(text_of, cases)))
     if all(case.diagnosis.verdict == "nothing yet" for case in cases):
         return 2
     return int(any(case.diagnosis.waiting_share > most for case in cases))
@@ -133,7 +135,7 @@ def _of_server(address: str, token: str | None, tls: TLS | None) -> list[Case]:
 def text_of(case: Case) -> str:
     """A case in words: the process, the diagnosis with its advice, the evidence."""
     found = case.diagnosis
-    lines = [f"process {case.pid}: {case.who}", str(found)]
+    lines = [f"process {case.pid}: {readable_line(case.who)}", readable(str(found))]
     if found.verdict != "nothing yet":
         low, high = found.waiting_spread
         lines.append(

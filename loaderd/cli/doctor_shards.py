@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+from loaderd.cli.reading import say
 from loaderd.client.loader import Loader
 from loaderd.diagnosis import Diagnosis
 from loaderd.errors import OptionError
@@ -51,9 +52,9 @@ def examine(arguments: argparse.Namespace) -> int:
     capacity = measure(arguments)
     if arguments.json:
         found = {**vars(capacity), "found": vars(capacity.found)}
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        say(json.dumps(found, indent=2))
     else:
-        sys.stdout.write(text_of(capacity, arguments.step_ms) + "\n")
+        say(text_of(capacity, arguments.step_ms))
     return int(capacity.needed is not None and capacity.needed > capacity.workers)
 
 

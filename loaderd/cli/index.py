@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from loaderd.cli.reading import add_shards, count, rate, read_all, say, stored_of
 from loaderd.errors import LoaderdError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
+from loaderd.redaction import readable_line
 from loaderd.shards.indexer import Indexer
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     if unkept:
         first = unkept[0]
         sys.stderr.write(
-            f"{len(unkept):,} of {len(made):,} indexes cannot be kept. {first.index.file.name}: {first.unkept}\n"
+            f"{len(unkept):,} of {len(made):,} indexes cannot be kept. {readable_line(first.index.file.name)}: "
+            f"{readable_line(str(first.unkept))}\n"
         )
         sys.stderr.write("Choose another --index-cache, or make room there.\n")
     return 2 if unkept else int(damages > 0)

@@ -28,7 +28,7 @@ from loaderd.client.progress import IndexProgress
 from loaderd.decode.example import Listed, RecordFault, list_features
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
-from loaderd.redaction import redacted
+from loaderd.redaction import readable_line, redacted
 from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.shards.files import list_shards
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         if stored is not None:
             _show_fixed(file, arguments, stored)
         elif arguments.features:
-            sys.stdout.write(propose(take_sample(file, as_count(arguments.sample, "--sample"))))
+            say(propose(take_sample(file, as_count(arguments.sample, "--sample"))).rstrip("\n"))
         elif arguments.record is not None or schema is not None:
             _show_record(file, arguments, schema)
         elif arguments.png is not None:
@@ -130,7 +130,7 @@ def _show_shard(file: ShardFile, arguments: argparse.Namespace) -> None:
         say(json.dumps(about))
         return
     records = count(index.num_records, "healthy record")
-    say(f"{about['shard']}: {records}, {file.size_bytes:,} bytes, compression {index.compression}")
+    say(f"{readable_line(file.uri)}: {records}, {file.size_bytes:,} bytes, compression {index.compression}")
     if index.damages:
         say(f"{count(len(index.damages), 'damage')}, the first: {index.damages[0]}")
     if not index.num_records and not sample.sizes:
@@ -139,7 +139,8 @@ def _show_shard(file: ShardFile, arguments: argparse.Namespace) -> None:
     low, high = about["sample"]["record_bytes"]
     say(f"The first {count(len(sample.sizes), 'record')}: {_range(low, high)} bytes each")
     for number, fault in sample.faults[:1]:
-        say(f"{len(sample.faults)} of them are no tf.train.Example; the first is record {number}: {fault.found}")
+        found = readable_line(fault.found)
+        say(f"{len(sample.faults)} of them are no tf.train.Example; the first is record {number}: {found}")
     _show_features(sample)
 
 
@@ -163,6 +164,7 @@ def _show_features(sample: Sample) -> None:
 
 
 def _show_table(rows: Sequence[tuple[str, ...]]) -> None:
+    rows = [tuple(map(readable_line, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
@@ -188,7 +190,7 @@ def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: Stored) 
     if arguments.features:
         if not stored.python:
             raise OptionError("--features proposes a schema, so it does not go with --schema")
-        sys.stdout.write(f'"""A schema proposed by loaderd."""\n\n# From {file.name!a}.\n{stored.python}')
+        say(f'"""A schema proposed by loaderd."""\n\n# From {file.name!a}.\n{stored.python}'.rstrip("\n"))
         return
     records = stored.records
     index = _index_of(file, records)
@@ -236,14 +238,13 @@ def _say_fixed(about: dict[str, Any], index: ShardIndex) -> None:
     """Print what is in the shard, without its records."""
     records = count(index.num_records, "healthy record")
     wrapped = f"{WRAPPED[index.compression]} of {about['bytes']:,} bytes"
-    say(f"{about['shard']}: {records} of {about['record_bytes']:,} bytes, {wrapped}")
+    say(f"{readable_line(about['shard'])}: {records} of {about['record_bytes']:,} bytes, {wrapped}")
     say(f"Schema: {about['schema']}")
     blocks = count(len(about["blocks"]), "member" if index.compression == "tar" else "block")
     low, high = min(about["blocks"], default=0), max(about["blocks"], default=0)
     sizes = count(high, "record") if low == high else f"{_range(low, high)} records"
-    say(
-        f"{blocks} of {sizes}" + (f"; skipped: {some_of(about['skipped'], _SHOWN_NAMES)}" if about["skipped"] else "")
-    )
+    skipped = some_of([readable_line(name) for name in about["skipped"]], _SHOWN_NAMES)
+    say(f"{blocks} of {sizes}" + (f"; skipped: {skipped}" if skipped else ""))
     if index.damages:
         say(f"{count(len(index.damages), 'damage')}, the first: {index.damages[0]}")
 
@@ -276,7 +277,7 @@ def _show_record(file: ShardFile, arguments: argparse.Namespace, schema: Schema 
         about = {"shard": redacted(file.uri), "record": number, "bytes": len(record)}
         say(json.dumps({**about, "features": stored, "fields": decoded}))
         return
-    say(f"{redacted(file.uri)}: record {number}, {len(record):,} bytes")
+    say(f"{readable_line(file.uri)}: record {number}, {len(record):,} bytes")
     for name, listed in features.items():
-        say(f"  {name}: {listed_text(listed)}")
+        say(f"  {readable_line(name)}: {listed_text(listed)}")
     show_fields(fields)

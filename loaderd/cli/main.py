@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import loaderd
 from loaderd.cli.standard_output import with_output
-from loaderd.redaction import redacted
+from loaderd.redaction import readable
 
 COMMANDS = ("bench", "convert", "dashboard", "doctor", "index", "inspect", "serve", "status", "top", "verify")
 
@@ -19,7 +19,7 @@ class _Parser(argparse.ArgumentParser):
     """Its errors quote what was typed, which may be a URI; the parsers of the commands are of the same class."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(redacted(message))
+        super().error(readable(message))
 
 
 def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:

@@ -16,6 +16,7 @@ from functools import partial
 from loaderd.client.progress import IndexProgress
 from loaderd.machine import usable_cores
 from loaderd.options import as_count
+from loaderd.redaction import printable
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead
@@ -97,8 +98,8 @@ def _result(future: Future[Indexed], show: Callable[[], None]) -> Indexed:
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
-    sys.stdout.write(f"{text}\n")
+    """Print a line, or several, at once. What a terminal would obey is escaped: names come from anywhere."""
+    sys.stdout.write(f"{printable(text)}\n")
     sys.stdout.flush()
 
 

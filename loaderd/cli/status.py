@@ -14,11 +14,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from loaderd.cli.reading import say
 from loaderd.cli.server_access import access_of, add_access
 from loaderd.cli.spans import span
 from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.machine import in_mib
+from loaderd.redaction import readable_line
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             return time.monotonic(), report
 
         if arguments.json:
-            sys.stdout.write(json.dumps(ask()[1], indent=2) + "\n")
+            say(json.dumps(ask()[1], indent=2))
         elif arguments.watch:
             _watch(ask)
         else:
@@ -94,10 +96,15 @@ def screen(before: tuple[float, Report], now: tuple[float, Report]) -> Renderabl
         f"{report['workers']} workers ({report['workers_restarted']} replaced); "
         f"{in_mib(report['memory_bytes'])} of windows and batches"
     )
-    parts: list[RenderableType] = [Text(head), _datasets(report)]
+    parts: list[RenderableType] = [_text(head), _datasets(report)]
     parts.append(_consumers(before, now) if report["consumers"] else Text("no consumers"))
-    parts += [Text(f"{_who(each)}: {each['state']}") for each in report["consumers"] if each.get("state")]
+    parts += [_text(f"{_who(each)}: {each['state']}") for each in report["consumers"] if each.get("state")]
     return Group(*parts)
+
+
+def _text(text: str) -> Text:
+    """What a server says, and what its consumers call themselves, in a cell."""
+    return Text(readable_line(text))
 
 
 def _datasets(report: Report) -> Table:
@@ -108,7 +115,7 @@ def _datasets(report: Report) -> Table:
     for dataset in report["datasets"]:
         fields = ", ".join(f"{name} {spec}" for name, spec in dataset["fields"].items())
         sizes = [f"{dataset['num_shards'] or 0:,}", f"{dataset['num_records'] or 0:,}"]
-        table.add_row(*map(Text, (dataset["name"], dataset["state"], *sizes, fields)))
+        table.add_row(*map(_text, (dataset["name"], dataset["state"], *sizes, fields)))
     return table
 
 
@@ -121,7 +128,7 @@ def _consumers(before: tuple[float, Report], now: tuple[float, Report]) -> Table
     known = {each["number"]: each for each in before[1]["consumers"]} if before[1]["pid"] == now[1]["pid"] else {}
     for each in now[1]["consumers"]:
         if "sharing" not in each:
-            table.add_row(*map(Text, (_who(each), each["dataset"], "connecting")))
+            table.add_row(*map(_text, (_who(each), each["dataset"], "connecting")))
             continue
         last = known.get(each["number"], {})
         rates = ["", ""]
@@ -138,7 +145,7 @@ def _consumers(before: tuple[float, Report], now: tuple[float, Report]) -> Table
             f"{each['slots_lent']} of {each['slots']}",
             span(each["idle_s"]),
         ]
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(_text, cells))
     return table
 
 

@@ -24,6 +24,7 @@ from loaderd.cli.spans import span
 from loaderd.cli.top_rows import SORTS, Row, bar, row_of, short
 from loaderd.client.running import RunningStream, running_streams
 from loaderd.diagnosis import Verdict
+from loaderd.redaction import readable_line
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -173,5 +174,5 @@ def screen(rows: list[Row], sort: str, width: int) -> RenderableType:
         table.add_column(column.title, justify=justify, no_wrap=True, ratio=column.ratio or None)
     for row in sorted(rows, key=key):
         style = "dim" if row.is_old else _STYLES.get(row.verdict, "yellow")
-        table.add_row(*[Text(column.cell(row)) for column in columns], style=style)
+        table.add_row(*[Text(readable_line(column.cell(row))) for column in columns], style=style)
     return Group(head, table) if rows else Group(head, Text("No loader is running."))

@@ -7,6 +7,8 @@ import logging
 import sys
 from typing import Any
 
+from loaderd.logs import make_readable
+
 
 class IndexProgress:
     """Called with bytes done and bytes in all; shows a bar from the first call on."""
@@ -65,6 +67,7 @@ def _can_be_said(record: logging.LogRecord) -> bool:
 
 
 logging.getLogger("loaderd").addFilter(_can_be_said)
+logging.getLogger("loaderd").addFilter(make_readable)
 
 
 def _is_terminal() -> bool:

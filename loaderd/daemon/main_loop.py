@@ -33,6 +33,7 @@ from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import Failed, Message
 from loaderd.protocol.process import enter_process
 from loaderd.protocol.wires import Wires
+from loaderd.redaction import printable
 from loaderd.workers.worker import main as work
 
 PARENT = -1
@@ -149,7 +150,7 @@ def run_daemon(name: str, kind: type[Daemon]) -> None:
     def explain(*_: object) -> None:
         # The terminal may be gone; and the signal may come while what is described is half made, or not there yet.
         with contextlib.suppress(Exception):
-            print(daemon.describe(), file=sys.stderr, flush=True)
+            print(printable(daemon.describe()), file=sys.stderr, flush=True)
 
     signal.signal(signal.SIGUSR1, explain)  # before it has the name by which people send it
     sock, parent = enter_process(name)

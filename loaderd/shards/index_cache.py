@@ -22,7 +22,7 @@ from loaderd.shards.index_pruning import SUFFIX, mark_used, prune_if_due
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import INDEX_VERSION, ShardIndex, decode_index
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("loaderd")
 
 
 def default_cache_dir() -> Path:
