@@ -33,7 +33,7 @@ from loaderd.daemon.preparing.block_table import BlockTable
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.plan.epoch import EpochOrder
 from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, decode_index, shrunk
+from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, decode_indexes, encode_indexes, shrunk
 
 SECONDS, MEGABYTES = 2.0, 200.0
 STEPS = ("table", "order of an epoch", "first window in the middle of epoch 1000")
@@ -72,11 +72,10 @@ def measure(num_shards: int, num_records: int) -> dict[str, Any]:
     indexes = []
     for shard in range(num_shards):
         made_s = time.perf_counter()
-        encoded = made_up_index(
-            shard, num_records * (shard + 1) // num_shards - num_records * shard // num_shards
-        ).encode()
+        index = made_up_index(shard, num_records * (shard + 1) // num_shards - num_records * shard // num_shards)
+        encoded = encode_indexes([index])
         not_timed_s += time.perf_counter() - made_s
-        indexes.append(decode_index(encoded))
+        indexes += decode_indexes(encoded)
     table = BlockTable(indexes, "raise")
     end_of(STEPS[0])
     order = EpochOrder(table.counts, 0, 0, shuffle=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, anchored
 from loaderd.errors import Damage, LoaderdError, OptionError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_STORAGE, Shuffle, as_count, pickled_storage, require
 from loaderd.shards.access import Access
-from loaderd.shards.files import list_shards
+from loaderd.shards.files import list_shards, path_order
+from loaderd.shards.index_cache import groups_of
 from loaderd.shards.indexer import Indexer, Stored
 from loaderd.shards.shard_file import ShardFile
 
@@ -97,16 +98,16 @@ def _run(shards: Any, indexer: Indexer, progress: bool | None, what: str) -> Fin
         leaves = anchored(shards).leaves()
         names, storage = [leaf.shards for leaf in leaves], leaves[0].storage
     access = Access(storage)
-    files = sorted({file for each in names for file in list_shards(each, access=access)}, key=lambda file: file.uri)
+    files = sorted({file for each in names for file in list_shards(each, access=access)}, key=path_order)
     if not ray.is_initialized():
         ray.init()
     bar = IndexProgress(progress, what)
     found: dict[ShardFile, _Found] = {}
     total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
     try:
-        for file, one in _results(files, indexer, pickled_storage(storage)):
-            found[file] = one
-            done_bytes += file.size_bytes
+        for group, of_group in _results(groups_of(files), indexer, pickled_storage(storage)):
+            found.update(zip(group, of_group, strict=True))
+            done_bytes += sum(file.size_bytes for file in group)
             bar(done_bytes, total_bytes)
     finally:
         bar.close()
@@ -125,10 +126,12 @@ class _Found:
     is_cached: bool = False
 
 
-def _results(files: list[ShardFile], indexer: Indexer, storage: bytes) -> Iterator[tuple[ShardFile, _Found]]:
-    """Each shard and what was found in it, in the order in which the tasks end."""
+def _results(
+    groups: Sequence[Sequence[ShardFile]], indexer: Indexer, storage: bytes
+) -> Iterator[tuple[Sequence[ShardFile], list[_Found]]]:
+    """Each group of shards and what was found in them, in the order in which the tasks end."""
     task = ray.remote(_read).options(**_TASK)
-    running = {task.remote(file, indexer, storage): file for file in files}
+    running = {task.remote(group, indexer, storage): group for group in groups}
     try:
         while running:
             (done, *_), _ = ray.wait(list(running), num_returns=1)
@@ -138,9 +141,9 @@ def _results(files: list[ShardFile], indexer: Indexer, storage: bytes) -> Iterat
             ray.cancel(each)
 
 
-def _result(done: Any) -> _Found:
+def _result(done: Any) -> list[_Found]:
     try:
-        found: _Found = ray.get(done)
+        found: list[_Found] = ray.get(done)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, LoaderdError):
             raise error.cause from None
@@ -148,12 +151,13 @@ def _result(done: Any) -> _Found:
     return found
 
 
-def _read(file: ShardFile, indexer: Indexer, storage: bytes) -> _Found:
-    """A task: index a shard, unless its index is kept already. ``storage``: as ``pickled_storage`` gives it."""
-    found = indexer(file, access=Access(pickle.loads(storage)))
-    if found.unkept is not None:
-        raise OptionError(
-            f"the index of {file.uri} cannot be kept: {found.unkept}",
-            hint="index_cache must be a folder that every node can write.",
-        )
-    return _Found(found.index.num_records, found.index.damages, found.is_known)
+def _read(group: Sequence[ShardFile], indexer: Indexer, storage: bytes) -> list[_Found]:
+    """A task: index shards, unless their indexes are kept already. ``storage``: as ``pickled_storage`` gives it."""
+    found = indexer(group, access=Access(pickle.loads(storage)))
+    for one in found:
+        if one.unkept is not None:
+            raise OptionError(
+                f"the index of {one.index.file.uri} cannot be kept: {one.unkept}",
+                hint="index_cache must be a folder that every node can write.",
+            )
+    return [_Found(one.index.num_records, one.index.damages, one.is_known) for one in found]

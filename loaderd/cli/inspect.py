@@ -147,9 +147,9 @@ def _show_shard(file: ShardFile, arguments: argparse.Namespace) -> None:
 def _index_of(file: ShardFile, records: FixedRecords | None = None) -> ShardIndex:
     """The index that was kept, or one that is made now."""
     with closing(IndexProgress(None, "reading the shard")) as progress:
-        return IndexCache("user", DEFAULT_BLOCK_RECORDS, records).load(file) or make_index(
-            file, records, DEFAULT_BLOCK_RECORDS, lambda offset: progress(offset, file.size_bytes)
-        )
+        if kept := IndexCache("user", DEFAULT_BLOCK_RECORDS, records).load(file):
+            return kept[0]
+        return make_index(file, records, DEFAULT_BLOCK_RECORDS, lambda offset: progress(offset, file.size_bytes))
 
 
 def _show_features(sample: Sample) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 
@@ -21,10 +21,11 @@ from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead
 from loaderd.shards.files import list_shards
+from loaderd.shards.index_cache import groups_of
 from loaderd.shards.indexer import Indexed, Stored
 from loaderd.shards.shard_file import ShardFile
 
-Look = Callable[[ShardFile, OnRead, Access], Indexed]
+Look = Callable[[Sequence[ShardFile], OnRead, Access], list[Indexed]]
 _SHOW_EVERY_S = 0.1
 
 
@@ -65,33 +66,34 @@ def read_all(arguments: argparse.Namespace, doing: str, look: Look) -> Iterator[
             raise _Stopped
 
     access = Access(on_wait=go_on)
-    files = list_shards(arguments.shards, access=access)
-    done_bytes = [0] * len(files)
+    groups = groups_of(list_shards(arguments.shards, access=access))
+    sizes = [sum(file.size_bytes for file in group) for group in groups]
+    done_bytes = [0] * len(groups)
 
     def note(number: int, offset: int) -> None:
         go_on()
         done_bytes[number] = offset
 
-    def read(number: int) -> Indexed:
+    def read(number: int) -> list[Indexed]:
         try:
-            return look(files[number], partial(note, number), access)
+            return look(groups[number], partial(note, number), access)
         finally:
-            done_bytes[number] = files[number].size_bytes
+            done_bytes[number] = sizes[number]
 
-    total_bytes = sum(file.size_bytes for file in files)
+    total_bytes = sum(sizes)
     progress = IndexProgress(None, doing)
     with ThreadPoolExecutor(threads) as pool:
         try:
-            waiting = [pool.submit(read, number) for number in range(len(files))]
+            waiting = [pool.submit(read, number) for number in range(len(groups))]
             for future in waiting:
-                yield _result(future, lambda: progress(sum(done_bytes), total_bytes))
+                yield from _result(future, lambda: progress(sum(done_bytes), total_bytes))
         finally:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             progress.close()
 
 
-def _result(future: Future[Indexed], show: Callable[[], None]) -> Indexed:
+def _result(future: Future[list[Indexed]], show: Callable[[], None]) -> list[Indexed]:
     while not wait([future], _SHOW_EVERY_S).done:
         show()
     return future.result()

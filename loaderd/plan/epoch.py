@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -62,19 +63,15 @@ class EpochOrder:
 
     def slices(self, start: int, stop: int) -> list[Slice]:
         """What rows ``start`` to ``stop - 1`` of the epoch consist of, in order of row."""
-        found: list[Slice] = []
-        index = int(np.searchsorted(self._ends, start, side="right"))
-        row = start
-        while row < stop:
-            block_end = int(self._ends[index])
-            block_start = int(self._ends[index - 1]) if index else 0
-            end = min(stop, block_end)
-            if end > row:
-                first, last = row - block_start, end - block_start
-                found.append(Slice(int(self._blocks[index]), first, last, row - start, self._epoch))
-            row = end
-            index += 1
-        return found
+        if stop <= start:
+            return []
+        begin, last = np.searchsorted(self._ends, (start, stop - 1), side="right").tolist()
+        ends = self._ends[begin : last + 1]
+        begins = np.append(self._ends[begin - 1] if begin else 0, ends[:-1])
+        first_rows, last_rows = np.maximum(begins, start), np.minimum(ends, stop)
+        columns = (self._blocks[begin : last + 1], first_rows - begins, last_rows - begins, first_rows - start)
+        parts = zip(*(column.tolist() for column in columns), repeat(self._epoch, len(ends)), strict=True)
+        return list(map(Slice._make, parts))
 
 
 class WindowOrder(NamedTuple):

@@ -137,14 +137,14 @@ class UseServers(NamedTuple):
 
 
 class IndexTask(NamedTuple):
-    """Daemon: index this file, and keep the index in the cache (``options.index_cache``).
+    """Daemon: index this group of files, and keep the indexes in the cache (``options.index_cache``).
 
     ``storage`` as in ListTask. ``records``: a pickle of how records of a fixed size are stored (``FixedRecords``), or
     of None.
     """
 
     task: int
-    file: ShardFile
+    group: list[ShardFile]
     index_cache: str
     block_records: int
     storage: bytes
@@ -195,7 +195,7 @@ class Attached(NamedTuple):
 
 
 class Advanced(NamedTuple):
-    """Worker: the task goes on, and stands at byte ``done_bytes`` of its file, if it reads one."""
+    """Worker: the task goes on, and ``done_bytes`` of its files are read, if it reads any."""
 
     task: int
     done_bytes: int
@@ -218,7 +218,8 @@ class TableFound(NamedTuple):
 class Indexed(NamedTuple):
     """Worker: an IndexTask is done.
 
-    ``encoded``: the index; ``unkept``: why it could not be kept, or None; ``asked``: the fields of ``StorageCounts``.
+    ``encoded``: the indexes; ``unkept``: why they could not be kept, or None; ``asked``: the fields of
+    ``StorageCounts``.
     """
 
     task: int

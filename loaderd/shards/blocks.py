@@ -31,6 +31,7 @@ from loaderd.shards.timed import TimedFile, inflating
 from loaderd.stages import Stage
 
 Stream = PlainStream | InflatedStream
+_ANCHOR_BYTES = 4
 
 
 class BlockReader(ShardFiles):
@@ -46,7 +47,7 @@ class BlockReader(ShardFiles):
 
     def narrowed(self, block: Block, first: int, stop: int) -> Block:
         """As in ``Reader``: from one anchor to another."""
-        if not block.anchors:
+        if len(block.anchors) <= _ANCHOR_BYTES:
             return block
         offsets = np.frombuffer(block.anchors, dtype="<u4")
         begin, end = first // ANCHOR_RECORDS, min(-(-stop // ANCHOR_RECORDS), len(offsets))

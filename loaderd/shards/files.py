@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -22,7 +23,7 @@ from loaderd.machine import remedy
 from loaderd.shards.access import Access, tell_nobody
 from loaderd.shards.listing import list_remote
 from loaderd.shards.local import find_files
-from loaderd.shards.local_file import LocalFile
+from loaderd.shards.local_file import LocalFile, read_whole
 from loaderd.shards.names import checked_names
 from loaderd.shards.remote_file import RemoteFile
 from loaderd.shards.retries import Pace, insist, may_pass
@@ -55,11 +56,12 @@ def list_shards(
     access = access or Access()
     files: dict[ShardFile, None] = {}
     seen: dict[Any, str] = {}
+    folders: dict[str, str] = {}
     for number, name in enumerate([names] if isinstance(names, str) else names):
         if is_remote(name):
             found = [(file, [file.uri]) for file in list_remote(name, access)]
         else:
-            found = _list_local(name, access)
+            found = _list_local(name, access, folders)
         for file, places in found:
             for place in places:
                 if place in seen:
@@ -67,14 +69,15 @@ def list_shards(
                 seen[place] = file.uri
             files[file] = None
         on_name(number)
-    return sorted(files, key=_path_order)
+    return sorted(files, key=path_order)
 
 
-def _path_order(file: ShardFile) -> tuple[list[str], str]:
+def path_order(file: ShardFile) -> tuple[str, str]:
+    """A key that compares paths folder by folder: no name holds a zero, and nothing comes before it."""
     path = file.uri
     if is_remote(path):
         path = unquote(path.partition("://")[2].partition("?")[0])
-    return path.strip("/").split("/"), file.uri
+    return path.strip("/").replace("/", "\0"), file.uri
 
 
 def _named_twice(first: str, second: str) -> OptionError:
@@ -105,14 +108,31 @@ def open_shard(
     return opened
 
 
-def _list_local(name: str, access: Access) -> list[tuple[ShardFile, list[Any]]]:
+def read_shard(
+    file: ShardFile, view: memoryview, access: Access | None = None, make_room: Callable[[], None] = tell_nobody
+) -> bool:
+    """Read all of a listed shard into ``view``, of its size or more. False where it has another size.
+
+    For small shards: it is opened and closed again. Raises as :func:`open_shard`, whose ``make_room`` is the same.
+    """
+    access = access or Access()
+    if not is_remote(file.uri) and read_whole(file, view):
+        access.outages.answered()
+        return True
+    with closing(open_shard(file, access, make_room)) as opened:
+        if opened.read_at(0, view) != file.size_bytes:
+            return False
+        opened.check_unchanged()
+    return True
+
+
+def _list_local(name: str, access: Access, folders: dict[str, str]) -> list[tuple[ShardFile, list[Any]]]:
     """The files that a name on this machine names; and of each, what is equal if another name is of the same file.
 
     That is its path without links and, for a file with several hard links, its inode. (The inodes of other files mean
-    nothing on some network file systems.)
+    nothing on some network file systems.) ``folders``: those that were met so far, without links; more are added.
     """
     found = []
-    folders: dict[str, str] = {}
     began_s = time.monotonic()
     try:
         watched = partial(access.outages.watch, name, partial(find_files, name))
@@ -122,12 +142,12 @@ def _list_local(name: str, access: Access) -> list[tuple[ShardFile, list[Any]]]:
     except OSError as error:
         why, tried_s = f"cannot be read: {error.strerror}", time.monotonic() - began_s
         raise unanswered(error.filename or name, why, tried_s, may_pass(error), remedy(error)) from None
-    for path, status in files:
-        folder, base = os.path.split(path)
+    for path, status, is_link in files:
+        folder, _, base = path.rpartition("/")
         if folder not in folders:
-            folders[folder] = os.path.realpath(folder)
-        place = os.path.join(folders[folder], base)
-        places: list[Any] = [os.path.realpath(place) if os.path.islink(place) else place]
+            folders[folder] = os.path.realpath(f"{folder}/").rstrip("/")
+        place = f"{folders[folder]}/{base}"
+        places: list[Any] = [os.path.realpath(place) if is_link else place]
         if status.st_nlink > 1:
             places.append((status.st_dev, status.st_ino))
         found.append((ShardFile(path, status.st_size, status.st_mtime_ns), places))

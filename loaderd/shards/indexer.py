@@ -1,8 +1,10 @@
-"""The index of a shard, taken from where it is kept, or made anew: every pass over shards does this with each."""
+"""The indexes of shards, taken from where they are kept, or made anew: every pass over shards does this."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from loaderd.errors import ShardReadError
@@ -12,7 +14,7 @@ from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex, build_index
+from loaderd.shards.shard_index import ShardIndex, build_index, build_indexes, encode_indexes
 
 Stored = FixedRecords | Literal["told"] | None
 """What shards hold: records of fixed size; None: TFRecord; "told": whichever each shard's content says."""
@@ -28,7 +30,10 @@ class Indexed:
 
 
 class Indexer:
-    """Finds the index of a shard, or makes and keeps it. May be called in several threads, and sent to a process."""
+    """Finds the indexes of a group of shards, or makes and keeps them.
+
+    May be called in several threads, and sent to a process.
+    """
 
     def __init__(self, where: str, block_records: int, stored: Stored) -> None:
         """``where``, ``block_records``: as of an ``IndexCache``; "none" keeps nothing, so that each shard is read."""
@@ -36,23 +41,77 @@ class Indexer:
         self._block_records = block_records
         self._stored = stored
 
-    def __call__(self, file: ShardFile, on_read: OnRead = tell_nobody, access: Access | None = None) -> Indexed:
-        """The index of ``file``; that of a shard that cannot be read has one damage. Raises StorageError."""
-        try:
-            records = _told(file, access) if self._stored == "told" else self._stored
-            cache = IndexCache(self._where, self._block_records, records)
-            if (kept := cache.load(file)) is not None:
-                return Indexed(kept, is_known=True)
-            index = make_index(file, records, self._block_records, on_read, access)
-        except ShardReadError as error:
-            return Indexed(ShardIndex.of_unreadable(file, error))
-        return Indexed(index, unkept=cache.store(index))
+    def __call__(
+        self, group: Sequence[ShardFile], on_read: OnRead = tell_nobody, access: Access | None = None
+    ) -> list[Indexed]:
+        """The indexes of a group (``groups_of``); that of a shard that cannot be read has one damage.
+
+        ``on_read`` is called with the bytes of the group that are read so far. Raises StorageError.
+        """
+        if self._stored != "told":
+            return self._find(group, self._stored, on_read, access)
+        kinds = [_told(file, access) for file in group]
+        if all(kind == kinds[0] for kind in kinds) and not isinstance(kinds[0], ShardReadError):
+            return self._find(group, kinds[0], on_read, access)
+        return [
+            Indexed(ShardIndex.of_unreadable(file, kind))
+            if isinstance(kind, ShardReadError)
+            else self._find([file], kind, tell_nobody, access)[0]
+            for file, kind in zip(group, kinds, strict=True)
+        ]
+
+    def _find(
+        self, group: Sequence[ShardFile], records: FixedRecords | None, on_read: OnRead, access: Access | None
+    ) -> list[Indexed]:
+        cache = IndexCache(self._where, self._block_records, records)
+        if (kept := cache.load(*group)) is not None:
+            return [Indexed(index, is_known=True) for index in kept]
+        made = make_indexes(group, records, self._block_records, on_read, access)
+        unkept = None
+        if all(index.error is None for index in made):
+            unkept = cache.store(group, encode_indexes(made))
+        return [Indexed(index, unkept=unkept) for index in made]
 
 
-def _told(file: ShardFile, access: Access | None) -> FixedRecords | None:
+def _told(file: ShardFile, access: Access | None) -> FixedRecords | ShardReadError | None:
     from loaderd.shards.told import tell_records  # needed only without a schema
 
-    return tell_records(file, access)
+    try:
+        return tell_records(file, access)
+    except ShardReadError as error:
+        return error
+
+
+def make_indexes(
+    group: Sequence[ShardFile],
+    records: FixedRecords | None,
+    block_records: int,
+    on_read: OnRead = tell_nobody,
+    access: Access | None = None,
+) -> list[ShardIndex]:
+    """Read shards of TFRecord, or of ``records``, from front to back; the index of one that cannot be read says why.
+
+    ``on_read`` is called with the bytes of the group that are read so far. Raises StorageError.
+    """
+    if records is None and len(group) > 1:
+        try:
+            together = build_indexes(group, block_records, on_read, access)
+        except ShardReadError:
+            together = None
+        if together is not None:
+            return together
+    begins = accumulate((file.size_bytes for file in group), initial=0)
+    made = []
+    for file, begin in zip(group, begins, strict=False):
+
+        def on_read_of_file(offset: int, begin: int = begin) -> None:
+            on_read(begin + offset)
+
+        try:
+            made.append(make_index(file, records, block_records, on_read_of_file, access))
+        except ShardReadError as error:
+            made.append(ShardIndex.of_unreadable(file, error))
+    return made
 
 
 def make_index(

@@ -14,6 +14,7 @@ import re
 import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from loaderd.errors import NoShardsError, ShardReadError
 from loaderd.shards.names import absolute, bracket_hint, some_of
@@ -26,8 +27,13 @@ _HINT_URI = "Give a URI as text, with two slashes: pathlib leaves one."
 _URI_OF_A_PATH = re.compile("/[a-z][a-z0-9+.-]+:/")
 _HINT_REGULAR = "A shard must be a regular file: loaderd reads it at several offsets at once."
 
-Found = tuple[str, os.stat_result]
-"""An absolute path, and what the file system says of the file there, links followed."""
+
+class Found(NamedTuple):
+    """An absolute path; what the file system says of the file there, links followed; whether the path is a link."""
+
+    path: str
+    status: os.stat_result
+    is_link: bool
 
 
 def find_files(name: str) -> list[Found]:
@@ -40,15 +46,15 @@ def find_files(name: str) -> list[Found]:
     path = absolute(name)
     if glob.has_magic(path) and not os.path.exists(path):  # a file may have wildcards in its name
         return _files_of(path)
-    status = _status(path)
-    if status is None:
+    found = _find(path)
+    if found is None:
         why = f"is a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else "does not exist"
         raise NoShardsError(f"{path} {why}", hint=_what_there_is(path))
-    if stat.S_ISDIR(status.st_mode):
+    if stat.S_ISDIR(found.status.st_mode):
         raise is_a_folder(path)
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(found.status.st_mode):
         raise NoShardsError(f"{path} is not a regular file", hint=_HINT_REGULAR)
-    return [(path, status)]
+    return [found]
 
 
 def is_a_folder(name: str) -> NoShardsError:
@@ -62,12 +68,12 @@ def _files_of(pattern: str) -> list[Found]:
     lost: list[str] = []
     others: list[Found] = []
     for path in dict.fromkeys(_matches(pattern)):
-        status = _status(path)
-        if status is None:
+        one = _find(path)
+        if one is None:
             if os.path.islink(path):  # else it was deleted meanwhile, as old shards of growing data are
                 lost.append(f"{path} -> {os.readlink(path)}")
             continue
-        (found if stat.S_ISREG(status.st_mode) else others).append((path, status))
+        (found if stat.S_ISREG(one.status.st_mode) else others).append(one)
     if lost:
         raise NoShardsError(f"{pattern} matches links that lead nowhere: {some_of(lost)}", hint=_HINT_NOWHERE)
     like_shards = _like_shards(pattern, found, others)
@@ -89,11 +95,14 @@ def _like_shards(pattern: str, found: list[Found], others: list[Found]) -> list[
     whose name is that of a file beside them, except for the numbers in it, or has the same ending.
     """
     if pattern[-1] in "*?]":
-        known = {(os.path.dirname(path), trait) for path, _ in found for trait in _traits(path)}
+        known = {(os.path.dirname(one.path), trait) for one in found for trait in _traits(one.path)} if others else ()
         others = [
-            one for one in others if any((os.path.dirname(one[0]), trait) in known for trait in _traits(one[0]))
+            one for one in others if any((os.path.dirname(one.path), trait) in known for trait in _traits(one.path))
         ]
-    return [f"{path} ({'a folder' if stat.S_ISDIR(mode.st_mode) else 'not a regular file'})" for path, mode in others]
+    return [
+        f"{path} ({'a folder' if stat.S_ISDIR(status.st_mode) else 'not a regular file'})"
+        for path, status, _ in others
+    ]
 
 
 def _traits(path: str) -> list[str]:
@@ -172,8 +181,16 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _status(path: str) -> os.stat_result | None:
     """The status of what is there, links followed; None: nothing is there."""
+    found = _find(path)
+    return None if found is None else found.status
+
+
+def _find(path: str) -> Found | None:
+    """What is there; None: nothing is. One call of the system, except for links."""
     try:
-        return os.stat(path)
+        status = os.lstat(path)
+        is_link = stat.S_ISLNK(status.st_mode)
+        return Found(path, os.stat(path) if is_link else status, is_link)
     except OSError as error:
         if error.errno not in _NOTHING_THERE:
             raise _cannot_be_read(path, error) from None

@@ -16,7 +16,7 @@ from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.fetches import Fetches
-from loaderd.shards.files import open_shard
+from loaderd.shards.files import open_shard, read_shard
 from loaderd.shards.framing import Ends, Piece
 from loaderd.shards.shard_file import Block, Compression, OpenFile, ShardFile, is_remote
 from loaderd.stages import Spent, Stage
@@ -88,6 +88,7 @@ class ShardFiles:
         self._buffer: Bytes1D = np.empty(1 << 20, dtype=np.uint8)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._max_open = max(1, min(_MAX_OPEN_FILES, max_open_files() - _OTHER_OPEN_FILES))
+        self._are_many = len(files) > self._max_open
         _all.add(self)
 
     def close(self) -> None:
@@ -135,6 +136,9 @@ class ShardFiles:
 
     def _read_local(self, block: Block, part: memoryview) -> bool:
         """False where the file has become shorter."""
+        listed = self._files[block.shard]
+        if self._are_many and block.num_bytes == listed.size_bytes:  # it would be closed before it is read again
+            return read_shard(listed, part, self._access, _close_all)
         file = self._file(block.shard)
         whole = file.read_at(block.offset, part) == block.num_bytes
         if whole:

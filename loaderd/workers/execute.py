@@ -39,7 +39,8 @@ from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead, tell_nobody
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
-from loaderd.shards.indexer import make_index
+from loaderd.shards.indexer import make_indexes
+from loaderd.shards.shard_index import encode_indexes
 from loaderd.stages import Stage
 from loaderd.workers.file_rows import FileRows
 
@@ -59,21 +60,26 @@ def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | Non
     return FilesFound(task.task, list_shards(task.shards, on_name, access))
 
 
-def index_shard(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> Indexed:
-    """Make the index of a shard, and keep it in the cache.
+def index_group(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> Indexed:
+    """Make the indexes of a group of shards, and keep them in the cache.
 
-    Raises ShardReadError and StorageError, and CorruptRecordError where a message could not name all its damage.
+    Raises the error of a shard that cannot be read, StorageError, and CorruptRecordError where a message could not
+    name all their damage.
     """
     access = access or Access()
     records = pickle.loads(task.records)
-    index = make_index(task.file, records, task.block_records, on_read, access)
-    if index.damage_bytes > _MOST_DAMAGE_BYTES:
-        text = f"{len(index.damages):,} records of one shard are damaged, more than an index can name"
-        first = index.damages[0]
-        raise CorruptRecordError(f"{text}; the first is {first}", hint=_HINT_DAMAGES, damage=first)
-    unkept = IndexCache(task.index_cache, task.block_records, records).store(index)
+    indexes = make_indexes(task.group, records, task.block_records, on_read, access)
+    for index in indexes:
+        if index.error is not None:
+            raise index.error
+    if sum(index.damage_bytes for index in indexes) > _MOST_DAMAGE_BYTES:
+        damages = [damage for index in indexes for damage in index.damages]
+        text = f"{len(damages):,} records of one shard are damaged, more than an index can name"
+        raise CorruptRecordError(f"{text}; the first is {damages[0]}", hint=_HINT_DAMAGES, damage=damages[0])
+    encoded = encode_indexes(indexes)
+    unkept = IndexCache(task.index_cache, task.block_records, records).store(task.group, encoded)
     asked = list(astuple(access.take_counts()))
-    return Indexed(task.task, index.encode(), None if unkept is None else str(unkept), asked)
+    return Indexed(task.task, encoded, None if unkept is None else str(unkept), asked)
 
 
 class Executor:

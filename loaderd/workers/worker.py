@@ -61,7 +61,7 @@ from loaderd.shards.access import Access
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import is_remote
 from loaderd.stages import Stage
-from loaderd.workers.execute import Executor, index_shard, list_set
+from loaderd.workers.execute import Executor, index_group, list_set
 from loaderd.workers.file_rows import FileRows
 from loaderd.workers.fill import Claim, Filler
 
@@ -77,7 +77,7 @@ _MOST_SLEEP_MS = 1000
 
 AnyTask = ListTask | AskTask | IndexTask | ProbeTask | LoadTask | TrialTask
 _OF_NO_STREAM = (ListTask, AskTask, IndexTask)
-_DOING = {ListTask: "listing shards", AskTask: "asking a server for its data set", IndexTask: "indexing a shard"}
+_DOING = {ListTask: "listing shards", AskTask: "asking a server for its data set", IndexTask: "indexing shards"}
 _DOING |= {ProbeTask: "trying records", LoadTask: "loading records", TrialTask: "trying to make a batch"}
 
 
@@ -153,8 +153,10 @@ class Worker:
         """Begin to fetch what a task needs from far away, before its turn comes."""
         if isinstance(task, LoadTask) and task.stream in self._streams:
             self._streams[task.stream].executor.rows.begin(task)
-        elif isinstance(task, IndexTask) and is_remote(task.file.uri):
-            self._access_of(task.storage).fetch_ahead(task.file)
+        elif isinstance(task, IndexTask):
+            for file in task.group:
+                if is_remote(file.uri):
+                    self._access_of(task.storage).fetch_ahead(file)
 
     def _access_of(self, pickled: bytes) -> Access:
         """One for all tasks and streams with the same options: they share its threads and its connections.
@@ -387,7 +389,7 @@ class Worker:
 
             return TableFound(task.task, ask_table(task, self._tell, self._say))
         if isinstance(task, IndexTask):
-            return index_shard(task, self._tell, self._access_of(task.storage))
+            return index_group(task, self._tell, self._access_of(task.storage))
         executor = self._streams[task.stream].executor
         if isinstance(task, LoadTask):
             return executor.load(task)

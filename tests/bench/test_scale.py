@@ -11,7 +11,7 @@ import pytest
 import scale
 
 from loaderd.daemon.preparing.block_table import BlockTable
-from loaderd.shards.shard_index import decode_index
+from loaderd.shards.shard_index import decode_indexes, encode_indexes
 
 
 def test_a_hundred_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -33,7 +33,7 @@ def test_a_hundred_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_the_made_up_indexes_are_such_as_shards_have():
     """Blocks touch one another, runs lie in them, and the sizes are those of the records."""
     made = scale.made_up_index(3, 100_000)
-    index = decode_index(made.encode())
+    (index,) = decode_indexes(encode_indexes([made]))
     assert index.num_records == 100_000 and index.counts.max() == 1024 and len(index.counts) == 98
     blocks = [index.block(number) for number in range(98)]
     for (offset, num_bytes, count, first, _), following in zip(blocks, [*blocks[1:], None], strict=True):

@@ -96,7 +96,7 @@ def test_a_descriptor_of_a_mount_that_is_gone_is_closed(opened: LocalFile, monke
         os.fstat(forgotten)
 
 
-@pytest.mark.parametrize(("name", "pattern"), [("scandir", "*"), ("stat", "a")])
+@pytest.mark.parametrize(("name", "pattern"), [("scandir", "*"), ("lstat", "a")])
 def test_a_folder_of_a_mount_that_comes_back_is_listed(
     tmp_path: Path, name: str, pattern: str, monkeypatch: pytest.MonkeyPatch
 ):

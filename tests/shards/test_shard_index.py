@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import os
+import random
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -31,9 +34,17 @@ from loaderd.shards.blocks import BlockReader
 from loaderd.shards.compression import PlainStream
 from loaderd.shards.crc import framed, masked_crc
 from loaderd.shards.files import list_shards
+from loaderd.shards.indexer import make_indexes
 from loaderd.shards.local_file import LocalFile
 from loaderd.shards.shard_file import OpenFile, ShardFile
-from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, decode_index
+from loaderd.shards.shard_index import (
+    ANCHOR_RECORDS,
+    ShardIndex,
+    build_index,
+    build_indexes,
+    decode_indexes,
+    encode_indexes,
+)
 
 
 def assert_equal(one: ShardIndex, other: ShardIndex) -> None:
@@ -124,6 +135,53 @@ def test_the_order_of_blocks_does_not_depend_on_how_a_file_is_read(tmp_path: Pat
     assert_equal(build_index(file, 1000), whole)
 
 
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("block_records", [1, 7, 1024])
+def test_small_shards_are_indexed_together_as_alone(tmp_path: Path, seed: int, block_records: int):
+    rng = random.Random(seed)
+    sizes = [rng.choice((0, 1, rng.randrange(40), rng.randrange(200))) for _ in range(12)]
+    payloads = [payloads_of(size)[rng.randrange(1 + size) :] for size in sizes]
+    files = [make_shard(tmp_path / f"{number:02}", frames(each)) for number, each in enumerate(payloads)]
+    alone, read = [build_index(file, block_records) for file in files], []
+    together = build_indexes(files, block_records, read.append)
+    assert together is not None and read == list(itertools.accumulate(file.size_bytes for file in files))
+    for one, other in zip(together, alone, strict=True):
+        assert_equal(one, other)
+    kept = decode_indexes(encode_indexes(together), files)
+    for one, other in zip(kept, alone, strict=True):
+        assert one.num_records == other.num_records and one.digest == other.digest
+        assert [one.block(n) for n in range(len(one.counts))] == [other.block(n) for n in range(len(other.counts))]
+
+
+@pytest.mark.parametrize("harm", ["length", "data", "cut", "more", "gzip", "swapped"])
+def test_shards_that_are_not_all_healthy_are_not_indexed_together(tmp_path: Path, harm: str):
+    """Each is looked at alone then, and the indexes of all are the same as ever."""
+    payloads = payloads_of(30)
+    contents = [bytes(frames(payloads[start : start + 10])) for start in (0, 10, 20)]
+    begin = starts_of(payloads[10:20])[4]
+    if harm in ("length", "data"):
+        at = begin + (0 if harm == "length" else 12)
+        contents[1] = contents[1][:at] + bytes([contents[1][at] ^ 1]) + contents[1][at + 1 :]
+    elif harm == "swapped":  # all frames are whole where the shards touch, but one lies in two of them
+        contents[1:] = [contents[1][:begin], contents[1][begin:] + contents[2]]
+        contents[1:] = [contents[1] + contents[2][:5], contents[2][5:]]
+    else:
+        contents[1] = {"cut": contents[1][:-1], "more": contents[1] + b"x", "gzip": gzip.compress(contents[1])}[harm]
+    files = [make_shard(tmp_path / str(number), content) for number, content in enumerate(contents)]
+    assert build_indexes(files, 7) is None
+    for one, other in zip(make_indexes(files, None, 7), [build_index(file, 7) for file in files], strict=True):
+        assert_equal(one, other)
+
+
+def test_a_small_shard_that_is_gone_or_has_changed_is_named_alone(tmp_path: Path):
+    files = [make_shard(tmp_path / str(number), frames(payloads_of(5))) for number in range(4)]
+    os.remove(files[1].uri)
+    Path(files[2].uri).write_bytes(bytes(frames(payloads_of(6))))
+    found = make_indexes(files, None, 7)
+    assert [index.num_records for index in found] == [5, 0, 0, 5]
+    assert "No such file" in str(found[1].error) and "changed while it was in use" in str(found[2].error)
+
+
 @pytest.mark.parametrize("compression", list(COMPRESS))
 @pytest.mark.parametrize("count", [0, 1, 100])
 def test_encode_and_back(tmp_path: Path, compression: str, count: int):
@@ -132,8 +190,8 @@ def test_encode_and_back(tmp_path: Path, compression: str, count: int):
         data[starts_of(payloads_of(count))[50] + 14] ^= 1
     index = build_index(make_shard(tmp_path / "a", COMPRESS[compression](bytes(data))), 7)
     assert len(index.damages) == (count > 1)
-    assert_equal(decode_index(index.encode()), index)
-    assert decode_index(index.encode()).encode() == index.encode()
+    assert_equal(decode_indexes(encode_indexes([index]))[0], index)
+    assert encode_indexes(decode_indexes(encode_indexes([index]))) == encode_indexes([index])
 
 
 def test_damages_take_no_more_bytes_than_is_said(tmp_path: Path):
@@ -142,31 +200,31 @@ def test_damages_take_no_more_bytes_than_is_said(tmp_path: Path):
     index = build_index(make_shard(tmp_path / "a", frames(payloads_of(20))), 7)
     one = [replace(index, damages=(damage,)) for damage in damages]
     for each in (*one, replace(index, damages=damages)):
-        taken = len(each.encode()) - len(index.encode())
+        taken = len(encode_indexes([each])) - len(encode_indexes([index]))
         assert taken <= each.damage_bytes <= taken + 30 * len(each.damages)
 
 
 def test_damaged_bytes_are_no_index(tmp_path: Path):
-    encoded = build_index(make_shard(tmp_path / "a", frames(payloads_of(20))), 7).encode()
+    encoded = encode_indexes([build_index(make_shard(tmp_path / "a", frames(payloads_of(20))), 7)])
     for place, change in itertools.product(range(len(encoded)), (1, 0x80, 0xFF)):
         damaged = bytearray(encoded)
         damaged[place] ^= change
         with pytest.raises(ValueError, match="CRC"):
-            decode_index(bytes(damaged))
+            decode_indexes(bytes(damaged))
     for stop in range(len(encoded)):
         with pytest.raises(ValueError, match="CRC"):
-            decode_index(encoded[:stop])
+            decode_indexes(encoded[:stop])
     with pytest.raises(ValueError, match="CRC"):
-        decode_index(encoded + b"\x00")
+        decode_indexes(encoded + b"\x00")
 
 
 def test_another_version_is_no_index(tmp_path: Path):
-    encoded = build_index(make_shard(tmp_path / "a", frames(payloads_of(20))), 7).encode()
+    encoded = encode_indexes([build_index(make_shard(tmp_path / "a", frames(payloads_of(20))), 7)])
     wire = msgpack.unpackb(encoded[:-4])
     for other in ({"version": wire["version"] + 1}, {**wire, "version": 0}):
         body = msgpack.packb(other)
         with pytest.raises(ValueError, match="version"):
-            decode_index(body + masked_crc(body).to_bytes(4, "little"))
+            decode_indexes(body + masked_crc(body).to_bytes(4, "little"))
 
 
 def test_a_file_that_changes_while_it_is_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -56,7 +56,7 @@ def indexed(folder: Path) -> tuple[Indexed, StorageCounts]:
     access = Access(storage)
     (file,) = list_shards(f"timeless://{folder}/shard", access=access)
     assert file.mtime_ns == 0
-    found = Indexer(str(folder / "indexes"), 7, RECORDS)(file, access=access)
+    (found,) = Indexer(str(folder / "indexes"), 7, RECORDS)([file], access=access)
     return found, access.take_counts()
 
 

@@ -35,9 +35,9 @@ from loaderd.protocol.worker_messages import Indexed, IndexTask, LoadFault, Load
 from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
-from loaderd.shards.shard_index import build_index, decode_index
+from loaderd.shards.shard_index import build_index, decode_indexes, encode_indexes
 from loaderd.workers import execute
-from loaderd.workers.execute import Executor, index_shard
+from loaderd.workers.execute import Executor, index_group
 from loaderd.workers.file_rows import FileRows
 
 Write = Callable[..., list[Path]]
@@ -365,19 +365,19 @@ def test_an_index_is_made_and_kept(write_numbered: Write, tmp_path: Path):
     (file,) = list_shards(str(path))
 
     def index(where: Path) -> Indexed:
-        return index_shard(
-            IndexTask(0, file, str(where), 30, pickle.dumps(Storage()), pickle.dumps(None)),
+        return index_group(
+            IndexTask(0, [file], str(where), 30, pickle.dumps(Storage()), pickle.dumps(None)),
         )
 
     _, encoded, unkept, _ = index(tmp_path / "cache")
     assert unkept is None
-    found = decode_index(encoded)
+    (found,) = decode_indexes(encoded)
     assert found.file == file and found.counts.tolist() == [30, 30, 30, 10]
     kept = IndexCache(str(tmp_path / "cache"), 30).load(file)
-    assert kept is not None and kept.encode() == encoded
+    assert kept is not None and encode_indexes(kept) == encoded
     (tmp_path / "no folder").touch()
     _, encoded, unkept, _ = index(tmp_path / "no folder")
-    assert decode_index(encoded).num_records == 100 and unkept is not None and "Not a directory" in unkept
+    assert decode_indexes(encoded)[0].num_records == 100 and unkept is not None and "Not a directory" in unkept
     os.remove(path)
     with pytest.raises(ShardReadError, match="No such file"):
         index(tmp_path / "cache")
@@ -390,11 +390,11 @@ def test_a_shard_with_more_damage_than_a_message_holds_is_refused(
     for record in range(30):
         loaderd.testing.damage(path, record=record)
     (file,) = list_shards(str(path))
-    task = IndexTask(0, file, str(tmp_path / "cache"), 30, pickle.dumps(Storage()), pickle.dumps(None))
+    task = IndexTask(0, [file], str(tmp_path / "cache"), 30, pickle.dumps(Storage()), pickle.dumps(None))
     damages = build_index(file, 30).damage_bytes
     monkeypatch.setattr(execute, "_MOST_DAMAGE_BYTES", damages - 1)
     for _ in range(2):  # it is not kept either
         with pytest.raises(CorruptRecordError, match=f"^30 records of one shard .* the first is {path}: record 0 at"):
-            index_shard(task)
+            index_group(task)
     monkeypatch.setattr(execute, "_MOST_DAMAGE_BYTES", damages)
-    assert len(decode_index(index_shard(task).encoded).damages) == 30
+    assert len(decode_indexes(index_group(task).encoded)[0].damages) == 30

@@ -216,7 +216,7 @@ def test_what_is_asked_of_storage_is_counted_for_who_asked(
         assert counted(ProbeTask(7, 1, 0, 50, place, False)) == [0, 0], "it is counted with the next load"
         assert counted(load(8, 0)) == [one, 0], "not what was read for the other stream"
         file, options = daemon.data.files[0], (pickle.dumps(storage), pickle.dumps(None))
-        daemon.channel.send(IndexTask(9, file, "none", 50, *options))
+        daemon.channel.send(IndexTask(9, [file], "none", 50, *options))
         indexed = daemon.hear()
         assert isinstance(indexed, Indexed) and indexed.asked[1] == file.size_bytes
         mine, its = counted(load(10, 1))

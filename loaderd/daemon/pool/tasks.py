@@ -16,6 +16,7 @@ from loaderd.memory.runs import ArenaSegment
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.protocol.worker_messages import Done
+from loaderd.shards.shard_file import ShardFile
 
 
 class ListWork(NamedTuple):
@@ -38,13 +39,13 @@ class AskWork(NamedTuple):
 
 
 class IndexWork(NamedTuple):
-    """Index shard ``file`` (counted from 0), which the user knows as ``uri``."""
+    """Index the shards of a group, which the user knows as ``shards``."""
 
-    file: int
-    uri: str
+    group: tuple[ShardFile, ...]
+    shards: str
 
     def __str__(self) -> str:
-        return f"the index of {self.uri}"
+        return f"the index of {self.shards}"
 
 
 class ProbeWork(NamedTuple):

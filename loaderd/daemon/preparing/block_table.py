@@ -41,11 +41,17 @@ class BlockTable:
     """
 
     def __init__(
-        self, indexes: Sequence[ShardIndex], on_corrupt: OnCorrupt, selection: Selection = (), first_shard: int = 0
+        self,
+        indexes: Sequence[ShardIndex],
+        on_corrupt: OnCorrupt,
+        selection: Selection = (),
+        first_shard: int = 0,
+        has_keys: bool = True,
     ) -> None:
+        """``has_keys``: whether :meth:`place` gives keys, which take longer than all the rest; else they are 0."""
         self.compressions = [index.compression for index in indexes]
         self.first_shard = first_shard
-        self._names = [index.file.name for index in indexes]
+        self._names = [index.file.name for index in indexes] if has_keys else None
         self._shards = [
             number for number, index in enumerate(indexes) if not (on_corrupt == "skip_shard" and index.damages)
         ]
@@ -69,14 +75,16 @@ class BlockTable:
         the shards are, nor on their names, unless a hash of the names chooses among the records.
         """
         digest = hashlib.blake2b(digest_size=4)
+        chosen = left.counts > 0
+        columns = (left.lows, left.highs, _column([index.num_bytes for index in self._indexes]))
+        of_chosen = np.stack(columns)[:, chosen].astype("<i8")
+        ends = np.append(0, np.cumsum(chosen))[self._ends].tolist()
         num_shards = 0
-        for index, own in left.by_shard():
-            chosen = left.counts[own] > 0
-            if chosen.any():
+        for index, (begin, end) in zip(self._indexes, itertools.pairwise([0, *ends]), strict=True):
+            if begin < end:
                 num_shards += 1
-                columns = (left.lows[own], left.highs[own], index.num_bytes.astype(np.int64))
-                digest.update(repr((index.digest, int(chosen.sum()), conditions_of(self._by_record, index))).encode())
-                digest.update(np.stack(columns)[:, chosen].astype("<i8").tobytes())
+                digest.update(repr((index.digest, end - begin, conditions_of(self._by_record, index))).encode())
+                digest.update(of_chosen[:, begin:end].tobytes())
         return num_shards, digest.hexdigest()
 
     def place(self, number: int, seed: int = 0, epoch: int = 0) -> FilePlace:
@@ -91,7 +99,13 @@ class BlockTable:
             first = block.first_record
             low, high = self._ranges.get(own, (first, first + block.num_records))
             left = Left(low, high, conditions_of(self._by_record, index))
-        return FilePlace(block, left, key_of("record", seed, epoch, self._names[of_set]))
+        key = 0 if self._names is None else key_of("record", seed, epoch, self._names[of_set])
+        return FilePlace(block, left, key)
+
+
+def _column(parts: list[npt.NDArray[Any]]) -> Int64s:
+    joined: Int64s = np.concatenate([*parts, np.zeros(0, dtype=np.int64)], dtype=np.int64)
+    return joined
 
 
 def conditions_of(by_record: Sequence[Hashed], index: ShardIndex) -> list[Condition]:
@@ -106,14 +120,10 @@ class _Left:
     """
 
     def __init__(self, indexes: Sequence[ShardIndex], ends: list[int]) -> None:
-        def column(parts: list[npt.NDArray[Any]]) -> Int64s:
-            joined: Int64s = np.concatenate([*parts, np.zeros(0, dtype=np.int64)], dtype=np.int64)
-            return joined
-
         self._indexes = indexes
         self._ends = ends
-        self.counts = column([index.counts for index in indexes])
-        self.lows = column([index.first_records for index in indexes])
+        self.counts = _column([index.counts for index in indexes])
+        self.lows = _column([index.first_records for index in indexes])
         self.highs = self.lows + self.counts
         self.by_record: list[Hashed] = []
         self.clipped: dict[int, tuple[int, int]] = {}

@@ -1,6 +1,7 @@
 """The indexes of all shards: from the cache, or made by the workers where the cache has none.
 
-A shard that cannot be indexed, because it cannot be read or because workers are lost at it, does not end the pass: in
+Small shards are indexed in groups (``index_cache``). Where a group cannot be, its shards are indexed one by one. A
+shard that cannot be indexed, because it cannot be read or because workers are lost at it, does not end the pass: in
 place of its index comes one that says so. What becomes of it is the user's choice, as with damaged records. But a
 file that is plainly of another kind than the schema says ends it: the names of the shards, or the schema, are wrong.
 
@@ -11,17 +12,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 
-from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, IndexWork, Task, TaskSource
+from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task, TaskSource
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardFormatError, StorageError
 from loaderd.protocol.worker_messages import Done, Indexed
 from loaderd.redaction import redacted
 from loaderd.shards.access import PIECE_BYTES
 from loaderd.shards.framing import TOO_LARGE
-from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.index_cache import IndexCache, groups_of
+from loaderd.shards.names import some_of
 from loaderd.shards.shard_file import ShardFile, is_remote
-from loaderd.shards.shard_index import ShardIndex, decode_index
+from loaderd.shards.shard_index import ShardIndex, decode_indexes
 from loaderd.snapshots import StorageCounts
 
 MAX_NAMED_DAMAGES = 1000
@@ -30,7 +32,7 @@ MAX_REPORTED_DAMAGES = 200_000
 
 
 class IndexPass(TaskSource):
-    """Gives out a task for each shard that the cache does not know; ``indexes`` fills up."""
+    """Gives out a task for each group of shards that the cache does not know; ``indexes`` fills up."""
 
     def __init__(
         self,
@@ -39,25 +41,33 @@ class IndexPass(TaskSource):
         known: Mapping[ShardFile, ShardIndex] | None = None,
         requests: int = TASKS_PER_WORKER,
     ) -> None:
-        """``known``: indexes that are here already. ``requests``: how many a worker may have under way."""
+        """``known``: indexes that are here already. ``requests``: how many a worker may have under way.
+
+        A group of which only some are known is indexed anew, so that its indexes are kept together.
+        """
         self.error: LoaderdError | None = None
         self.counts = [0] * len(fields(StorageCounts))
         """What was asked of storage: the fields of ``StorageCounts``."""
         self._requests = requests
-        self.files = files
-        self.indexes: dict[int, ShardIndex] = {}
+        self.indexes: dict[ShardFile, ShardIndex] = {}
         self.unstored: str | None = None
-        for number, file in enumerate(files):
-            index = (known or {}).get(file) or cache.load(file)
-            if index is not None and index.error is None:
-                self.indexes[number] = index
+        self._num_files = len(files)
+        self._cache = cache
+        known = {file: index for file, index in (known or {}).items() if index.error is None}
+        missing: list[tuple[ShardFile, ...]] = []
+        for group in groups_of(files):
+            if known and all(file in known for file in group):
+                self.indexes.update((file, known[file]) for file in group)
+            elif (kept := cache.load(*group)) is not None:
+                self.indexes.update(zip(group, kept, strict=True))
+            else:
+                missing.append(group)
         self.num_cached = len(self.indexes)
-        missing = [number for number in range(len(files)) if number not in self.indexes]
         # The largest first: a large one at the end would keep one worker busy and the others idle.
-        self._waiting = deque(sorted(missing, key=lambda number: -files[number].size_bytes))
-        self.total_bytes = sum(files[number].size_bytes for number in missing)
+        self._waiting = deque(sorted(missing, key=lambda group: -_bytes_of(group)))
+        self.total_bytes = sum(map(_bytes_of, missing))
         self._done_bytes = 0
-        self._begun_bytes: dict[int, int] = {}
+        self._begun_bytes: dict[Task, int] = {}
 
     @property
     def done_bytes(self) -> int:
@@ -65,39 +75,42 @@ class IndexPass(TaskSource):
         return self._done_bytes + sum(self._begun_bytes.values())
 
     def advanced(self, task: Task, done_bytes: int) -> None:
-        """A shard has been read up to byte ``done_bytes``."""
-        assert isinstance(task.work, IndexWork)
-        self._begun_bytes[task.work.file] = done_bytes
+        """Of the bytes of a task's shards, ``done_bytes`` have been read."""
+        self._begun_bytes[task] = done_bytes
 
     @property
     def finished(self) -> bool:
-        return self.error is not None or len(self.indexes) == len(self.files)
+        return self.error is not None or len(self.indexes) == self._num_files
 
     @property
     def tasks_per_worker(self) -> int:
         """Of remote shards that are one request each, a worker gets as many as it may have requests under way."""
         if not self._waiting:
             return TASKS_PER_WORKER
-        file = self.files[self._waiting[0]]
-        return self._requests if is_remote(file.uri) and file.size_bytes <= PIECE_BYTES else TASKS_PER_WORKER
+        group = self._waiting[0]
+        if not is_remote(group[0].uri) or group[0].size_bytes > PIECE_BYTES:
+            return TASKS_PER_WORKER
+        return max(TASKS_PER_WORKER, self._requests // len(group))
 
     def next_task(self) -> Task | None:
         if not self._waiting:
             return None
-        number = self._waiting.popleft()
-        return Task(self, IndexWork(number, redacted(self.files[number].uri)))
+        group = self._waiting.popleft()
+        shards = some_of([redacted(file.uri) for file in group], 1)
+        # A group of several is given up sooner: its shards, one by one, tell which of them is to blame.
+        return Task(self, IndexWork(group, shards), most_deaths=MAX_DEATHS if len(group) == 1 else 1)
 
     def done(self, task: Task, result: Done) -> None:
         assert isinstance(task.work, IndexWork) and isinstance(result, Indexed)
         self.unstored = self.unstored or result.unkept
         self.counts = [before + more for before, more in zip(self.counts, result.asked, strict=True)]
-        file = self.files[task.work.file]  # whose URI has its secrets, which the index lacks
-        self._take(task.work.file, replace(decode_index(result.encoded), file=file))
+        self._take(task, decode_indexes(result.encoded, task.work.group))
 
-    def _take(self, number: int, index: ShardIndex) -> None:
-        self.indexes[number] = index
-        self._begun_bytes.pop(number, None)
-        self._done_bytes += self.files[number].size_bytes
+    def _take(self, task: Task, indexes: list[ShardIndex]) -> None:
+        assert isinstance(task.work, IndexWork)
+        self.indexes.update(zip(task.work.group, indexes, strict=True))
+        self._begun_bytes.pop(task, None)
+        self._done_bytes += _bytes_of(task.work.group)
 
     def failed(self, task: Task, error: LoaderdError) -> None:
         """A shard that storage does not give, or that is of another kind, is not damaged: the pass ends.
@@ -105,10 +118,24 @@ class IndexPass(TaskSource):
         Any other one is unreadable.
         """
         assert isinstance(task.work, IndexWork)
+        group = task.work.group
         if isinstance(error, (StorageError, ShardFormatError)):
             self.error = self.error or error
-            return
-        self._take(task.work.file, ShardIndex.of_unreadable(self.files[task.work.file], error))
+        elif len(group) == 1:
+            self._take(task, [ShardIndex.of_unreadable(group[0], error)])
+        else:
+            self._begun_bytes.pop(task, None)
+            for file in group:
+                if kept := self._cache.load(file):  # from the last time that this happened
+                    self.indexes[file] = kept[0]
+                    self.num_cached += 1
+                    self._done_bytes += file.size_bytes
+                else:
+                    self._waiting.append((file,))
+
+
+def _bytes_of(group: Sequence[ShardFile]) -> int:
+    return sum(file.size_bytes for file in group)
 
 
 def damage_error(

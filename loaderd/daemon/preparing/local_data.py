@@ -106,7 +106,7 @@ class Data:
         leaves = dataset.leaves()
         first_shards = accumulate((len(files) for files in sets[:-1]), initial=0)
         self._tables = [
-            BlockTable(of_set, options.on_corrupt, leaf.selection, first_shard)
+            BlockTable(of_set, options.on_corrupt, leaf.selection, first_shard, dataset.schema.needs_record_key)
             for leaf, of_set, first_shard in zip(leaves, indexes, first_shards, strict=True)
         ]
         for table, files in zip(self._tables, sets, strict=True):

@@ -2,7 +2,7 @@
 
 ::
 
-    ListPass (one task a set) ──► IndexPass (one task for each shard that the cache does not know) ──► Data
+    ListPass (one task a set) ──► IndexPass (a task for each group of shards that the cache does not know) ──► Data
 
 One preparation may serve many streams of the same data set.
 """
@@ -26,6 +26,7 @@ from loaderd.options import StreamOptions, pickled_storage
 from loaderd.plan.passes import Listing
 from loaderd.protocol.worker_messages import IndexTask, ListTask
 from loaderd.shards.credentials import asked_of
+from loaderd.shards.files import path_order
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
@@ -86,12 +87,9 @@ class LocalPreparation(Preparation):
         return ListTask(task.number, [names] if isinstance(names, str) else list(names), self._storage)
 
     def _index_message(self, task: Task) -> IndexTask:
-        file, options = self._file_of(task), self._options
-        return IndexTask(task.number, file, options.index_cache, options.block_records, self._storage, self._records)
-
-    def _file_of(self, task: Task) -> ShardFile:
-        assert self.index_pass is not None and isinstance(task.work, IndexWork)
-        return self.index_pass.files[task.work.file]
+        assert isinstance(task.work, IndexWork)
+        group, options = list(task.work.group), self._options
+        return IndexTask(task.number, group, options.index_cache, options.block_records, self._storage, self._records)
 
     def advance(self) -> None:
         if self.list_pass is not None:
@@ -115,9 +113,12 @@ class LocalPreparation(Preparation):
         if self.error is not None:
             return
         options = self._options
-        files = dict.fromkeys(file for files in self.sets for file in files)  # sets may share shards
+        # Sets may share shards; and what indexes are kept together depends on what is beside what.
+        (files, *others) = self.sets
+        if others:
+            files = sorted({file for files in self.sets for file in files}, key=path_order)
         self.index_pass = IndexPass(
-            list(files),
+            files,
             IndexCache(options.index_cache, options.block_records, self._dataset.schema.records),
             self._known,
             options.storage.requests,
@@ -136,8 +137,9 @@ class LocalPreparation(Preparation):
         if task is None:
             return
         self._slow_said.add(type(source))
-        what = task.work.shards if isinstance(task.work, ListWork) else self._file_of(task).uri
-        asked = asked_of(what) and f". Asked was {asked_of(what)}"
+        assert isinstance(task.work, (ListWork, IndexWork))
+        first = task.work.shards if isinstance(task.work, ListWork) else task.work.group[0].uri
+        asked = asked_of(first) and f". Asked was {asked_of(first)}"
         if outage is not None and is_away:
             self._warnings.append(f"{outage.in_words()}{asked}. Requests are made again until there are answers")
             return
@@ -146,8 +148,8 @@ class LocalPreparation(Preparation):
         if isinstance(task.work, ListWork):
             limit_s = min(limit_s or math.inf, self._options.storage.retry_s)
         until = "" if limit_s is None else f"; that is given up after {limit_s:g} s"
-        text = f"{what} is being {doing}, and the storage has not answered for {_SLOW_S:g} s{until}{asked}"
-        self._warnings.append(text)
+        is_being = f"{task.work.shards} is being {doing}"
+        self._warnings.append(f"{is_being}, and the storage has not answered for {_SLOW_S:g} s{until}{asked}")
 
     def _after_indexing(self, done: IndexPass) -> None:
         if not done.finished:
@@ -163,7 +165,7 @@ class LocalPreparation(Preparation):
         self.index_s = time.monotonic() - self._began_s
         if done.unstored:
             self._warnings.append(f"the index could not be kept, so the next start makes it again: {done.unstored}")
-        self.indexes = {file: done.indexes[number] for number, file in enumerate(done.files)}
+        self.indexes = done.indexes
         try:
             index_of, known = self.indexes.__getitem__, self._known or ()
             self.data = Data(self._dataset, self._options, self.sets, index_of, self.listing, known)

@@ -20,8 +20,8 @@ _STALL_TICKS = 8
 
 
 def index_pass(name: str, num_files: int) -> IndexPass:
-    """A source of ``num_files`` tasks, in the order of the files."""
-    files = [ShardFile(f"{name}{i}", 100 - i, 0) for i in range(num_files)]
+    """A source of ``num_files`` tasks, in the order of the files, none of which is small."""
+    files = [ShardFile(f"{name}{i}", 1_000_000 - i, 0) for i in range(num_files)]
     return IndexPass(files, IndexCache("none", 1024))
 
 
@@ -30,7 +30,8 @@ def shards_of(assigned: list[tuple[int, Task]]) -> list[tuple[int, str]]:
     found = []
     for worker, task in assigned:
         assert isinstance(task.source, IndexPass) and isinstance(task.work, IndexWork)
-        found.append((worker, task.source.files[task.work.file].uri))
+        (file,) = task.work.group
+        found.append((worker, file.uri))
     return found
 
 
@@ -161,7 +162,7 @@ def test_a_task_that_kills_three_workers_is_given_up_and_nobody_else_is_blamed()
         assigned = scheduler.assign()
         assert shards_of(assigned) == [(worker, "a0"), (worker, "a1")]
         scheduler.lose_worker(worker, f"was killed by signal {worker}", blamed=assigned[0][1])
-    error = source.indexes[0].error
+    (error,) = [index.error for index in source.indexes.values()]
     assert isinstance(error, WorkerError)
     assert error.message == "3 workers in a row were lost at the index of a0; the last one was killed by signal 2"
     scheduler.add_worker(9)
@@ -187,7 +188,7 @@ def test_a_task_that_need_not_survive_a_stall_is_given_up_after_one(survives: bo
     ((_, task),) = scheduler.assign()
     task.survives_stalls = survives
     scheduler.lose_worker(0, "made no progress", stalled=True, blamed=task)
-    assert (0 in source.indexes) == (not survives)
+    assert bool(source.indexes) == (not survives)
 
 
 class Listing(TaskSource):

@@ -26,9 +26,13 @@ from loaderd.memory.page import MAX_GENERATION, step_of
 from loaderd.protocol.worker_messages import NO_STREAM, Indexed
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex
+from loaderd.shards.shard_index import ShardIndex, encode_indexes
 
-NO_RECORDS = ShardIndex(ShardFile("empty", 0, 0), "none", 0, (), *[np.zeros(0, np.uint8)] * 5).encode()
+
+def no_records(file: ShardFile) -> ShardIndex:
+    return ShardIndex(file, "none", 0, (), *[np.zeros(0, np.uint8)] * 5)
+
+
 _STEPS_OF_AN_ENDLESS_PASS = 20
 _MOST_TURNS = 5000
 _STALL_TIMEOUT_S = 8.0
@@ -212,8 +216,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if job.stream != NO_STREAM:
             answer = self.consumers[job.stream].end(job, failed, faults)
         else:
-            assert job.task is not None
-            answer = Indexed(job.task.number, NO_RECORDS, None, [0] * 5)
+            assert job.task is not None and isinstance(job.task.work, IndexWork)
+            encoded = encode_indexes([no_records(file) for file in job.task.work.group])
+            answer = Indexed(job.task.number, encoded, None, [0] * 5)
         hand.end(answer, ShardReadError("unreadable") if failed else None)
         self.settle()
 
@@ -254,7 +259,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.index_pass is None)
     @rule(num_files=st.integers(1, 9))
     def index(self, num_files: int) -> None:
-        files = [ShardFile(f"shard {number}", 100, 0) for number in range(num_files)]
+        files = [ShardFile(f"shard {number}", 1_000_000, 0) for number in range(num_files)]
         self.index_pass = IndexPass(files, IndexCache("none", 1024))
         self.crew.add_source(self.index_pass)
         self.settle(True)

@@ -181,7 +181,7 @@ class Indexing(TaskSource):
     def next_task(self) -> Task | None:
         if self.task is not None:
             return None
-        self.task = Task(self, IndexWork(0, "a shard"))
+        self.task = Task(self, IndexWork((), "a shard"))
         return self.task
 
     def done(self, task: Task, result: Done) -> None:

@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from loaderd.daemon.pool.tasks import IndexWork, Task
+import pytest
+
+from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task
 from loaderd.daemon.preparing.index_pass import IndexPass, damage_error
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError, WorkerError
 from loaderd.protocol.worker_messages import Indexed
+from loaderd.shards import index_cache
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import build_index
+from loaderd.shards.shard_index import build_index, encode_indexes
 
 Write = Callable[..., list[Path]]
 
 
 def files_of(paths: list[Path]) -> list[ShardFile]:
     return list_shards([str(path) for path in paths])
+
+
+@pytest.fixture
+def each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shard is so small that it is indexed with others."""
+    monkeypatch.setattr(index_cache, "_SMALL_BYTES", -1)
 
 
 def tasks_of(index_pass: IndexPass) -> list[Task]:
@@ -28,39 +37,47 @@ def tasks_of(index_pass: IndexPass) -> list[Task]:
     return tasks
 
 
-def file_of(task: Task) -> int:
+def group_of(task: Task) -> tuple[ShardFile, ...]:
     assert isinstance(task.work, IndexWork)
-    return task.work.file
+    return task.work.group
 
 
+def done(index_pass: IndexPass, task: Task, unstored: str | None = None) -> None:
+    """A worker has done the task."""
+    encoded = encode_indexes([build_index(file, 1024) for file in group_of(task)])
+    index_pass.done(task, Indexed(task.number, encoded, unstored, [0] * 5))
+
+
+@pytest.mark.usefixtures("each_alone")
 def test_all_shards_are_indexed_the_largest_first(write_numbered: Write):
     files = files_of(write_numbered([10, 50, 0, 30]))
     index_pass = IndexPass(files, IndexCache("none", 1024))
     assert (index_pass.num_cached, index_pass.finished) == (0, False)
     assert index_pass.total_bytes == sum(file.size_bytes for file in files)
     tasks = tasks_of(index_pass)
-    assert [file_of(task) for task in tasks] == [1, 3, 0, 2]
+    assert [group_of(task) for task in tasks] == [(files[number],) for number in (1, 3, 0, 2)]
     for task in reversed(tasks):
         assert not index_pass.finished
-        index = build_index(files[file_of(task)], 1024)
-        index_pass.done(task, Indexed(task.number, index.encode(), None, [0] * 5))
+        done(index_pass, task)
     assert index_pass.finished and index_pass.done_bytes == index_pass.total_bytes
     assert index_pass.unstored is None
-    assert [index_pass.indexes[number].num_records for number in range(4)] == [10, 50, 0, 30]
+    assert [index_pass.indexes[file].num_records for file in files] == [10, 50, 0, 30]
 
 
+@pytest.mark.usefixtures("each_alone")
 def test_what_the_cache_knows_is_not_made_again(write_numbered: Write, tmp_path: Path):
     files = files_of(write_numbered([10, 50, 20]))
     cache = IndexCache(str(tmp_path / "cache"), 16)
     for number in (0, 2):
-        assert cache.store(build_index(files[number], 16)) is None
+        assert cache.store(files[number : number + 1], encode_indexes([build_index(files[number], 16)])) is None
     index_pass = IndexPass(files, cache)
     assert (index_pass.num_cached, index_pass.total_bytes) == (2, files[1].size_bytes)
-    assert [file_of(task) for task in tasks_of(index_pass)] == [1]
+    assert [group_of(task) for task in tasks_of(index_pass)] == [(files[1],)]
     assert IndexPass(files, IndexCache(str(tmp_path / "cache"), 17)).num_cached == 0
     assert IndexPass([files[0], files[2]], cache).finished
 
 
+@pytest.mark.usefixtures("each_alone")
 def test_shards_that_cannot_be_indexed_do_not_end_the_pass(write_numbered: Write):
     files = files_of(write_numbered([10, 50, 20]))
     index_pass = IndexPass(files, IndexCache("none", 1024))
@@ -71,31 +88,101 @@ def test_shards_that_cannot_be_indexed_do_not_end_the_pass(write_numbered: Write
     lost = WorkerError("3 workers in a row were lost at it")
     index_pass.given_up(second, lost, stalled=True)
     assert not index_pass.finished
-    index_pass.done(third, Indexed(third.number, build_index(files[file_of(third)], 1024).encode(), None, [0] * 5))
+    done(index_pass, third)
     assert index_pass.finished and index_pass.done_bytes == index_pass.total_bytes
-    assert [index_pass.indexes[number].num_records for number in range(3)] == [10, 0, 0]
-    assert [index_pass.indexes[number].error for number in range(3)] == [None, unreadable, lost]
-    assert index_pass.indexes[1].damages == (damage,)
-    (stands_in,) = index_pass.indexes[2].damages
+    assert [index_pass.indexes[file].num_records for file in files] == [10, 0, 0]
+    assert [index_pass.indexes[file].error for file in files] == [None, unreadable, lost]
+    assert index_pass.indexes[files[1]].damages == (damage,)
+    (stands_in,) = index_pass.indexes[files[2]].damages
     assert (stands_in.shard, stands_in.record, stands_in.found, stands_in.lost_bytes) == (
         files[2].uri,
         0,
         lost.message,
         -1,
     )
-    known = {file: index_pass.indexes[number] for number, file in enumerate(files)}
-    again = IndexPass(files, IndexCache("none", 1024), known)
-    assert [file_of(task) for task in tasks_of(again)] == [1, 2], "they are tried again when they are listed again"
+    again = IndexPass(files, IndexCache("none", 1024), index_pass.indexes)
+    assert [group_of(task) for task in tasks_of(again)] == [(files[1],), (files[2],)], (
+        "they are tried again when they are listed again"
+    )
 
 
+@pytest.mark.usefixtures("each_alone")
 def test_that_a_cache_cannot_be_written_is_said_once(write_numbered: Write):
     files = files_of(write_numbered([10, 50]))
     index_pass = IndexPass(files, IndexCache("none", 1024))
     for task, unstored in zip(tasks_of(index_pass), ("no space left", None), strict=True):
-        index_pass.done(
-            task, Indexed(task.number, build_index(files[file_of(task)], 1024).encode(), unstored, [0] * 5)
-        )
+        done(index_pass, task, unstored)
     assert index_pass.finished and index_pass.unstored == "no space left"
+
+
+# ------------------------------------------------------------------------------------------ small shards
+
+
+def test_small_shards_are_one_task_and_one_file(write_numbered: Write, tmp_path: Path):
+    files = files_of(write_numbered([3, 0, 2]))
+    cache = IndexCache(str(tmp_path / "cache"), 1024)
+    index_pass = IndexPass(files, cache)
+    (task,) = tasks_of(index_pass)
+    assert group_of(task) == tuple(files) and str(task.work) == f"the index of {files[0].uri} and 2 more"
+    index_pass.advanced(task, 10)
+    assert index_pass.done_bytes == 10
+    done(index_pass, task)
+    assert index_pass.finished and index_pass.done_bytes == index_pass.total_bytes
+    assert [index_pass.indexes[file].num_records for file in files] == [3, 0, 2]
+    assert cache.store(files, encode_indexes([build_index(file, 1024) for file in files])) is None
+    again = IndexPass(files, cache)
+    assert again.finished and again.num_cached == 3 and again.indexes[files[0]].file is files[0]
+
+
+def test_who_of_a_group_cannot_be_indexed_is_found_one_by_one(write_numbered: Write):
+    files = files_of(write_numbered([3, 4, 2]))
+    index_pass = IndexPass(files, IndexCache("none", 1024))
+    (task,) = tasks_of(index_pass)
+    assert task.most_deaths == 1, "the next one may be the one that kills workers"
+    index_pass.given_up(task, WorkerError("a worker was lost at it"), stalled=False)
+    assert not index_pass.finished and index_pass.done_bytes == 0
+    first, second, third = tasks_of(index_pass)
+    assert [group_of(each) for each in (first, second, third)] == [(file,) for file in files]
+    assert second.most_deaths == MAX_DEATHS
+    done(index_pass, first)
+    done(index_pass, third)
+    index_pass.failed(second, ShardReadError("it cannot be read"))
+    assert index_pass.finished and index_pass.done_bytes == index_pass.total_bytes
+    assert [index_pass.indexes[file].num_records for file in files] == [3, 0, 2]
+
+
+def test_the_others_of_a_group_that_cannot_be_indexed_are_kept(write_numbered: Write, tmp_path: Path):
+    files = files_of(write_numbered([3, 4, 2]))
+    cache = IndexCache(str(tmp_path / "cache"), 1024)
+    for file in (files[0], files[2]):
+        assert cache.store([file], encode_indexes([build_index(file, 1024)])) is None
+    index_pass = IndexPass(files, cache)
+    (task,) = tasks_of(index_pass)
+    index_pass.failed(task, ShardReadError("it cannot be read"))
+    (task,) = tasks_of(index_pass)
+    assert group_of(task) == (files[1],) and index_pass.num_cached == 2
+    index_pass.failed(task, ShardReadError("it cannot be read"))
+    assert index_pass.finished and index_pass.done_bytes == index_pass.total_bytes
+
+
+def test_a_group_with_a_new_shard_is_indexed_as_a_whole(write_numbered: Write):
+    files = files_of(write_numbered([3, 4, 2]))
+    index_pass = IndexPass(files[:2], IndexCache("none", 1024))
+    (task,) = tasks_of(index_pass)
+    done(index_pass, task)
+    assert IndexPass(files[:2], IndexCache("none", 1024), index_pass.indexes).finished
+    (task,) = tasks_of(IndexPass(files, IndexCache("none", 1024), index_pass.indexes))
+    assert group_of(task) == tuple(files), "so that its indexes are kept in one file"
+
+
+def test_as_many_small_remote_shards_are_fetched_as_there_may_be_requests():
+    files = [ShardFile(f"s3://bucket/{number:04}", 1000, 1) for number in range(1000)]
+    index_pass = IndexPass(files, IndexCache("none", 1024), requests=256)
+    first = index_pass.tasks_per_worker
+    longest = max(map(len, index_cache.groups_of(files)))
+    assert first == max(TASKS_PER_WORKER, 256 // longest)
+    large = [ShardFile(f"s3://bucket/{number:04}", 1_000_000, 1) for number in range(10)]
+    assert IndexPass(large, IndexCache("none", 1024), requests=256).tasks_per_worker == 256
 
 
 # ----------------------------------------------------------------------------------------------- damage

@@ -89,4 +89,4 @@ def test_which_task_is_silent():
 
 
 def test_a_task_of_another_kind_survives_stalls():
-    assert Task(ListPass([], None), IndexWork(0, "a")).survives_stalls
+    assert Task(ListPass([], None), IndexWork((), "a")).survives_stalls
