@@ -245,7 +245,7 @@ def test_a_function_that_raises_breaks_its_batch_and_the_record_is_named(
         (step,) = [step for step, batch in enumerate(found) if isinstance(batch, LoaderdError)]
         error = found[step]
         assert isinstance(error, WorkerError) and "derived field 'x'" in error.message
-        assert "ValueError: no \udcff 123" in error.message and "in refuse" in error.traceback
+        assert "ValueError: no \\udcff 123" in error.message and "in refuse" in error.traceback
         assert f"fails first at\n  {shards[1]}: record 3, of the block of " in error.message
         assert error.damage is not None and (error.damage.shard, error.damage.record) == (str(shards[1]), 3)
         others = {number for batch in found if not isinstance(batch, LoaderdError) for number in batch}

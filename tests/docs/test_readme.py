@@ -50,7 +50,7 @@ def extras() -> set[str]:
 
 def test_every_extra_is_in_the_table():
     table = (DOCS / "options.md").read_text().partition("## Extras")[2]
-    named = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]
+    named = [re.findall(r"`([\w-]+)`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]
     assert {name for row in named for name in row} == extras()
 
 

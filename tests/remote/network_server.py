@@ -46,7 +46,7 @@ schema = loaderd.Schema(
     fields={
         "bits": loaderd.Bits("bits", shape=(32,)),
         "id": loaderd.Array("id"),
-        "twice": loaderd.Derived(lambda id: 2 * id, inputs=("id",), dtype="int64"),
+        "twice": loaderd.Derived(lambda id: 2 * id, inputs=("id",), dtype="int64", shape=()),
     },
 )
 shards = str(pathlib.Path(__file__).parent / "shards" / "*.tfrecord")
