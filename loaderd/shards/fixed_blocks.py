@@ -175,6 +175,11 @@ class FixedBlockReader(ShardFiles):
                     where = block.first_record + number
                     yield Damage(uri, where, found.offset, found.expected, found.found, lost)
                 return
+            if reached + found.num_records > block.num_records:  # the file is another one
+                expected = f"{block.num_records} records (the count when it was indexed)"
+                end = start + block.num_records * self._records.record_bytes
+                damage = Damage(uri, block.first_record, end, expected, "more of them", lost_bytes=-1)
+                raise ShardReadError(str(damage), damage=damage)
             yield found
             reached += found.num_records
             if reached >= stop:
