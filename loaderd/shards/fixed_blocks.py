@@ -168,6 +168,7 @@ class FixedBlockReader(ShardFiles):
         reached = first
         # Offsets count from the start of a compressed stream, or of a plain file.
         start = block.offset if self._compressions[block.shard] == "none" else 0
+        expected = f"{block.num_records} records (the count when it was indexed)"
         for found in scan_fixed(uri, stream, self._records, block.first_record + first, start + offset):
             if isinstance(found, Damage):
                 for number in range(reached, stop):
@@ -176,7 +177,6 @@ class FixedBlockReader(ShardFiles):
                     yield Damage(uri, where, found.offset, found.expected, found.found, lost)
                 return
             if reached + found.num_records > block.num_records:  # the file is another one
-                expected = f"{block.num_records} records (the count when it was indexed)"
                 end = start + block.num_records * self._records.record_bytes
                 damage = Damage(uri, block.first_record, end, expected, "more of them", lost_bytes=-1)
                 raise ShardReadError(str(damage), damage=damage)
@@ -190,7 +190,6 @@ class FixedBlockReader(ShardFiles):
                 return
         for number in range(reached, stop):
             end = start + reached * self._records.record_bytes
-            expected = f"{block.num_records} records (the count when it was indexed)"
             yield Damage(uri, block.first_record + number, end, expected, f"{reached} records")
 
     def _compression_of(self, block: Block) -> Compression | Damage:
