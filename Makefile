@@ -81,7 +81,7 @@ compat: ## tests with the oldest versions that setup.cfg allows on OLDEST (pytho
 lint: $(VENV)/made-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy loaderd bindings/loaderd_tf bindings/loaderd_torch bindings/loaderd_jax bindings/loaderd_ray
+	$(BIN)/mypy loaderd bindings/loaderd_tf bindings/loaderd_torch bindings/loaderd_jax bindings/loaderd_ray bench/harness
 
 docs: .venv-docs/made ## the site, in docs/_build; a warning is an error
 	.venv-docs/bin/sphinx-build -W --keep-going -q -b html docs docs/_build
@@ -91,7 +91,7 @@ package: .venv-package/made ## a wheel and an sdist in dist/, each installed and
 	tests/package.sh .venv-package/bin/python
 
 bench: .venv-bench/made ## loaderd and its alternatives on the same records, in turn: about 25 minutes
-	$(BENCH)/python bench/compare.py $(ARGS)
+	$(BENCH)/python bench/compare.py --results-dir bench/results $(ARGS)
 
 clean: ## forget the environment and what the demo wrote
 	rm -rf .venv .venv-* .newest demo docs/_build dist build

@@ -4,35 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loaderd.bench import registry
-from loaderd.bench.registry import Candidate
-
-# What a comparison of all leaves out: they start a server, and bench/server_cost.py compares them.
-_OF_A_SERVER = Candidate(variants=())
-# And these read what the others do not: bench/real_records.py compares them.
-_OF_OTHER_FILES = Candidate(variants=())
-
-CANDIDATES = {
-    "tfdata_seed": Candidate(),
-    "tfdata_batched": Candidate(),
-    "tfdata_service": Candidate(),
-    "mp_queue": Candidate(),
-    "torch_dataloader": Candidate(),
-    "grain_loader": Candidate(),
-    "spdl_pipeline": Candidate(),
-    "spdl_checked": Candidate(),
-    "lczero": Candidate(),
-    "lczero_chunkparser": _OF_OTHER_FILES,
-    "katago_npz": _OF_OTHER_FILES,
-    **registry.CANDIDATES,
-    "loaderd_torch_batches": Candidate(),
-    "loaderd_jax_batches": Candidate(),
-    "loaderd_served": _OF_A_SERVER,
-    "loaderd_served_twice": _OF_A_SERVER,
-    "loaderd_flight": _OF_A_SERVER,
-    "loaderd_flight_two": _OF_A_SERVER,
-    "loaderd_flight_three": _OF_A_SERVER,
+# How each runs where no candidates are named: once with each of these options. One without any is left out then: it
+# starts a server (bench/server_cost.py compares those), or reads other files (bench/real_records.py).
+CANDIDATES: dict[str, tuple[str, ...]] = {
+    "tfdata_seed": ("",),
+    "tfdata_batched": ("",),
+    "tfdata_tuned": ("",),
+    "tfdata_expert": ("", "noshuffle", "int8"),
+    "tfdata_xla": ("", "noshuffle,graph"),
+    "tfdata_parse": ("packed",),
+    "tfdata_service": ("",),
+    "mp_queue": ("",),
+    "torch_dataloader": ("",),
+    "grain_loader": ("",),
+    "spdl_pipeline": ("",),
+    "spdl_checked": ("",),
+    "lczero": ("",),
+    "lczero_chunkparser": (),
+    "katago_npz": (),
+    "loaderd_python": ("", "numpy", "int8", "packed"),
+    "loaderd_batches": ("",),
+    "loaderd_tfdata": ("", "graph", "numpy", "numpy,graph"),
+    "loaderd_torch_batches": ("",),
+    "loaderd_jax_batches": ("",),
+    "loaderd_served": (),
+    "loaderd_served_twice": (),
+    "loaderd_flight": (),
+    "loaderd_flight_two": (),
+    "loaderd_flight_three": (),
+    "floor": ("", "int8", "packed"),
 }
+
+
+def all_specs() -> tuple[str, ...]:
+    """All variants of all candidates, as they are named on the command line: ``tfdata_expert:noshuffle``."""
+    return tuple(
+        f"{name}:{options}" if options else name for name, variants in CANDIDATES.items() for options in variants
+    )
 
 
 @dataclass(frozen=True)

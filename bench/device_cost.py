@@ -36,15 +36,15 @@ import keras
 import loaderd_tf
 import numpy as np
 import tensorflow as tf
-from loaderd_tf.bench._tfdata import decoded
-from loaderd_tf.bench.tfdata_expert import decode, expansion_of
-from questions._common import parser_of, publish, run_in_turns, shards_of
+from candidates._tfdata import decoded
+from candidates.tfdata_expert import decode, expansion_of
+from harness.interface import Config
+from harness.measured import versions
+from harness.process_tree import CpuMeter
+from harness.questions import parser_of, publish, run_in_turns, shards_of
+from harness.report import Spread
 
 import loaderd
-from loaderd.bench.interface import Config
-from loaderd.bench.measured import versions
-from loaderd.bench.process_tree import CpuMeter
-from loaderd.bench.report import Spread
 
 SCHEMA = loaderd.schemas.chess_eval()
 WARMUP_STEPS = 10  # the first compiles

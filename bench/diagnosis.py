@@ -33,10 +33,10 @@ from typing import Any, Literal
 
 import numpy as np
 from distant_s3 import ENVIRONMENT, DistantS3
+from harness.process_tree import process_tree
+from harness.synthetic import write_shards
 
 import loaderd
-from loaderd.bench.process_tree import process_tree
-from loaderd.bench.synthetic import write_shards
 from loaderd.processes import name_of
 
 BATCH_SIZE = 512

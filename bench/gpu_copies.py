@@ -33,13 +33,13 @@ from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
-from questions._common import parser_of, publish, run_in_turns, shards_of
+from harness.interface import Config
+from harness.measured import versions
+from harness.process_tree import CpuMeter
+from harness.questions import parser_of, publish, run_in_turns, shards_of
+from harness.report import Spread
 
 import loaderd
-from loaderd.bench.interface import Config
-from loaderd.bench.measured import versions
-from loaderd.bench.process_tree import CpuMeter
-from loaderd.bench.report import Spread
 
 SCHEMA = loaderd.schemas.chess_eval()
 WARMUP_STEPS = 30
@@ -92,9 +92,9 @@ def jax_way(name: str, shards: Sequence[str]) -> Way:
 def tf_way(name: str, shards: Sequence[str]) -> Way:
     import loaderd_tf
     import tensorflow as tf
-    from loaderd_tf.bench import tfdata_xla
-    from loaderd_tf.bench._tfdata import decoded, decoder
-    from loaderd_tf.bench.tfdata_expert import decode, expansion_of
+    from candidates import tfdata_xla
+    from candidates._tfdata import decoded, decoder
+    from candidates.tfdata_expert import decode, expansion_of
 
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:

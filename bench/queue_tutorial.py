@@ -49,13 +49,13 @@ import loaderd_tf
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from questions._common import console_of, parser_of, publish, run_again
+from harness.measured import versions
+from harness.process_tree import CpuMeter
+from harness.questions import console_of, parser_of, publish, run_again
+from harness.report import Spread
+from harness.rounds import turns
 
 import loaderd
-from loaderd.bench.measured import versions
-from loaderd.bench.process_tree import CpuMeter
-from loaderd.bench.report import Spread
-from loaderd.bench.rounds import turns
 
 BATCH, NUMBERS = 128, 1024
 NUM_SHARDS = 8

@@ -35,11 +35,10 @@ import numpy as np
 import numpy.typing as npt
 from candidates.katago_npz import KATAGO
 from candidates.lczero_chunkparser import LC0
-
-from loaderd.bench.interface import Config
-from loaderd.bench.measured import Timing
-from loaderd.bench.rounds import turns
-from loaderd.bench.run_candidate import run_candidate
+from harness.interface import Config
+from harness.measured import Timing
+from harness.rounds import turns
+from harness.run_candidate import run_candidate
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 CHECK_BATCH = 64

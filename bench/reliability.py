@@ -43,12 +43,11 @@ from pathlib import Path
 from typing import Any
 
 from competitors import LIBRARIES
-from questions._common import parser_of, publish
+from harness.questions import parser_of, publish
+from harness.synthetic import shard_records, write_shards
 from trainers import RECORD_BYTES, Task, keys_of, told
 from trainers.told import CTRL_C_S, LEFT_AFTER_S, Run
 from trainers.training import SERVERS, STARTS_WITHIN_S, Training, has_open, training
-
-from loaderd.bench.synthetic import shard_records, write_shards
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record in a shard
 SAVE_STEPS = 10

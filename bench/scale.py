@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from questions._common import parser_of, publish, run_again
+from harness.measured import versions
+from harness.process_tree import CpuMeter
+from harness.questions import parser_of, publish, run_again
+from harness.report import Spread
 
-from loaderd.bench.measured import versions
-from loaderd.bench.process_tree import CpuMeter
-from loaderd.bench.report import Spread
 from loaderd.daemon.preparing.block_table import BlockTable
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.plan.epoch import EpochOrder

@@ -25,10 +25,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from questions._common import Case, Run, console_of, measure, middle, of_case, publish, question_of, ratio, shards_of
-
-from loaderd.bench.interface import Config
-from loaderd.bench.report import Spread
+from harness.interface import Config
+from harness.questions import Case, Run, console_of, measure, middle, of_case, publish, question_of, ratio, shards_of
+from harness.report import Spread
 
 SPECS = {
     "embedded": "loaderd_python",

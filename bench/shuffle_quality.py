@@ -25,12 +25,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from harness.hardware import describe_machine
+from harness.process_tree import cpu_s, process_tree
+from harness.synthetic import cached_shards, write_shards
 
 import loaderd
 from loaderd import Shuffle
-from loaderd.bench.hardware import describe_machine
-from loaderd.bench.process_tree import cpu_s, process_tree
-from loaderd.bench.synthetic import cached_shards, write_shards
 from loaderd.memory.layout import WindowLayout
 from loaderd.options import StreamOptions
 from loaderd.plan.batches import BatchPlan

@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 
 from distant_s3 import ENVIRONMENT, DistantS3
-
-from loaderd.bench.synthetic import write_shards
+from harness.synthetic import write_shards
 
 ROOT = Path(__file__).parent.parent
 

@@ -160,7 +160,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         if args.shards is None:
             # Not above: a measured process is to import the loaderd that it is given.
-            from loaderd.bench.synthetic import write_shards
+            from harness.synthetic import write_shards
 
             write_shards(scratch, 200_000, num_shards=8)
         shards = os.path.abspath(args.shards) if args.shards else f"{scratch}/*.tfrecord"

@@ -29,8 +29,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from harness.synthetic import write_shards
+
 from loaderd import processes
-from loaderd.bench.synthetic import write_shards
 from loaderd.client.running import running_streams
 
 _TRAINING = """

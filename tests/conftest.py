@@ -42,7 +42,7 @@ _LONG = """
 usage/test_programs.py endings/test_data_sets.py docs/test_pages.py examples/test_chess_training.py
 server/test_supervisor.py bindings/test_dataset.py endings/test_loaders.py cli/test_doctor.py
 server/test_operation.py client/test_served.py remote/test_network.py reliability/test_distant_storage.py
-convert/test_convert_command.py bindings/test_callbacks.py bench/test_command.py reliability/test_torture.py
+convert/test_convert_command.py bindings/test_callbacks.py bench/test_compare.py reliability/test_torture.py
 daemon/test_server.py daemon/test_dying_daemons.py test_short_machine.py server/test_network.py
 bindings/test_graphs.py examples/test_trainings.py server/test_sharing.py protocol/test_messages.py
 schemas/test_lc0.py cli/test_main.py remote/test_security.py client/test_served_away.py shards/test_files.py

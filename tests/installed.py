@@ -23,8 +23,7 @@ def try_it(folder: Path) -> None:
     home = Path(loaderd.__file__).parent
     assert Path(sys.prefix) in home.parents and (home / "py.typed").exists(), home
     for module in pkgutil.walk_packages([str(home)], "loaderd."):
-        # Candidates import what they compare loaderd with, and boards of games the package chess: an extra's.
-        if "bench.candidates" not in module.name and module.name != "loaderd.convert.chess_boards":
+        if module.name != "loaderd.convert.chess_boards":  # it imports the package chess, an extra's
             importlib.import_module(module.name)
     for binding in ("loaderd_jax", "loaderd_ray", "loaderd_tf", "loaderd_torch"):
         assert (home.parent / binding / "py.typed").exists(), binding

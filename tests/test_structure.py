@@ -49,7 +49,6 @@ LAYERS = [
     ["loaderd.gateway", "loaderd.testing"],
     ["loaderd.server"],
     ["loaderd"],
-    ["loaderd.bench"],
     ["loaderd_jax", "loaderd_ray", "loaderd_tf", "loaderd_torch", "loaderd.cli"],
     ["loaderd.__main__"],
 ]
@@ -63,7 +62,7 @@ BINDINGS = {
 # What a binding may use beside the face of the package.
 BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
 BELOW = {
-    "loaderd_tf": ["loaderd.bench", "loaderd.grids", "loaderd.schema"],
+    "loaderd_tf": ["loaderd.grids", "loaderd.schema"],
     "loaderd_ray": ["loaderd.redaction", "loaderd.shards"],
 }
 # Each loader starts a daemon, so each of these would cost each loader milliseconds. What only some need (for shards

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 
+from harness.interface import Config
+
 import loaderd
-from loaderd.bench.interface import Config
 
 CONFIG_VARIABLE = "LOADERD_BENCH_CONFIG"
 

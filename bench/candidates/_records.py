@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from harness.interface import Config
+from harness.reference import CHANNEL_ORDER, CHANNEL_SIGN, VALUE_A, VALUE_B, VALUE_K
 from numpy.lib.stride_tricks import sliding_window_view
-
-from loaderd.bench.interface import Config
-from loaderd.bench.reference import CHANNEL_ORDER, CHANNEL_SIGN, VALUE_A, VALUE_B, VALUE_K
 
 BOARD_BYTES = 194
 ROW = np.dtype([("d", np.uint8, BOARD_BYTES), ("s", np.int64)])  # a record, packed

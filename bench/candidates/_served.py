@@ -23,9 +23,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import loaderd
 from candidates._dataset import CONFIG_VARIABLE, served_config
-from loaderd.bench.interface import Config, Step
+from harness.interface import Config, Step
+
+import loaderd
 
 _START_S, _STOP_S = 120.0, 20.0
 _CONNECT = re.compile(r'loaderd\.connect\("((?:unix|grpc)[^"]+)"')

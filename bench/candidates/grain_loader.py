@@ -11,10 +11,9 @@ from typing import Any
 import grain
 import numpy as np
 from absl import flags
-from grain.experimental import InterleaveIterDataset, TFRecordIterDataset
-
 from candidates._records import parse, unpack
-from loaderd.bench.interface import Config, Step, only_chess
+from grain.experimental import InterleaveIterDataset, TFRecordIterDataset
+from harness.interface import Config, Step, only_chess
 
 NOTE = "no CRC check, files' order"
 

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from loaderd.bench.interface import Config, Step
+from harness.interface import Config, Step
 
 NOTE = "rows are not shuffled"
 

@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import numpy as np
-
 from candidates._records import ROW, paths, read_rows, unpack, workers_of
-from loaderd.bench.interface import Config, Step, only_chess
+from harness.interface import Config, Step, only_chess
 
 NOTE = "no CRC check"
 

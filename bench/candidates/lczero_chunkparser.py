@@ -28,8 +28,7 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 import numpy as np
-
-from loaderd.bench.interface import Config, Step
+from harness.interface import Config, Step
 
 NOTE = "the gzip files' CRCs are checked"
 

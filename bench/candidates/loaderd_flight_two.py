@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from candidates._served import over_network
-from loaderd.bench.interface import Config, Step
+from harness.interface import Config, Step
 
 
 def steps(config: Config) -> Iterator[Step]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import jax
 import loaderd_jax
+from harness.interface import Config, Step
 
 import loaderd
-from loaderd.bench.interface import Config, Step
 
 jax.config.update("jax_enable_x64", True)  # packed, a chess record has an int64
 

@@ -12,9 +12,8 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-
 from candidates._served import consume, served
-from loaderd.bench.interface import Config, Step
+from harness.interface import Config, Step
 
 
 def steps(config: Config) -> Iterator[Step]:

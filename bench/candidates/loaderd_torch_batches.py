@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import loaderd_torch
+from harness.interface import Config, Step
 
 import loaderd
-from loaderd.bench.interface import Config, Step
 
 
 def steps(config: Config) -> Iterator[Step]:

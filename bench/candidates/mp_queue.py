@@ -12,10 +12,9 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 import tensorflow as tf
-from loaderd_tf.bench._tfdata import consume
-
 from candidates._records import batches, unpack, workers_of
-from loaderd.bench.interface import Config, Step, only_chess
+from candidates._tfdata import consume
+from harness.interface import Config, Step, only_chess
 
 NOTE = "no CRC check, files' order"
 

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
-from numpy.lib.stride_tricks import sliding_window_view
-
 from candidates._records import FOOTER_BYTES, Places, Rows, parse, paths, read_file, walk
 from candidates.spdl_pipeline import Cut, run
-from loaderd.bench.interface import Config, Step, only_chess
+from crc32c import crc32c
+from harness.interface import Config, Step, only_chess
+from numpy.lib.stride_tricks import sliding_window_view
 
 NOTE = ""
 

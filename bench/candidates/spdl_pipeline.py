@@ -14,11 +14,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from candidates._records import ROW, Rows, cut, paths, read_rows, unpack
+from harness.interface import Config, Step, only_chess
 from spdl.pipeline import PipelineBuilder
 from spdl.pipeline.defs import Aggregator
-
-from candidates._records import ROW, Rows, cut, paths, read_rows, unpack
-from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = "no CRC check, files' order"
 

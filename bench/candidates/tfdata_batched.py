@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tensorflow as tf
-from loaderd_tf.bench._tfdata import SHUFFLE_RECORDS, Tensors, consume
-
+from candidates._tfdata import SHUFFLE_RECORDS, Tensors, consume
 from candidates.tfdata_seed import CHESS_FEATURES, fields
-from loaderd.bench.interface import Config, Step, only_chess
+from harness.interface import Config, Step, only_chess
 
 NOTE = ""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tensorflow as tf
-from loaderd_tf.bench._tfdata import SHUFFLE_RECORDS, Tensors, consume
-
-from loaderd.bench.interface import Config, Step, only_chess
-from loaderd.bench.reference import CHANNEL_ORDER, CHANNEL_SIGN, VALUE_A, VALUE_B, VALUE_K
+from candidates._tfdata import SHUFFLE_RECORDS, Tensors, consume
+from harness.interface import Config, Step, only_chess
+from harness.reference import CHANNEL_ORDER, CHANNEL_SIGN, VALUE_A, VALUE_B, VALUE_K
 
 NOTE = ""
 

@@ -14,11 +14,10 @@ import sys
 from collections.abc import Iterator
 
 import tensorflow as tf
-from loaderd_tf.bench._tfdata import READ_BYTES, SHUFFLE_RECORDS, Tensors, consume, parser
-from loaderd_tf.bench.tfdata_expert import decode, expansion_of
+from candidates._tfdata import READ_BYTES, SHUFFLE_RECORDS, Tensors, consume, parser
+from candidates.tfdata_expert import decode, expansion_of
+from harness.interface import Config, Step, only_chess
 from tensorflow.data.experimental import service
-
-from loaderd.bench.interface import Config, Step, only_chess
 
 NOTE = ""
 

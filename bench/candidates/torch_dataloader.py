@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-
 from candidates._records import batches, unpack, workers_of
-from loaderd.bench.interface import Config, Step, only_chess
+from harness.interface import Config, Step, only_chess
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 NOTE = "no CRC check, files' order"
 

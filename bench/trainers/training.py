@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from competitors import LIBRARIES, Library
+from harness.process_tree import process_tree
 
 from loaderd import processes
-from loaderd.bench.process_tree import process_tree
 from trainers import Task
 
 MARK = "LOADERD_RELIABILITY_RUN"  # environment variable that all processes of a run inherit

@@ -17,15 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from candidates import _records
-from loaderd_tf.bench import tfdata_parse, tfdata_tuned, tfdata_xla
-
-from loaderd.bench import reference
-from loaderd.bench.digest import Digest
-from loaderd.bench.interface import Config, configure, load, why_not
-from loaderd.bench.measured import FIRST_BATCH, digest
-from loaderd.bench.run_candidate import CandidateError, LeftOut, run_candidate
-from loaderd.bench.synthetic import shard_records, write_shards
+from candidates import _records, tfdata_parse, tfdata_tuned, tfdata_xla
+from harness import reference
+from harness.digest import Digest
+from harness.interface import Config, configure, load, why_not
+from harness.measured import FIRST_BATCH, digest
+from harness.run_candidate import CandidateError, LeftOut, run_candidate
+from harness.synthetic import shard_records, write_shards
 
 RECORDS, SHARDS = 2_000, 3
 
@@ -137,8 +135,8 @@ def test_it_says_what_it_cannot_deliver(spec: str, reason: str, config: Config) 
 
 _CLOSING = """
 import multiprocessing.resource_tracker, os, sys, time
-from loaderd.bench.interface import Config, load
-from loaderd.bench.process_tree import process_tree
+from harness.interface import Config, load
+from harness.process_tree import process_tree
 
 def others():  # but for Python's own tracker, which ends with this process
     tracker = multiprocessing.resource_tracker._resource_tracker._pid

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.digest import Digest
+from harness.reference import Arrays, chess, decode, decode_chess
+from harness.synthetic import make_records
 
 from loaderd import Array, Raw, Schema
-from loaderd.bench.digest import Digest
-from loaderd.bench.reference import Arrays, chess, decode, decode_chess
-from loaderd.bench.synthetic import make_records
 
 SCHEMA = chess()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from harness.inputs import CHECK_RECORDS, CHECK_SHARDS, from_user, synthetic
+from harness.interface import Config
+from harness.reference import read
+from harness.synthetic import write_shards
 
-from loaderd.bench.inputs import CHECK_RECORDS, CHECK_SHARDS, from_user, synthetic
-from loaderd.bench.interface import Config
-from loaderd.bench.reference import read
-from loaderd.bench.synthetic import write_shards
 from loaderd.errors import NoShardsError
 from loaderd.shards.files import list_shards
 
@@ -35,7 +35,7 @@ def test_the_first_records_of_the_first_shards_are_checked(tmp_path: Path, compr
 
 
 def test_large_records_are_checked_in_smaller_number(tmp_path: Path) -> None:
-    base = Config((), schema="loaderd.bench.reference:bits", record_size=1 << 16)
+    base = Config((), schema="harness.reference:bits", record_size=1 << 16)
     inputs = synthetic(base, tmp_path / "work", tmp_path, 200, 2)
     assert len(records_of(inputs.checked)) == 63  # of 2 MiB each, as float32
     assert len(records_of(inputs.timed)) == 200

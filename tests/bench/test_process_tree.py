@@ -8,8 +8,7 @@ import sys
 import time
 
 import pytest
-
-from loaderd.bench.process_tree import CpuMeter, cpu_s, cpu_s_by_name, machine_cpu_s, process_tree, pss_bytes
+from harness.process_tree import CpuMeter, cpu_s, cpu_s_by_name, machine_cpu_s, process_tree, pss_bytes
 
 # A process that starts another one; that one works for 0.3 s of CPU, holds 64 MiB, says so and waits.
 _GRANDCHILD = """

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import real_records
 from candidates import katago_npz
+from harness.interface import Config
 
-from loaderd.bench.interface import Config
 from loaderd.schemas.kata import rows
 from loaderd.schemas.leela import RECORD
 

@@ -6,11 +6,10 @@ import io
 from pathlib import Path
 from typing import Any
 
+from harness import chart
+from harness.display import Display
+from harness.report import COLUMNS, Spread, Summary, best_tfdata, markdown, summarise, table
 from rich.console import Console
-
-from loaderd.bench import chart
-from loaderd.bench.display import Display
-from loaderd.bench.report import COLUMNS, Spread, Summary, best_tfdata, markdown, summarise, table
 
 
 def _run(candidate: str, number: int, examples_per_s: float, **config: Any) -> dict[str, Any]:

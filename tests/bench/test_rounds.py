@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from competitors import CANDIDATES, LIBRARIES, all_specs
+from harness.interface import Config, Step, configure
+from harness.measured import FIRST_BATCH, digest
+from harness.reference import Arrays, decode, parse, read
+from harness.rounds import check, cold_starts, grouped, take_turns
+from harness.run_candidate import CandidateError, LeftOut, run_candidate
+from harness.synthetic import write_shards
 
-from loaderd.bench import registry
-from loaderd.bench.interface import Config, Step, configure
-from loaderd.bench.measured import FIRST_BATCH, digest
-from loaderd.bench.reference import Arrays, decode, parse, read
-from loaderd.bench.rounds import check, cold_starts, grouped, take_turns
-from loaderd.bench.run_candidate import CandidateError, LeftOut, run_candidate
-from loaderd.bench.synthetic import write_shards
 from loaderd.shards.files import list_shards
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +75,6 @@ def test_a_missing_package_and_what_cannot_be_delivered_are_given_as_reasons(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "candidates").mkdir()
-    (tmp_path / "candidates" / "__init__.py").touch()
     (tmp_path / "candidates" / "absent.py").write_text("import a_package_that_is_not_there\n")
     (tmp_path / "candidates" / "picky.py").write_text("def cannot(config):\n    return 'it is Monday'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -134,16 +133,7 @@ def test_a_candidate_that_fails_in_the_middle_is_left_out_from_then_on() -> None
 
 
 def test_every_module_is_registered_and_in_the_table_of_the_readme() -> None:
-    from competitors import CANDIDATES, LIBRARIES  # bench/competitors.py
-
-    for package, folder in (
-        ("candidates", "bench/candidates"),
-        ("loaderd_tf.bench", "bindings/loaderd_tf/bench"),
-    ):
-        there = {path.stem for path in (ROOT / folder).glob("[!_]*.py")}
-        assert there == {name for name, candidate in CANDIDATES.items() if candidate.package == package}
-    of_loaderd = [name for name, candidate in CANDIDATES.items() if candidate.package == "loaderd.bench"]
-    assert of_loaderd and all((ROOT / f"loaderd/bench/{name}.py").exists() for name in of_loaderd)
+    assert {path.stem for path in (ROOT / "bench/candidates").glob("[!_]*.py")} == set(CANDIDATES)
     trainings = {path.stem for path in (ROOT / "bench/trainers").glob("*_epoch.py")}
     assert trainings == {f"{name}_epoch" for name in LIBRARIES}
 
@@ -152,11 +142,7 @@ def test_every_module_is_registered_and_in_the_table_of_the_readme() -> None:
 
 
 def test_a_comparison_of_all_has_each_candidate_of_one_process(config: Config) -> None:
-    from competitors import CANDIDATES
-
-    specs = registry.specs_of(CANDIDATES)
-    assert set(registry.specs_of(registry.CANDIDATES)) < set(specs)
-    left_out = set(CANDIDATES) - {configure(spec, config)[0] for spec in specs}
+    left_out = set(CANDIDATES) - {configure(spec, config)[0] for spec in all_specs()}
     of_a_server = {name for name in CANDIDATES if name.startswith(("loaderd_served", "loaderd_flight"))}
     assert len(of_a_server) == 5
     assert left_out == of_a_server | {"lczero_chunkparser", "katago_npz"}

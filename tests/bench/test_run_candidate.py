@@ -10,12 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loaderd.bench.process_tree import process_tree
+from harness.process_tree import process_tree
 
 # It waits in C, where no Python handler of a signal runs and no thread gets its turn.
 _STUCK = """
 import ctypes, os, pathlib, subprocess, sys
-from loaderd.bench.interface import Step
+from harness.interface import Step
 
 def steps(config):
     child = subprocess.Popen(["sleep", "600"])
@@ -30,10 +30,9 @@ def steps(config):
 def test_what_waits_in_c_is_ended_when_the_benchmark_is_killed(tmp_path: Path) -> None:
     (tmp_path / "candidates").mkdir()
     (tmp_path / "candidates" / "stuck.py").write_text(_STUCK)
-    (tmp_path / "candidates" / "__init__.py").touch()
     os.mkfifo(tmp_path / "pids")
     told = os.open(tmp_path / "pids", os.O_RDONLY | os.O_NONBLOCK)
-    command = [sys.executable, "-m", "loaderd.bench.run_candidate", "stuck", str(tmp_path / "pids"), "--timeout=200"]
+    command = [sys.executable, "-m", "harness.run_candidate", "stuck", str(tmp_path / "pids"), "--timeout=200"]
     path = os.pathsep.join([str(tmp_path), *sys.path])
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.DEVNULL) as bench:
         try:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 import server_cost as server
-
-from loaderd.bench.interface import Config
-from loaderd.bench.rounds import expected_digest
-from loaderd.bench.run_candidate import run_candidate
-from loaderd.bench.synthetic import write_shards
+from harness.interface import Config
+from harness.rounds import expected_digest
+from harness.run_candidate import run_candidate
+from harness.synthetic import write_shards
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +31,8 @@ def test_it_delivers_what_was_written(spec: str, config: Config) -> None:
 
 _TAKING = """
 import json, os, sys, time
-from loaderd.bench.interface import Config, load
-from loaderd.bench.process_tree import process_tree
+from harness.interface import Config, load
+from harness.process_tree import process_tree
 
 stream = load(sys.argv[1]).steps(Config(**json.loads(sys.argv[2])))
 examples = 0

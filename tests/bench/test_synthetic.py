@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness import reference, synthetic
 
-from loaderd.bench import reference, synthetic
 from loaderd.shards.files import list_shards
 
 NUM_RECORDS, NUM_SHARDS, SEED = 3_001, 3, 7

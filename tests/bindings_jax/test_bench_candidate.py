@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from loaderd.bench.interface import Config
-from loaderd.bench.run_candidate import run_candidate
-from loaderd.bench.synthetic import write_shards
+from harness.interface import Config
+from harness.run_candidate import run_candidate
+from harness.synthetic import write_shards
 
 pytest.importorskip("jax", reason="JAX is not installed: make test-torch")
 

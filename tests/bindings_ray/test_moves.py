@@ -9,9 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from harness.process_tree import process_tree
 from ray_cluster import MARK, actors, expected, wait_until
-
-from loaderd.bench.process_tree import process_tree
 
 ray = pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
 

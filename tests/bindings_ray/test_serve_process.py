@@ -10,9 +10,8 @@ from importlib.machinery import PathFinder
 from types import SimpleNamespace
 
 import pytest
+from harness.process_tree import process_tree
 from ray_cluster import wait_until
-
-from loaderd.bench.process_tree import process_tree
 
 pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
 

@@ -19,11 +19,11 @@ from typing import Any
 import commands
 import numpy as np
 import pytest
+from harness.process_tree import process_tree
 from serving import handles_of, wait_ends
 
 import loaderd
 from loaderd import testing
-from loaderd.bench.process_tree import process_tree
 from loaderd.cli.main import main
 from loaderd.convert.journal import NAME, Journal
 

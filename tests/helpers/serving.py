@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from loaderd.bench.process_tree import process_tree
+from harness.process_tree import process_tree
+
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import PROTOCOL, AskStatus, Hello, Message, Status
 from loaderd.version import VERSION

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness.process_tree import process_tree
 from numbered import write_shards
 from processes import name_of, num_fds, read
 
-from loaderd.bench.process_tree import process_tree
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import PROTOCOL, AskStatus, Hello, Status
 from loaderd.version import VERSION

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from harness.process_tree import process_tree
 from own_processes import children_of
 
 import loaderd
-from loaderd.bench.process_tree import process_tree
 from loaderd.errors import from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Failed, Gateway, Message, Serve, Status, Stop

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.synthetic import write_shards
 from serving import Server
 from usage_runner import Programs
 
 import loaderd
-from loaderd.bench.synthetic import write_shards
 
 HERE = Path(__file__).parent
 

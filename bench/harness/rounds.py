@@ -16,12 +16,12 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-from loaderd.bench.digest import Digest
-from loaderd.bench.hardware import describe_machine
-from loaderd.bench.interface import Config, configure
-from loaderd.bench.reference import decode, parse, read
-from loaderd.bench.report import best_tfdata
-from loaderd.bench.run_candidate import CandidateError, LeftOut
+from harness.digest import Digest
+from harness.hardware import describe_machine
+from harness.interface import Config, configure
+from harness.reference import decode, parse, read
+from harness.report import best_tfdata
+from harness.run_candidate import CandidateError, LeftOut
 from loaderd.shards.files import list_shards
 
 BUSY_CORES = 0.1  # beyond this, something else was running

@@ -2,7 +2,7 @@
 
 ::
 
-    python bench/questions/dtype.py
+    python bench/dtype.py
 
 Batches of the chess records, consumed in Python: the bits as float32, float16, bfloat16, int8 and bool, and packed as
 they are stored (the model unpacks them). bool has no sign, so there no channel turns its own.
@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from _common import Case, answer, console_of, measure, middle, question_of, shards_of
+from harness.interface import Config
+from harness.questions import Case, answer, console_of, measure, middle, question_of, shards_of
+from harness.reference import chess
 
 from loaderd import Bits, Schema
-from loaderd.bench.interface import Config
-from loaderd.bench.reference import chess
 
 DTYPES = ["float32", "float16", "bfloat16", "int8", "bool", "packed"]
 

@@ -1,15 +1,15 @@
-"""loaderd's batches as eager tensors, without tf.data."""
+"""loaderd, its batches taken in Python as numpy arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.interface import Config, Step
+
 import loaderd
-import loaderd_tf
-from loaderd.bench.interface import Config, Step
 
 
 def steps(config: Config) -> Iterator[Step]:
     with loaderd.Loader(**config.loader_options()) as loader:
-        for batch in loaderd_tf.batches(loader):
+        for batch in loader:
             yield Step(next(iter(batch.values())).shape[0], batch)

@@ -1,4 +1,4 @@
-"""What a candidate is: one module with one function, run in a process of its own.
+"""What a candidate is: one module of a folder ``candidates`` with one function, run in a process of its own.
 
 A candidate reads the shards of a :class:`Config` and yields a :class:`Step` whenever batches have arrived::
 
@@ -25,9 +25,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from loaderd import Schema, Shuffle
-from loaderd.bench.registry import module_of
 
-CHESS = "loaderd.bench.reference:chess"
+CHESS = "harness.reference:chess"
 
 
 class Step(NamedTuple):
@@ -150,4 +149,9 @@ def only_chess(config: Config) -> str | None:
 
 def load(name: str) -> ModuleType:
     """The module of candidate ``name``, imported with what it is built on. Raises ImportError if that is missing."""
-    return importlib.import_module(module_of(name))
+    return importlib.import_module(f"candidates.{name}")
+
+
+def is_known(name: str) -> bool:
+    """Whether there is a candidate ``name``; imports none, as they import TensorFlow."""
+    return find_spec(f"candidates.{name}") is not None

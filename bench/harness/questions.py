@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.table import Table
 
 import loaderd
-from loaderd.bench.comparison import warm_page_cache
-from loaderd.bench.interface import Config
-from loaderd.bench.measured import Timing
-from loaderd.bench.report import Spread, markdown
-from loaderd.bench.rounds import circumstances_of, take_turns, turns
-from loaderd.bench.run_candidate import run_candidate
-from loaderd.bench.synthetic import cached_shards
+from harness.comparison import warm_page_cache
+from harness.interface import Config
+from harness.measured import Timing
+from harness.report import Spread, markdown
+from harness.rounds import circumstances_of, take_turns, turns
+from harness.run_candidate import run_candidate
+from harness.synthetic import cached_shards
 
 COLUMNS = ("examples/s", "× the first", "CPU µs/example", "consumer µs/batch", "first batch s", "peak PSS MiB")
 

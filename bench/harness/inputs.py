@@ -13,9 +13,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loaderd.bench.interface import Config
-from loaderd.bench.reference import read
-from loaderd.bench.synthetic import cached_shards, compressed
+from harness.interface import Config
+from harness.reference import read
+from harness.synthetic import cached_shards, compressed
 from loaderd.errors import OptionError
 from loaderd.shards.compression import detect_compression
 from loaderd.shards.crc import framed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import loaderd_tf
-from loaderd.bench.interface import Config, Step
-from loaderd_tf.bench._tfdata import consume
+from candidates._tfdata import consume
+from harness.interface import Config, Step
 
 
 def steps(config: Config) -> Iterator[Step]:

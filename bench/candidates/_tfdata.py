@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from harness.interface import CHESS, Config, Step
+from harness.reference import VALUE_A, VALUE_B, VALUE_K
 
 from loaderd import Array, Bits, Derived, Fill, Float, Int64, Packed, PackedBits, Planes, Raw, Schema, Spread
-from loaderd.bench.interface import CHESS, Config, Step
-from loaderd.bench.reference import VALUE_A, VALUE_B, VALUE_K
 
 SHUFFLE_RECORDS = 10_000
 READ_BYTES = 4 << 20

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
+from candidates._tfdata import cannot_decode, consume, decoded, decoder
+from harness.interface import Config, Step
 
 from loaderd import Bits
-from loaderd.bench.interface import Config, Step
-from loaderd_tf.bench._tfdata import cannot_decode, consume, decoded, decoder
 
 NOTE = ""
 

@@ -2,7 +2,7 @@
 
 ::
 
-    python bench/questions/compressed.py
+    python bench/compressed.py
 
 The same records in plain, GZIP and ZLIB shards, few large ones and many small ones, consumed in Python. A compressed
 shard cannot be entered in the middle: it is inflated from its start for each window that it reaches into.
@@ -14,9 +14,8 @@ import argparse
 from itertools import product
 from pathlib import Path
 
-from _common import Case, answer, console_of, measure, question_of, shards_of
-
-from loaderd.bench.interface import Config
+from harness.interface import Config
+from harness.questions import Case, answer, console_of, measure, question_of, shards_of
 
 NUM_SHARDS = [16, 256]
 COMPRESSIONS = {"plain": "", "GZIP": "GZIP", "ZLIB": "ZLIB"}

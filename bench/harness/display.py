@@ -9,8 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from loaderd.bench.report import Run, Summary, table
-from loaderd.bench.rounds import BUSY_CORES
+from harness.report import Run, Summary, table
+from harness.rounds import BUSY_CORES
 from loaderd.redaction import printable
 
 

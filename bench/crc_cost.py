@@ -2,7 +2,7 @@
 
 ::
 
-    python bench/questions/crc_cost.py
+    python bench/crc_cost.py
 
 loaderd has no switch for it, so the step that checks is measured by itself: ``WindowLoader.load`` reads records,
 checks and parses them, and writes them to their places in a window, in tasks of 4,096 records as a worker does. To
@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from _common import Case, console_of, measure, middle, publish, question_of, shards_of
+from harness.interface import Config
+from harness.questions import Case, console_of, measure, middle, publish, question_of, shards_of
+from harness.reference import chess
+from harness.report import Spread
+from harness.rounds import turns
 
-from loaderd.bench.interface import Config
-from loaderd.bench.reference import chess
-from loaderd.bench.report import Spread
-from loaderd.bench.rounds import turns
 from loaderd.daemon.preparing.block_table import BlockTable
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.shards import blocks

@@ -2,7 +2,7 @@
 
 ::
 
-    python bench/questions/window.py
+    python bench/window.py
 
 A window of packed rows must be whole before its first batch can be, and two are held at a time. How well each size
 shuffles is told in docs/shuffle.md. Consumed in Python; the index of the shards is in its cache.
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import argparse
 
-from _common import Case, answer, console_of, measure, question_of, shards_of
-
-from loaderd.bench.interface import Config
+from harness.interface import Config
+from harness.questions import Case, answer, console_of, measure, question_of, shards_of
 
 WINDOWS = [4096, 16_384, 65_536, 262_144, 1_048_576]
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loaderd.bench import chart
-from loaderd.bench.display import Display
-from loaderd.bench.inputs import Inputs
-from loaderd.bench.interface import Config
-from loaderd.bench.measured import FIRST_BATCH, Timing
-from loaderd.bench.report import COLUMNS, Summary, markdown, summarise
-from loaderd.bench.rounds import Failures, check, cold_starts, facts_of, grouped, take_turns
-from loaderd.bench.run_candidate import run_candidate
+from harness import chart
+from harness.display import Display
+from harness.inputs import Inputs
+from harness.interface import Config
+from harness.measured import FIRST_BATCH, Timing
+from harness.report import COLUMNS, Summary, markdown, summarise
+from harness.rounds import Failures, check, cold_starts, facts_of, grouped, take_turns
+from harness.run_candidate import run_candidate
 from loaderd.errors import OptionError
 
 Run = dict[str, Any]

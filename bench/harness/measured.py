@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from harness.digest import Digest
+from harness.interface import Config, Step, load, why_not
+from harness.process_tree import CpuMeter, cpu_s_by_name, process_tree
 from loaderd import Schema
-from loaderd.bench.digest import Digest
-from loaderd.bench.interface import Config, Step, load, why_not
-from loaderd.bench.process_tree import CpuMeter, cpu_s_by_name, process_tree
 
 _VERSIONED = ("numpy", "tensorflow", "torch", "jax", "grain", "spdl", "loaderd")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loaderd.bench.report import FLOOR, TFDATA, Summary
+from harness.report import FLOOR, TFDATA, Summary
 
 _TEXT = "#7a828c"
 # Colours that the colour-blind tell apart, all of them of medium brightness.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loaderd.bench.interface import Config, Step
-from loaderd_tf.bench._tfdata import cannot_parse, consume, decoded
+from candidates._tfdata import cannot_parse, consume, decoded
+from harness.interface import Config, Step
 
 NOTE = ""
 

@@ -2,7 +2,7 @@
 
 ::
 
-    python bench/questions/batch_size.py
+    python bench/batch_size.py
 
 What a batch costs, whatever is in it, weighs most where batches are small; the largest ones leave every cache, and
 their slots take memory (``peak PSS``): a batch of 16,384 chess records in float32 is 101 MB.
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import argparse
 
-from _common import Case, answer, console_of, measure, question_of, shards_of
-
-from loaderd.bench.interface import Config
+from harness.interface import Config
+from harness.questions import Case, answer, console_of, measure, question_of, shards_of
 
 BATCH_SIZES = [64, 256, 1024, 4096, 16_384]
 CONSUMERS = {"in Python": "loaderd_python", "in a tf.function": "loaderd_tfdata:graph"}

@@ -1,14 +1,16 @@
-"""loaderd, its batches taken in Python as numpy arrays."""
+"""loaderd's batches as eager tensors, without tf.data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import loaderd_tf
+from harness.interface import Config, Step
+
 import loaderd
-from loaderd.bench.interface import Config, Step
 
 
 def steps(config: Config) -> Iterator[Step]:
     with loaderd.Loader(**config.loader_options()) as loader:
-        for batch in loader:
+        for batch in loaderd_tf.batches(loader):
             yield Step(next(iter(batch.values())).shape[0], batch)

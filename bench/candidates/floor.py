@@ -20,8 +20,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-
-from loaderd.bench.interface import Config, Step
+from harness.interface import Config, Step
 
 SLOTS_BYTES = 100 << 20
 

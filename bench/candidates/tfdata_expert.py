@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-
-from loaderd.bench.interface import Config, Step, only_chess
-from loaderd.bench.reference import CHANNEL_ORDER, CHANNEL_SIGN
-from loaderd_tf.bench._tfdata import Tensors, chess_score, consume, decoded
+from candidates._tfdata import Tensors, chess_score, consume, decoded
+from harness.interface import Config, Step, only_chess
+from harness.reference import CHANNEL_ORDER, CHANNEL_SIGN
 
 NOTE = ""
 

@@ -2,7 +2,7 @@
 
 ::
 
-    python bench/questions/workers.py
+    python bench/workers.py
 
 Measured with 1, 2 and 4 workers, whatever the cores of this machine, and beside them the floor: as many processes
 that only write as many bytes as the batches have. What n cores would give is worked out from the CPU time that an
@@ -15,9 +15,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from _common import Case, Run, answer, console_of, measure, middle, question_of, ratio, shards_of
+from harness.interface import Config
+from harness.questions import Case, Run, answer, console_of, measure, middle, question_of, ratio, shards_of
 
-from loaderd.bench.interface import Config
 from loaderd.machine import usable_cores
 
 WORKERS = (1, 2, 4)

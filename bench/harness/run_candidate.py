@@ -24,15 +24,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from loaderd.bench.interface import CHESS, Config, configure
-from loaderd.bench.measured import Timing
-from loaderd.bench.process_tree import process_tree, pss_bytes
+from harness.interface import CHESS, Config, configure
+from harness.measured import Timing
+from harness.process_tree import process_tree, pss_bytes
 from loaderd.options import default_workers
 from loaderd.schemas.named import SCHEMA_HELP, full_name
 
 _SAMPLE_INTERVAL_S = 0.5
 # The working directory, which is first in sys.path here, may be shared; where it belongs there, PYTHONPATH names it.
-_BOOT = "import sys;sys.path[:]=filter(None,sys.path)\nfrom loaderd.bench.measured import main;main()"
+_BOOT = "import sys;sys.path[:]=filter(None,sys.path)\nfrom harness.measured import main;main()"
 
 
 class CandidateError(Exception):
@@ -119,7 +119,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def add_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options of a single measurement that ``loaderd bench`` has, too."""
+    """Add the options of a single measurement that ``compare.py`` has, too."""
     parser.add_argument("--batch-size", type=int, default=512, metavar="N", help="default: 512")
     parser.add_argument(
         "--workers",

@@ -1,1 +1,0 @@
-"""The candidates, a module each. ``interface.py`` says what such a module holds."""

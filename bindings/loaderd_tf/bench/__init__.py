@@ -1,1 +1,0 @@
-"""Candidates that need TensorFlow and nothing else; ``loaderd.bench.interface`` says what one holds."""
