@@ -12,7 +12,7 @@ import loaderd
 from loaderd.cli.standard_output import with_output
 from loaderd.redaction import readable
 
-COMMANDS = ("convert", "dashboard", "doctor", "index", "inspect", "serve", "status", "top", "verify")
+COMMANDS = ("convert", "doctor", "index", "inspect", "serve", "status", "top", "verify")
 
 
 class _Parser(argparse.ArgumentParser):

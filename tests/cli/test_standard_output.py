@@ -17,7 +17,6 @@ from loaderd import testing
 FULL = "standard output cannot be written: No space left on device\n"
 # Some print a line at once, one leaves all to the end, and rich writes for another.
 PRINTING = (
-    ["dashboard"],
     ["top", "--once"],
     ["inspect", "shard"],
     ["inspect", "shard", "--features"],
@@ -62,7 +61,7 @@ def test_a_reader_who_has_gone_ends_it_as_sigpipe_would(arguments: list[str], fo
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status"), [(["verify", "shard"], 1), (["dashboard"], 0), (["top", "--once"], 0)]
+    ("arguments", "status"), [(["verify", "shard"], 1), (["inspect", "shard"], 0), (["top", "--once"], 0)]
 )
 def test_without_a_standard_output_the_status_is_what_was_found(arguments: list[str], status: int, folder: Path):
     done = subprocess.run(

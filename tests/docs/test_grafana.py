@@ -1,4 +1,4 @@
-"""The dashboard for Grafana draws what there is: names and labels are those of the figures that are given."""
+"""``docs/grafana.json`` draws what there is: names and labels are those of the figures that are given."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from commands import COMMAND
 from prometheus_client.parser import text_string_to_metric_families
 
 import loaderd
 from loaderd.server.metrics import Metrics
 
+_DASHBOARD = (Path(__file__).parents[2] / "docs" / "grafana.json").read_text()
 _FROM_PROMETHEUS = {"instance"}
 
 
@@ -63,8 +63,7 @@ def test_it_draws_what_there_is(
         port = loader.serve_metrics(0, "127.0.0.1")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=10) as answer:
             of_loader = names_of(answer.read().decode())
-    done = subprocess.run([COMMAND, "dashboard"], capture_output=True, text=True, timeout=60, check=True)
-    found = json.loads(done.stdout)
+    found = json.loads(_DASHBOARD)
     drawn = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in found["panels"]}
     expressions = [expression for each in drawn.values() for expression in each]
     assert len(expressions) > 8
@@ -101,13 +100,12 @@ def test_it_is_what_grafana_takes_for_a_dashboard(tmp_path: Path):
     get = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "@grafana/schema", "typescript"]
     subprocess.run(get, cwd=tmp_path, check=True, capture_output=True)
     (tmp_path / "tsconfig.json").write_text(json.dumps(_CHECK))
-    printed = subprocess.run([COMMAND, "dashboard"], capture_output=True, text=True, check=True).stdout
 
     def faults(dashboard: str) -> str:
         text = f"import type {{ Dashboard }} from '@grafana/schema';\nexport const one: Dashboard = {dashboard};\n"
         (tmp_path / "dashboard.ts").write_text(text)
         return subprocess.run(["npx", "tsc", "-p", "."], cwd=tmp_path, capture_output=True, text=True).stdout
 
-    assert faults(printed) == ""
+    assert faults(_DASHBOARD) == ""
     for right, wrong in [('"gridPos"', '"grid"'), ('"timeseries"', "1"), ('"schemaVersion"', '"version_of_schema"')]:
-        assert "error TS" in faults(printed.replace(right, wrong)), wrong
+        assert "error TS" in faults(_DASHBOARD.replace(right, wrong)), wrong
