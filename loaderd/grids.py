@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,15 +108,3 @@ def stacked(pictures: Sequence[Pixels]) -> Pixels:
     width = max(one.shape[1] for one in pictures)
     wide = [np.pad(one, ((0, 0), (0, width - one.shape[1]), (0, 0)), constant_values=_GREY) for one in pictures]
     return np.concatenate(wide)
-
-
-def png(pixels: Pixels) -> bytes:
-    """The bytes of a PNG file: 8 bits a colour, lines unfiltered, by https://www.w3.org/TR/png-3/."""
-    height, width, _ = pixels.shape
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 1)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )

@@ -24,7 +24,7 @@ import tensorflow as tf
 import loaderd
 from loaderd.client.base import BaseLoader
 from loaderd.errors import OptionError
-from loaderd.grids import picture, planes_of, png
+from loaderd.grids import picture, planes_of
 from loaderd.options import as_count, is_count, require
 from loaderd_tf.attached import loader_of
 from loaderd_tf.graphs import unconverted
@@ -210,7 +210,7 @@ def _pictures(fields: Mapping[str, np.ndarray[Any, Any]]) -> tf.compat.v1.Summar
         drawn = [picture(planes, _TILE) for value in values if (planes := planes_of(value)) is not None]
         if drawn:
             height, width, _ = drawn[0].shape
-            found = [b"%d" % width, b"%d" % height, *map(png, drawn)]
+            found = [b"%d" % width, b"%d" % height, *(tf.io.encode_png(each).numpy() for each in drawn)]
             _add_to(summary, f"loaderd_pictures/{name}", found, "images", _BLOBS)
     return summary
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import shutil
@@ -18,7 +19,7 @@ from loaderd.decode.example import Listed, RecordFault
 from loaderd.decode.example_rows import RowParser
 from loaderd.decode.fixed_rows import FixedParser
 from loaderd.errors import OptionError, RecordMismatchError, WorkerError
-from loaderd.grids import Values, draw, picture, planes_of, png, stacked
+from loaderd.grids import Values, draw, picture, planes_of, stacked
 from loaderd.schema import Schema
 from loaderd.schema.features import is_numpys
 from loaderd.shards.shard_file import ShardFile
@@ -33,7 +34,13 @@ def write_png(fields: Mapping[str, Values], path: Path) -> None:
     if not pictures:
         raise OptionError("--png needs a field with planes, of two or three axes, and the schema has none")
     try:
-        _write(path, png(stacked(pictures)))
+        from PIL import Image
+    except ImportError:
+        raise OptionError("--png needs Pillow: pip install 'loaderd[images]'") from None
+    data = io.BytesIO()
+    Image.fromarray(stacked(pictures)).save(data, "PNG")
+    try:
+        _write(path, data.getvalue())
     except OSError as error:
         raise OptionError(f"--png {path} cannot be written: {error.strerror or error}") from None
 

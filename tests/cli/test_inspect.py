@@ -114,6 +114,14 @@ def test_planes_become_a_picture(shard: Path, tmp_path: Path):
     assert pixels.shape == (104, 204, 3)
 
 
+def test_without_pillow_it_says_what_to_install(shard: Path, tmp_path: Path):
+    (tmp_path / "PIL.py").write_text("raise ImportError\n")
+    command = [COMMAND, "inspect", str(shard), "--schema", "boards:schema", "--png", "board.png"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "--png needs Pillow: pip install 'loaderd[images]'\n")
+
+
 def test_values_that_are_not_finite_are_white_and_change_no_other_colour():
     plane = np.array([[np.nan, 4.0], [-4.0, 0.0]])
     for value in (np.nan, np.inf, -np.inf):
