@@ -19,6 +19,8 @@
     │   └── BusyError                   it has as many consumers as it may have
     └── ClosedError                     the loader was used after ``close()``, or in a fork of its process
 
+    SkippedDataWarning (UserWarning)    records or shards are left out, as ``on_corrupt`` says
+
 An exception is made in a worker or in the daemon and raised in the training process: it crosses as
 ``to_wire()`` and comes back, of the same class, from ``from_wire()``.
 """
@@ -169,6 +171,10 @@ class BusyError(ServerError):
 
 class ClosedError(LoaderdError):
     """The loader, or the iterator, was used after it ended."""
+
+
+class SkippedDataWarning(UserWarning):
+    """Records or shards are left out, as ``on_corrupt`` says: how many so far, and why the first of them."""
 
 
 _CLASSES: dict[str, type[LoaderdError]] = {

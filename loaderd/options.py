@@ -18,7 +18,7 @@ from loaderd.redaction import shown
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-OnCorrupt = Literal["raise", "skip_record", "skip_shard"]
+OnCorrupt = Literal["raise", "skip_record", "skip_shard", "skip_any"]
 Remainder = Literal["drop", "short", "carry"]
 Refresh = Literal["never", "epoch"]
 

@@ -37,6 +37,11 @@ class BaseLoader(Standing):
         self.schema = described.schema
         self._metrics_ends: list[Callable[[], object]] = []
         self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last (inf: no end)
+        try:
+            stream.counts.skips.warn()
+        except BaseException:  # the user's filters make an error of it
+            self.close()
+            raise
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -104,7 +109,9 @@ class BaseLoader(Standing):
             self._sized = pass_, math.inf if num_steps is None else num_steps
         if step >= self._sized[1]:
             return None
-        return self._stream.fetch(pass_, step)
+        found = self._stream.fetch(pass_, step)
+        self._stream.counts.skips.warn()  # if that raises, the same batch comes next
+        return found
 
     # ------------------------------------------------------------------------------------------ facts
 

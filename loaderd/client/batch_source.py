@@ -14,6 +14,7 @@ from loaderd.client.batch import Batch
 from loaderd.client.damage_report import DamageReport
 from loaderd.client.empty_batches import EmptyBatches
 from loaderd.client.end import Ending
+from loaderd.client.skips import Skips
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import COPIES_AHEAD, DEVICE_WAIT_NS
 from loaderd.memory.watch import Watched
@@ -43,6 +44,7 @@ class Counts:
     device_wait_s: float = 0.0
     records_skipped: int = 0
     report: DamageReport = field(default_factory=DamageReport)
+    skips: Skips = field(default_factory=Skips)
     workers_restarted: int = 0
     daemon_restarts: int = 0
 

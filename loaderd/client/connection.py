@@ -252,8 +252,11 @@ class Connection(Conversation):
             self._counts.report.add("epoch", error.damages)
             return error
         if skipped is not None:
-            self._counts.records_skipped += skipped.num_records
-            self._counts.report.add("epoch", [one for error in skipped.errors for one in from_wire(error).damages])
+            counts, errors = self._counts, [from_wire(error) for error in skipped.errors]
+            counts.records_skipped += skipped.num_records
+            counts.report.add("epoch", [one for error in errors for one in error.damages])
+            for error in errors:
+                counts.skips.of_batch(error, counts.records_skipped, self._source.options.on_corrupt)
         return found
 
     def give_back(self) -> None:

@@ -46,7 +46,9 @@ class Loader(BaseLoader):
     - ``seed``: the order, and all random fields, follow from it. None: one is drawn, which ``loader.seed`` says.
     - ``shard=(i, n)``: this is host i of n, and gets an n-th of each epoch.
     - ``workers``: worker processes; None: chosen from the cores.
-    - ``on_corrupt``: ``"raise"``, ``"skip_record"`` or ``"skip_shard"``.
+    - ``on_corrupt``: ``"raise"``, ``"skip_record"``, ``"skip_shard"`` or ``"skip_any"``. The two in the middle raise
+      RecordMismatchError where more than one record in a hundred does not match the schema. What is left out is a
+      SkippedDataWarning.
     - ``held_batches``: how many batches the consumer may hold at a time before it gets copies.
     - ``index_cache``: ``"user"`` (``$LOADERD_CACHE_DIR`` or ``~/.cache/loaderd``), ``"beside"`` (the shards),
       ``"none"``, or a folder.

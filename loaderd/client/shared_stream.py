@@ -159,6 +159,7 @@ class SharedIteration(Iterator[Any]):
                 if found is None:
                     self.is_over = True
                     raise StopIteration
+                self._stream.counts.skips.warn()  # if that raises, the server lends the batch again
                 self._pass, step, item = found
                 error, element = (item, None) if isinstance(item, LoaderdError) else (None, self._hand_over(item)())
                 taken = step

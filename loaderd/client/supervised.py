@@ -125,6 +125,7 @@ class SupervisedStream(Stream):
         compare_listings(wanted, listing)
         self.data = data
         self.counts.report.add("index", [Damage(**damage) for damage in data.damages])
+        self.counts.skips.of_index(data.left_out)
         source = self._source
         self.course = Course(source.options, data.facts["num_records"], source.window_records, data.of, listing)
         self._courses.pop(listing, None)
@@ -166,6 +167,7 @@ class SupervisedStream(Stream):
             )
         start, stop = batches.rows_of(step)
         self.counts.records_skipped += stop - start
+        self.counts.skips.of_batch(error, self.counts.records_skipped, self._source.options.on_corrupt)
         self.empty.add((pass_.first_epoch, step))
         if self.empty.in_a_row < batches.steps_per_epoch:
             return error

@@ -72,11 +72,14 @@ class Served:
         """Go on with all preparations; returns their warnings."""
         for each in (self.preparation, *self._listed):
             each.advance()
+        left_out = ""
         if self.preparation.data is not None and not self._is_noted:
             self._is_noted = True
+            left_out = self.preparation.data.left_out
             if (shards := self.preparation.found()) != self.note.shards.get(self.name):
                 self.note.add(self.name, shards)
         found = [text for each in (self.preparation, *self._listed) for text in each.take_warnings()]
+        found += filter(None, [left_out])
         if self.preparation.finished:
             self._retry_if_failed(workforce)
         self._drop_unwanted()

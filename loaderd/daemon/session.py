@@ -201,6 +201,8 @@ class Session:
             raise preparation.error
         data, workforce = preparation.data, self._workforce
         assert data is not None
+        if preparation is self._own and data.left_out:  # consumers read it in Listed
+            self._log(data.left_out)
         if self.opened is not None and self._granting is not None:
             self.opened.use(data)
             workforce.attach(self._granting)

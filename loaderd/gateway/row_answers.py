@@ -52,6 +52,7 @@ class ServedSet:
             of=data.of,
             listing=data.listing,
             damages=data.damages,
+            left_out=data.left_out,
         )
         self.row_bytes = unpacking_schema(dataset.leaves()[0].schema).row_bytes
         """Bytes of a row as it is sent."""

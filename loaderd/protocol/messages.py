@@ -38,7 +38,7 @@ UNICODE_ERRORS = "surrogatepass"
 
 
 # The version of what consumers and servers say to each other. A server refuses any other.
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class Hello(NamedTuple):
@@ -225,13 +225,15 @@ class Listed(NamedTuple):
     """Daemon: which data the stream has. With an ``error``: others could not be had, so these are as before.
 
     ``facts`` are fields of ``Statistics``; ``of`` and ``listing`` are what positions are to say
-    (``plan.positions.Position``); ``damages`` (dicts of Damage) is what the index pass left out.
+    (``plan.positions.Position``); ``damages`` (dicts of Damage) is what the index pass left out, and ``left_out``
+    says so in words ("": nothing).
     """
 
     facts: dict[str, Any]
     of: dict[str, Any]
     listing: Listing | None
     damages: list[dict[str, Any]]
+    left_out: str
     error: dict[str, Any] | None = None
 
 

@@ -40,8 +40,8 @@ class Table:
     """``dataset``: its leaves have the schema that unpacks rows, and no shards that could be read here.
 
     ``counts``: of each leaf, int64, (blocks,): the records of each block. ``of``, ``listing``: as in positions.
-    ``row_bytes``: of a row on the server, from which the size of windows follows, so that both sides have the same.
-    ``digest`` differs where data do.
+    ``left_out``: as in Listed. ``row_bytes``: of a row on the server, from which the size of windows follows, so that
+    both sides have the same. ``digest`` differs where data do.
     """
 
     dataset: AnyDataset
@@ -50,6 +50,7 @@ class Table:
     of: dict[str, Any]
     listing: Listing | None
     damages: list[Damage]
+    left_out: str
     row_bytes: int
     digest: str
 
@@ -79,6 +80,7 @@ def table_to_wire(
     of: Mapping[str, Any],
     listing: Listing | None,
     damages: list[Damage],
+    left_out: str,
 ) -> tuple[bytes, str]:
     """(table, its digest) of a data set whose records are here. Raises SchemaError if its schema cannot be sent."""
     leaf = dataset.leaves()[0]
@@ -97,6 +99,7 @@ def table_to_wire(
             "counts": [[len(each), zlib.compress(column, 1)] for each, column in zip(counts, columns, strict=True)],
             "num_shards": num_shards,
             "damages": [damage.to_wire() for damage in damages],
+            "left_out": left_out,
             "digest": digest,
         }
     )
@@ -115,6 +118,7 @@ def table_from_wire(data: bytes, where: str) -> Table:
             dict(wire["of"]),
             listing_of(wire["listing"]),
             [Damage(**damage) for damage in wire["damages"]],
+            str(wire["left_out"]),
             int(wire["row_bytes"]),
             str(wire["digest"]),
         )

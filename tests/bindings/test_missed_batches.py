@@ -133,7 +133,7 @@ def test_a_batch_without_records_does_not_come(
     shards = write_numbered([20, 20, 25])
     shards[1].write_bytes(20 * framed(b""))
     dataset = loaderd_tf.make_dataset(
-        shards, numbered_schema, structure="id", batch_size=10, workers=1, shuffle=False, on_corrupt="skip_record"
+        shards, numbered_schema, structure="id", batch_size=10, workers=1, shuffle=False, on_corrupt="skip_any"
     )
     for _ in range(2):
         assert [ids.numpy().tolist() for ids in dataset] == [

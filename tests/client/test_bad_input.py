@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -67,44 +68,47 @@ def test_damage_is_left_out(
     write_numbered: Write,
     numbered_schema: loaderd.Schema,
     check_batch: Check,
-    caplog: pytest.LogCaptureFixture,
     policy: str,
     missing: list[int],
 ):
     shards = write_numbered([100, 100, 100])
     damage_data(shards[1], 42)
-    with loaderd.Loader(
-        shards,
-        numbered_schema,
-        batch_size=10,
-        workers=1,
-        on_corrupt=policy,  # type: ignore[arg-type]
-    ) as loader:
+    with warnings.catch_warnings(record=True) as warned:
+        loader = loaderd.Loader(
+            shards,
+            numbered_schema,
+            batch_size=10,
+            workers=1,
+            on_corrupt=policy,  # type: ignore[arg-type]
+        )
+    with loader:
         order = [check_batch(batch) for batch in loader]
         assert sorted(chain.from_iterable(order)) == [n for n in range(300) if n not in missing]
         assert all(len(batch) == 10 for batch in order[:-1]), "damage that the index found leaves no hole"
         (damage,) = loader.statistics().damages
         assert (damage.shard, damage.record) == (str(shards[1]), 42)
-    whole = (
-        '1 of 3 shards are damaged and left out whole (on_corrupt="skip_shard"), with 99 records that are not damaged'
-    )
-    expected = [f"{whole}: {shards[1]}"] if policy == "skip_shard" else []
-    assert [record.getMessage() for record in caplog.records] == expected
+    said = {
+        "skip_record": "1 damaged record in 1 of 3 shards is left out",
+        "skip_shard": f"1 of 3 shards are damaged and left out whole, with 99 sound records: {shards[1]}",
+    }[policy]
+    (warning,) = warned
+    assert warning.category is loaderd.errors.SkippedDataWarning and warning.filename == __file__
+    assert str(warning.message) == f'on_corrupt="{policy}": {said}; the first damage: {damage}'
 
 
-def test_a_shard_that_is_damage_alone_is_named(
-    write_numbered: Write, numbered_schema: loaderd.Schema, caplog: pytest.LogCaptureFixture
-):
+def test_a_shard_that_is_damage_alone_is_named(write_numbered: Write, numbered_schema: loaderd.Schema):
     """It counts as one damaged record, though a hundred are lost. Later listings say nothing again."""
     shards = write_numbered([100, 100, 100])
     shards[1].write_bytes(bytes(range(256)) * 20)
     options: dict[str, Any] = {"on_corrupt": "skip_record", "refresh": "epoch", "epochs": 3}
-    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1, **options) as loader:
+    with (
+        warnings.catch_warnings(record=True) as warned,
+        loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1, **options) as loader,
+    ):
         assert sum(len(batch["id"]) for batch in loader) == 600
         assert len(loader.statistics().damages) == 1
-    assert [record.getMessage() for record in caplog.records] == [
-        f"no record can be read from 1 of 3 shards: {shards[1]}"
-    ]
+    (warning,) = warned
+    assert f"no record can be read from 1 of 3 shards: {shards[1]}; the first damage:" in str(warning.message)
 
 
 def test_damage_after_the_index_breaks_one_batch(
@@ -169,7 +173,7 @@ def test_a_first_record_that_does_not_fit_is_left_out_as_any_other(
     options = {"batch_size": 10, "workers": 1}
     with pytest.raises(RecordMismatchError, match="record 0 at byte 0"):
         loaderd.Loader(shards, numbered_schema, **options)
-    with loaderd.Loader(shards, numbered_schema, on_corrupt="skip_record", **options) as loader:
+    with loaderd.Loader(shards, numbered_schema, on_corrupt="skip_any", **options) as loader:
         assert sorted(chain.from_iterable(map(check_batch, loader))) == list(range(30, 90))
         assert loader.statistics().records_skipped == 30
 
@@ -201,7 +205,11 @@ def test_bad_arguments(write_numbered: Write, numbered_schema: loaderd.Schema, t
         ({"shard": (2, 2)}, OptionError, "shard must be a pair"),
         ({"workers": -1}, OptionError, "workers must be a positive integer or None, got -1"),
         ({"workers": 250}, OptionError, "workers must be at most 249, got 250"),
-        ({"on_corrupt": "ignore"}, OptionError, 'on_corrupt must be "raise", "skip_record" or "skip_shard"'),
+        (
+            {"on_corrupt": "ignore"},
+            OptionError,
+            'on_corrupt must be "raise", "skip_record", "skip_shard" or "skip_any"',
+        ),
         ({"held_batches": 0}, OptionError, "held_batches must be a positive integer, got 0"),
         ({"schema": "chess_eval"}, OptionError, "got 'chess_eval'\n.*loaderd.schemas.chess_eval()"),
         ({"schema": None}, OptionError, "schema must be a loaderd.Schema, got None\n.*loaderd inspect"),
@@ -230,7 +238,7 @@ def test_a_batch_without_records_does_not_come(
     shards[1].write_bytes(20 * framed(b""))
     shards[3].write_bytes(15 * framed(b""))
     with loaderd.Loader(
-        shards, numbered_schema, batch_size=10, workers=1, shuffle=False, on_corrupt="skip_record", remainder="short"
+        shards, numbered_schema, batch_size=10, workers=1, shuffle=False, on_corrupt="skip_any", remainder="short"
     ) as loader:
         batches = [check_batch(batch) for batch in loader.iterate(ahead=ahead)]
         assert batches == [list(range(first, first + 10)) for first in (0, 10, 40, 50)] + [[*range(60, 65)]]

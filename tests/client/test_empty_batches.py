@@ -20,7 +20,7 @@ from loaderd.errors import EmptyBatchError, ShardError
 from loaderd.shards.crc import framed
 
 Write = Callable[..., list[Path]]
-OPTIONS: dict[str, Any] = {"batch_size": 10, "shuffle": False, "workers": 1, "on_corrupt": "skip_record"}
+OPTIONS: dict[str, Any] = {"batch_size": 10, "shuffle": False, "workers": 1, "on_corrupt": "skip_any"}
 
 
 def emptied(write_numbered: Write, counts: list[int], *numbers: int) -> list[Path]:
@@ -113,7 +113,7 @@ def test_an_iterator_of_tensorflow_is_restored_behind_them(
 def test_groups_leave_them_out(tmp_path: Path, write_numbered: Write, sharing: Any, monkeypatch: pytest.MonkeyPatch):
     emptied(write_numbered, [20, 20, 20, 20], 1, 2)
     order = "loaderd.Shuffle(window_records=60, block_records=10), seed=3"
-    monkeypatch.setattr(restarted, "MODULE", MODULE.replace(order, 'shuffle=False, on_corrupt="skip_record"'))
+    monkeypatch.setattr(restarted, "MODULE", MODULE.replace(order, 'shuffle=False, on_corrupt="skip_any"'))
     server = Restarted(tmp_path)
     found: list[list[int]] = []
     try:

@@ -32,20 +32,22 @@ def test_a_shard_that_cannot_be_indexed_is_left_out(
     numbered_schema: loaderd.Schema,
     check_batch: Check,
     tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
     policy: str,
 ):
     shards, report = write_numbered([100, 100, 100, 100]), tmp_path / "report.jsonl"
     for number in (1, 3):
         make_unreadable(shards[number])
-    with loaderd.Loader(
-        shards,
-        numbered_schema,
-        batch_size=10,
-        workers=2,
-        on_corrupt=policy,  # type: ignore[arg-type]
-        report=report,
-    ) as loader:
+    with (
+        pytest.warns(loaderd.errors.SkippedDataWarning) as warned,
+        loaderd.Loader(
+            shards,
+            numbered_schema,
+            batch_size=10,
+            workers=2,
+            on_corrupt=policy,  # type: ignore[arg-type]
+            report=report,
+        ) as loader,
+    ):
         order = [check_batch(batch) for batch in loader]
         assert sorted(chain.from_iterable(order)) == [*range(100), *range(200, 300)]
         assert all(len(batch) == 10 for batch in order)
@@ -55,7 +57,8 @@ def test_a_shard_that_cannot_be_indexed_is_left_out(
             (str(shards[number]), 0, 0, -1) for number in (1, 3)
         ]
     assert len(report.read_text().splitlines()) == 2
-    assert "2 of 4 shards cannot be indexed and are left out: " in caplog.text
+    (warning,) = warned
+    assert "2 of 4 shards cannot be indexed and are left out: " in str(warning.message)
     with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record") as again:
         assert again.statistics().index_cached == 2, "no index is kept of a shard that could not be read"
 

@@ -151,6 +151,6 @@ def test_an_early_consumer_has_the_same_shards_as_others_in_later_epochs(served:
     description = cast(Any, SimpleNamespace(dataset=None, options=None, start=None))
     first, prepare = cast(Any, served.prepare(description, cast(Any, None)))
     assert first.found_before is None
-    cast(Any, served.preparation).data = "all"
+    cast(Any, served.preparation).data = SimpleNamespace(left_out="")
     served.advance(cast(Any, None))
     assert prepare(None, {}).found_before == [None, ["/fixed/0"]]

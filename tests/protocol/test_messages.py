@@ -86,7 +86,7 @@ def test_the_numbers_of_what_consumers_and_servers_say():
         Progress List Listed Opened Start Broken Ended Ask State Warned Skipped
     """
     numbers = {name: number for number, name in enumerate(text.split())} | {"AskData": 43, "DataIs": 44, "Away": 48}
-    assert (PROTOCOL, numbers) == (3, {cls.__name__: n for n, cls in enumerate(CLASSES) if cls.__name__ in numbers})
+    assert (PROTOCOL, numbers) == (4, {cls.__name__: n for n, cls in enumerate(CLASSES) if cls.__name__ in numbers})
 
 
 def test_messages_are_named_in_the_drawing():

@@ -69,6 +69,7 @@ class OpenedStream:
             num_arenas=self._num_arenas,
             num_workers=options.num_workers,
             skip_damaged=options.on_corrupt != "raise",
+            limits_mismatches=options.on_corrupt in ("skip_record", "skip_shard"),
             blame=lambda records, error, *, survived=False: self._data.blame(records, error, survived=survived),
             tasks_per_worker=_TASKS_FAR_AWAY if data.is_far_away else TASKS_PER_WORKER,
         )
@@ -171,6 +172,7 @@ class OpenedStream:
             self._of(data),
             data.listing,
             [damage.to_wire() for damage in data.damages],
+            data.left_out,
             None if error is None else to_wire(error),
         )
 

@@ -23,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from loaderd.daemon.delivery.grants import Grant, Grants, Withdrawal
+from loaderd.daemon.delivery.mismatches import Mismatches
 from loaderd.daemon.delivery.outgoing import BrokenBatch, Note, SaidAhead, note_of
 from loaderd.daemon.delivery.storage_outage import StorageOutage
 from loaderd.daemon.delivery.trials import Trial
@@ -59,7 +60,11 @@ from loaderd.snapshots import Outage
 
 
 class Stream(TaskSource):
-    """See the module's docstring. ``plan_pass`` makes the plan of a pass."""
+    """See the module's docstring. ``plan_pass`` makes the plan of a pass.
+
+    ``limits_mismatches``: whether records that do not match the schema are an error where they are many, though
+    ``skip_damaged``.
+    """
 
     def __init__(
         self,
@@ -70,6 +75,7 @@ class Stream(TaskSource):
         num_workers: int,
         skip_damaged: bool,
         blame: Blame,
+        limits_mismatches: bool = False,
         tasks_per_worker: int = TASKS_PER_WORKER,
     ) -> None:
         self._tasks_per_worker = tasks_per_worker
@@ -80,6 +86,8 @@ class Stream(TaskSource):
         self.plan_pass = plan_pass
         self.page = page
         self._skip_damaged = skip_damaged
+        self._limits_mismatches = limits_mismatches
+        self._mismatches = Mismatches()
         self._blame = blame
         self._windows = Windows(num_arenas, num_workers)
         self._in_flight: set[Task] = set()
@@ -113,6 +121,7 @@ class Stream(TaskSource):
         self._tried.clear()
         self._num_faults.clear()
         self._deaths.clear()
+        self._mismatches = Mismatches()
         self.storage.clear()
         self.plan = None
         self.page.words[WAKE_DAEMON_AT] = NEVER
@@ -251,16 +260,27 @@ class Stream(TaskSource):
             if not self._windows.ready(segments):
                 break
             bad = self._windows.bad_rows(segments)
+            error = self._too_many_mismatches(plan, segments)
             too_early = step - self._taken - self.page.num_slots
-            if bad and (too_early > 0 or not self._said.has_room(len(bad))):
+            if (bad or error) and (too_early > 0 or not self._said.has_room(len(bad))):
                 again_at = key_of(self.generation, self._taken + max(too_early, 1))
                 break
-            grant = self._grant_of(step, segments, bad)
+            if error is not None:
+                self._said.add(step, len(error.damages))
+                self.notes.append(BrokenBatch(step, error))
+            grant = None if error is not None else self._grant_of(step, segments, bad)
             self._next = step + 1 if grant is None else grant.stop
             if grant is not None:
                 found.append(grant)
         self._let(found)
         return again_at
+
+    def _too_many_mismatches(self, plan: PassPlan, segments: Sequence[Segment]) -> LoaderdError | None:
+        """Why a batch, whose rows are there, and all behind it are broken; None: they are not."""
+        if self._limits_mismatches:
+            for segment in segments:
+                self._mismatches.count(plan, segment.window, self._windows.bad_in(segment.window))
+        return self._mismatches.error
 
     def _let(self, grants: list[Grant]) -> None:
         self._granted.add(grants)
@@ -278,7 +298,7 @@ class Stream(TaskSource):
             if isinstance(note, BrokenBatch):
                 return None
         batch = PlannedBatch(step, tuple(segments), self._windows.arenas_of(segments), tuple(bad))
-        alone = bad or len(segments) != 1 or self._windows.has_bad_rows(segments[0].window)
+        alone = bad or len(segments) != 1 or self._windows.bad_in(segments[0].window)
         return Grant(batch, step + 1 if alone else self._windows.plan.stop_of_run(step))
 
     def all_granted(self) -> list[Grant]:

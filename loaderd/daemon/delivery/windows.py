@@ -12,7 +12,7 @@ of its rows are there; until then, any number of loads may write to it at once, 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -174,9 +174,9 @@ class Windows:
             row += segment.stop - segment.start
         return bad
 
-    def has_bad_rows(self, window: int) -> bool:
-        """Whether a window has rows that cannot be delivered."""
-        return bool(self._open[window].bad_places)
+    def bad_in(self, window: int) -> Collection[Fault]:
+        """The fault of each row of a window that cannot be delivered."""
+        return self._open[window].bad_places.values()
 
     def mark_bad(self, window: int, place: int, error: LoaderdError) -> None:
         """The row at ``place`` cannot be delivered, for the reason ``error``."""

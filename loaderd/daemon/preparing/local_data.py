@@ -18,12 +18,13 @@ from loaderd.daemon.preparing.block_table import BlockTable
 from loaderd.daemon.preparing.index_pass import MAX_NAMED_DAMAGES, MAX_REPORTED_DAMAGES, damage_error
 from loaderd.dataset import AnyDataset, Dataset, joined_text
 from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, WorkerError
-from loaderd.options import StreamOptions, pickled_storage
+from loaderd.options import OnCorrupt, StreamOptions, pickled_storage
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Listing
 from loaderd.plan.rows import SetRows
 from loaderd.plan.selection import Skip, Take, numbers_that
 from loaderd.protocol.worker_messages import FilePlace, Shards
+from loaderd.redaction import redacted
 from loaderd.shards.names import some_of
 from loaderd.shards.shard_file import ShardFile, is_remote
 from loaderd.shards.shard_index import ShardIndex
@@ -72,7 +73,7 @@ class Data:
     """Raises what :func:`damage_error` says where damage forbids it; NoShardsError if a set has no record left.
 
     ``wanted``: the listing that the shards were found by, if there was one. ``known``: shards of an earlier listing,
-    which no warning names again.
+    which ``left_out`` does not name again.
     """
 
     def __init__(
@@ -95,14 +96,9 @@ class Data:
         if damages and options.on_corrupt == "raise":
             raise damage_error(damages, len(of_files), unreadable, most)
         self.damages: list[Damage] = damages[:most]
-        self.warnings: list[str] = []
-        """Warnings for the user of what is left out."""
         new = [index for file, index in of_files.items() if index.damages and file not in known]
-        if errors := [index.error for index in new if index.error is not None]:
-            text = f"{len(errors)} of {len(of_files)} shards cannot be indexed and are left out"
-            self.warnings.append(f"{text}: {errors[0].message}")
-        say = _left_out_whole if options.on_corrupt == "skip_shard" else _without_records
-        self.warnings += say([index for index in new if index.error is None], len(of_files))
+        self.left_out = redacted(_left_out(new, len(of_files), options.on_corrupt))
+        """What is left out, in words; "": nothing."""
         leaves = dataset.leaves()
         first_shards = accumulate((len(files) for files in sets[:-1]), initial=0)
         self._tables = [
@@ -204,21 +200,27 @@ def _as_wanted(entries: Sequence[_Entry], wanted: Listing | None) -> Listing:
     return tuple(named if found and named and found[2:] == named[2:] else found for found, named in pairs)
 
 
-def _left_out_whole(damaged: Sequence[ShardIndex], num_shards: int) -> list[str]:
-    """A warning of the damaged shards: no damage tells of their sound records, which are left out, too."""
-    if not damaged:
-        return []
-    sound = sum(int(index.counts.sum()) for index in damaged)
-    return [
-        f'{len(damaged)} of {num_shards} shards are damaged and left out whole (on_corrupt="skip_shard"), '
-        f"with {sound:,} records that are not damaged: {some_of([index.file.uri for index in damaged])}"
-    ]
-
-
-def _without_records(damaged: Sequence[ShardIndex], num_shards: int) -> list[str]:
-    """A warning of shards that are damage alone: each is one damage, so their number does not tell what is lost."""
-    lost = [index.file.uri for index in damaged if not index.counts.any()]
-    return [f"no record can be read from {len(lost)} of {num_shards} shards: {some_of(lost)}"] if lost else []
+def _left_out(damaged: Sequence[ShardIndex], num_shards: int, on_corrupt: OnCorrupt) -> str:
+    """What is left out of shards with damage, in words. Their damages do not tell how much: of a shard of which
+    nothing can be read, there is one; with "skip_shard", sound records are left out as well.
+    """
+    said = []
+    if errors := [index.error for index in damaged if index.error is not None]:
+        said.append(f"{len(errors)} of {num_shards} shards cannot be indexed and are left out: {errors[0].message}")
+    if damaged := [index for index in damaged if index.error is None]:
+        of_shards = f"{len(damaged)} of {num_shards} shards"
+        if on_corrupt == "skip_shard":
+            sound = sum(int(index.counts.sum()) for index in damaged)
+            which = some_of([index.file.uri for index in damaged])
+            said.append(f"{of_shards} are damaged and left out whole, with {sound:,} sound records: {which}")
+        else:
+            records = sum(len(index.damages) for index in damaged)
+            plural = "s" * (records > 1)
+            said.append(f"{records:,} damaged record{plural} in {of_shards} {'are' if plural else 'is'} left out")
+            if lost := [index.file.uri for index in damaged if not index.counts.any()]:
+                said.append(f"no record can be read from {len(lost)} of {num_shards} shards: {some_of(lost)}")
+        said.append(f"the first damage: {damaged[0].damages[0]}")
+    return f'on_corrupt="{on_corrupt}": {"; ".join(said)}' if said else ""
 
 
 def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> _Entry:

@@ -171,8 +171,6 @@ class LocalPreparation(Preparation):
             self.data = Data(self._dataset, self._options, self.sets, index_of, self.listing, known)
         except LoaderdError as error:
             self.error = error
-            return
-        self._warnings += self.data.warnings
 
     def found(self) -> list[list[str] | None]:
         """The URIs of the shards of each set; None of one that grows."""

@@ -33,6 +33,7 @@ class RemoteData:
         self.listing = table.listing
         self.of = table.of
         self.damages: list[Damage] = table.damages
+        self.left_out = table.left_out
         self.num_shards = table.num_shards
         self.num_blocks = len(self._counts)
 
