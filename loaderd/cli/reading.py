@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from typing import TypeVar
 
 from loaderd.client.progress import IndexProgress
 from loaderd.machine import usable_cores
@@ -22,10 +23,11 @@ from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import groups_of
-from loaderd.shards.indexer import Indexed, Stored
+from loaderd.shards.indexer import Stored
 from loaderd.shards.shard_file import ShardFile
 
-Look = Callable[[Sequence[ShardFile], OnRead, Access], list[Indexed]]
+_Seen = TypeVar("_Seen")
+Look = Callable[[Sequence[ShardFile], OnRead, Access], list[_Seen]]
 _SHOW_EVERY_S = 0.1
 
 
@@ -52,8 +54,8 @@ def stored_of(schema: str | None) -> Stored:
     return "told" if schema is None else load_schema(schema).records
 
 
-def read_all(arguments: argparse.Namespace, doing: str, look: Look) -> Iterator[Indexed]:
-    """What ``look`` (an ``Indexer``, called in threads) finds for each shard, in the order of their paths.
+def read_all(arguments: argparse.Namespace, doing: str, look: Look[_Seen]) -> Iterator[_Seen]:
+    """What ``look`` (such as an ``Indexer``, called in threads) finds for each shard, in the order of their paths.
 
     ``doing``: the text beside the progress bar. Closing the iterator stops the threads. Raises OptionError,
     NoShardsError and StorageError.
@@ -74,7 +76,7 @@ def read_all(arguments: argparse.Namespace, doing: str, look: Look) -> Iterator[
         go_on()
         done_bytes[number] = offset
 
-    def read(number: int) -> list[Indexed]:
+    def read(number: int) -> list[_Seen]:
         try:
             return look(groups[number], partial(note, number), access)
         finally:
@@ -93,7 +95,7 @@ def read_all(arguments: argparse.Namespace, doing: str, look: Look) -> Iterator[
             progress.close()
 
 
-def _result(future: Future[list[Indexed]], show: Callable[[], None]) -> list[Indexed]:
+def _result(future: Future[list[_Seen]], show: Callable[[], None]) -> list[_Seen]:
     while not wait([future], _SHOW_EVERY_S).done:
         show()
     return future.result()

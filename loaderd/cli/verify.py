@@ -6,14 +6,24 @@ import argparse
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from loaderd.cli.reading import add_shards, count, rate, read_all, say, stored_of
-from loaderd.errors import Damage, LoaderdError, ShardFormatError
+import numpy as np
+
+from loaderd.cli.reading import add_shards, count, rate, read_all, say
+from loaderd.errors import Damage, LoaderdError, RecordMismatchError, ShardFormatError, ShardReadError
 from loaderd.options import DEFAULT_BLOCK_RECORDS
 from loaderd.redaction import redacted
+from loaderd.schema import Schema
+from loaderd.schemas.named import load_schema
+from loaderd.shards.access import Access
+from loaderd.shards.compression import OnRead
 from loaderd.shards.indexer import Indexer
+from loaderd.shards.reader import Reading
+from loaderd.shards.shard_file import Block, ShardFile
 from loaderd.shards.shard_index import ShardIndex
+from loaderd.workers.load import Part, WindowLoader
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -21,8 +31,9 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Read all shards, check both CRCs of every record, and name every damage: shard, record, offset, what was expected and
 what was found. Records of a fixed size have no CRCs of their own: of these, what wraps them is checked (gzip, zstd,
-tar, npz), and that the last one is whole. The exit status is 0 if all is well, 1 if there is damage, 2 for wrong
-arguments, no shards, or storage that does not answer.
+tar, npz), and that the last one is whole. With --schema, each record is also read as the schema says; those that do
+not match are counted for each shard, and the first of them is named. The exit status is 0 if all is well, 1 if there
+is damage or a record does not match, 2 for wrong arguments, no shards, or storage that does not answer.
 """
 _EXAMPLE = "example: loaderd verify 'shards/*.tfrecord' --json | grep '\"damage\"'"
 
@@ -40,15 +51,17 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 1 if there is damage; 2 if nothing can be checked."""
+    """The exit status: 0; 1 if there is damage, or a record that does not match; 2 if nothing can be checked."""
     began_s = time.monotonic()
     checked, damages, damaged, records, num_bytes = 0, 0, 0, 0, 0
+    mismatches, mismatched = 0, 0
     try:
-        indexer = Indexer("none", DEFAULT_BLOCK_RECORDS, stored_of(arguments.schema))
-        for found in read_all(arguments, "checking shards", indexer):
-            index = found.index
-            _tell(index, arguments.json)
+        schema = None if arguments.schema is None else load_schema(arguments.schema)
+        for index, of_shard in read_all(arguments, "checking shards", _Check(schema)):
+            _tell(index, of_shard, arguments.json)
             checked += 1
+            mismatches += of_shard.num_records
+            mismatched += of_shard.num_records > 0
             damages += len(index.damages)
             damaged += bool(index.damages)
             records += index.num_records
@@ -59,17 +72,68 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = time.monotonic() - began_s
     if arguments.json:
         total = {"shards": checked, "records": records, "bytes": num_bytes, "damages": damages, "seconds": seconds}
-        say(json.dumps({"kind": "total", **total}))
+        say(json.dumps({"kind": "total", **total, "mismatches": mismatches}))
     else:
-        sum_up = f"{count(damages, 'damage')} in {damaged:,} of them" if damages else "all is well"
+        faults = [f"{count(damages, 'damage')} in {damaged:,} of them"] if damages else []
+        if mismatches:
+            faults.append(f"{count(mismatches, 'record')} in {mismatched:,} of them not as the schema says")
+        sum_up = ", ".join(faults) or "all is well"
         say(f"{count(checked, 'shard')}, {count(records, 'healthy record')}, {num_bytes:,} bytes: {sum_up}")
         say(rate(records, num_bytes, seconds))
-    return int(damages > 0)
+    return int(damages > 0 or mismatches > 0)
 
 
-def _tell(index: ShardIndex, as_json: bool) -> None:
+class _Mismatches(NamedTuple):
+    """How many records of a shard do not match the schema, and the first of them."""
+
+    num_records: int = 0
+    first: Damage | None = None
+
+
+class _Check:
+    """Reads a group of shards: the index of each, and where there is a schema, how many records do not match it."""
+
+    def __init__(self, schema: Schema | None) -> None:
+        self._schema = schema
+        self._indexer = Indexer("none", DEFAULT_BLOCK_RECORDS, "told" if schema is None else schema.records)
+
+    def __call__(
+        self, group: Sequence[ShardFile], on_read: OnRead, access: Access
+    ) -> list[tuple[ShardIndex, _Mismatches]]:
+        indexes = [found.index for found in self._indexer(group, on_read, access)]
+        num_bytes = sum(file.size_bytes for file in group)
+        return [(index, self._mismatches(index, lambda: on_read(num_bytes), access)) for index in indexes]
+
+    def _mismatches(self, index: ShardIndex, on_block: Callable[[], None], access: Access) -> _Mismatches:
+        """Read the shard again. Raises ShardReadError where it cannot be read any more."""
+        if self._schema is None or index.error is not None:
+            return _Mismatches()
+        loader = WindowLoader(self._schema, [index.file], [index.compression], Reading(access=access))
+        row = np.empty((1, self._schema.row_bytes), dtype=np.uint8)  # nobody wants the rows
+        errors: list[LoaderdError] = []
+        num_mismatches = 0
+        try:
+            for number, num_records in enumerate(index.counts.tolist()):
+                on_block()
+                part = Part(Block(0, *index.block(number)), np.zeros(num_records, dtype=np.intp))
+                for places, error in loader.load([part], row):
+                    if isinstance(error, ShardReadError):
+                        raise error
+                    if isinstance(error, RecordMismatchError):
+                        num_mismatches += len(places)
+                        errors = errors or [error]
+        finally:
+            loader.close()
+        return _Mismatches(num_mismatches, errors[0].damage if errors else None)
+
+
+def _tell(index: ShardIndex, mismatches: _Mismatches, as_json: bool) -> None:
     for damage in index.damages:
         say(json.dumps({"kind": "damage", **damage.to_wire()}) if as_json else _in_words(index, damage))
+    if mismatches.first is not None:
+        share = f"{mismatches.num_records:,} of {count(index.num_records, 'record')} of {index.file.uri}"
+        text = f"{redacted(share)} do not match the schema; the first: {mismatches.first}"
+        say(json.dumps({"kind": "mismatch", **mismatches.first.to_wire()}) if as_json else text)
     if as_json:
         told = {
             "shard": redacted(index.file.uri),
@@ -77,6 +141,7 @@ def _tell(index: ShardIndex, as_json: bool) -> None:
             "records": index.num_records,
             "bytes": index.file.size_bytes,
             "damages": len(index.damages),
+            "mismatches": mismatches.num_records,
         }
         say(json.dumps({"kind": "shard", **told}))
 

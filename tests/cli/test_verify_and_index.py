@@ -9,6 +9,7 @@ import pty
 import signal
 import subprocess
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,42 @@ def test_every_damage_is_named_with_its_place(paths: list[Path]):
     assert all(one["expected"] and one["found"] for one in damages)
     assert [one["records"] for one in told if one["kind"] == "shard"] == [250, 248, 250, 249]
     assert (told[-1]["kind"], told[-1]["damages"], told[-1]["records"]) == ("total", 3, 997)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_records_that_do_not_match_the_schema_are_counted(tmp_path: Path, paths: list[Path], packed: bool):
+    (tmp_path / "mine.py").write_text(
+        "from loaderd import Array, Int64, Schema\n"
+        "number = Schema({'number': Int64()}, {'number': Array('number')})\n"
+        "both = Schema({'number': Int64(), 'other': Int64()}, {'number': Array('number'), 'other': Array('other')})\n"
+    )
+    testing.write_shards(tmp_path / "other", {"number": np.arange(2000), "other": np.arange(2000)}, num_shards=1)
+    (other,) = (tmp_path / "other").iterdir()
+    paths[1].write_bytes(other.read_bytes() + paths[1].read_bytes())
+    if packed:
+        paths[1].write_bytes(gzip.compress(paths[1].read_bytes()))
+    damaged = testing.damage(paths[3], record=7)
+    names = [str(paths[1]), str(paths[2]), str(paths[3])]
+    run_here = partial(run, folder=tmp_path)
+    assert run_here("verify", *names[:2], "--schema", "mine:number").returncode == 0
+    done = run_here("verify", *names, "--schema", "mine:both")
+    assert done.returncode == 1 and not done.stderr
+    lacking = "expected feature 'other', found features ['number']"
+    first, second, damage, third, total, _ = done.stdout.splitlines()
+    assert first.startswith(f"250 of 2,250 records of {paths[1]} do not match the schema; the first: {paths[1]}: ")
+    assert "record 2000 at byte" in first and first.endswith(lacking)
+    assert second.startswith(f"250 of 250 records of {paths[2]} do not match") and "record 0 at byte 0" in second
+    assert damage.startswith(f"{paths[3]}: record 7 at byte {damaged}: expected")
+    assert third.startswith(f"249 of 249 records of {paths[3]} do not match"), "a damaged one is no mismatch"
+    assert total.endswith("1 damage in 1 of them, 749 records in 3 of them not as the schema says")
+    told = [
+        json.loads(line) for line in run_here("verify", *names, "--schema", "mine:both", "--json").stdout.splitlines()
+    ]
+    assert [(one["shard"], one["mismatches"]) for one in told if one["kind"] == "shard"] == [
+        *zip(names, [250, 250, 249], strict=True)
+    ]
+    assert [one["record"] for one in told if one["kind"] == "mismatch"] == [2000, 0, 0]
+    assert (told[-1]["kind"], told[-1]["mismatches"], told[-1]["damages"]) == ("total", 749, 1)
 
 
 def test_files_that_are_no_shards_are_named_with_what_to_do(paths: list[Path], tmp_path: Path):
