@@ -48,6 +48,7 @@ from loaderd.protocol.messages import (
 )
 from loaderd.protocol.step_sets import steps_in
 from loaderd.redaction import redacted
+from loaderd.shards.names import some_of
 from loaderd.snapshots import Facts, Outage
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
@@ -231,6 +232,11 @@ class Session:
         assert self.opened is not None
         opened = self.opened
         opened.kernels = probe.kernels
+        if names := probe.feature_lists:
+            self.warn(
+                "the records are tf.train.SequenceExamples. Their context is read; their feature_lists are not: "
+                f"{some_of(names)}"
+            )
         self._workforce.add_source(opened.stream, opened.task_message)
         if self._group is None:
             self.members = PageReader(opened.stream)

@@ -2,7 +2,7 @@
 
 The grammar, each ``n`` being a varint that counts the bytes behind it::
 
-    Example    ( 0x0a n Features  |  any other field, skipped )*
+    Example    ( 0x0a n Features  |  any other field, skipped )*        (a SequenceExample: 0x12 n feature_lists)
     Features   ( 0x0a n Entry )*
     Entry      ( 0x0a n name  |  0x12 n Feature ), two of them
     Feature    ( 0x0a n BytesList  |  0x12 n FloatList  |  0x1a n Int64List ), then anything  |  nothing
@@ -37,6 +37,10 @@ _MAX_VARINT_BYTES = 10
 _UINT64 = (1 << 64) - 1
 _MAX_NAMES = 16
 _REMEDY_MISSING = "Change the schema to what the records hold, or give the feature a default."
+_REMEDY_LISTS = (
+    "Of a tf.train.SequenceExample, only the context is read. Write each step as a tf.train.Example of its own, or "
+    "the list as one feature: Int64((64,), pad=-1) pads lists that are shorter."
+)
 # Both take a hundred times their bytes while they are parsed, and a record may have gigabytes of either.
 _MAX_ENTRIES = 1 << 16
 _MAX_MORE_VALUES = 1000  # than a feature has: they are counted, and named
@@ -112,7 +116,9 @@ def parse_example(
                     )
                 places[wanted[name]] = start, stop
         values = {
-            name: _value(record, name, feature, *places[name]) if name in places else _default(name, feature, names)
+            name: _value(record, name, feature, *places[name])
+            if name in places
+            else _default(record, name, feature, names)
             for name, feature in features.items()
         }
     except _Mismatch as mismatch:
@@ -147,6 +153,17 @@ def list_features(record: bytes) -> dict[str, Listed] | RecordFault:
     return found
 
 
+def feature_lists(record: bytes) -> list[str]:
+    """The names of the feature lists of a ``tf.train.SequenceExample``, of which only the context is read.
+
+    None of a ``tf.train.Example``, and of what is neither. A name that is no UTF-8 is shown with backslashes.
+    """
+    try:
+        return [name.decode(errors="backslashreplace") for name, *_ in _entries(record, _DELIMITED_2)]
+    except _Mismatch:
+        return []
+
+
 def _plain(kind: str, record: bytes, value: Value) -> tuple[bytes | float | int, ...]:
     match kind:
         case "bytes":
@@ -157,13 +174,13 @@ def _plain(kind: str, record: bytes, value: Value) -> tuple[bytes | float | int,
             return tuple(number for (number,) in struct.iter_unpack("<q", value.data))
 
 
-def _entries(record: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Name, start and stop of each Feature, in the order of the record."""
+def _entries(record: bytes, field: int = _DELIMITED_1) -> Iterator[tuple[bytes, int, int]]:
+    """Name, start and stop of each Feature, in the order of the record; with the ``field`` of lists, of each list."""
     at, end = 0, len(record)
     left = _MAX_ENTRIES
     while at < end and left:
         left -= 1
-        if record[at] != _DELIMITED_1:
+        if record[at] != field:
             at = _skip(record, at, end)
             continue
         entry, at = _delimited(record, at + 1, end)
@@ -243,7 +260,9 @@ def _padding(feature: Raw | Int64 | Float, num_bytes: int) -> str:
     return f"{type(feature).__name__}({', '.join(options)})"
 
 
-def _default(name: str, feature: Feature, names: list[bytes]) -> Value:
+def _default(record: bytes, name: str, feature: Feature, names: list[bytes]) -> Value:
+    if name in feature_lists(record):
+        raise _Mismatch(f"feature {name!r}", f"{name!r} in the record's feature_lists", _REMEDY_LISTS)
     if feature.default_bytes is not None:
         return Value(feature.default_bytes, ())
     if name.encode() in names:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.decode.compiled_rows import PUT_LOOP, Memory, PutRows
-from loaderd.decode.example import Example, RecordFault, parse_example
+from loaderd.decode.example import Example, RecordFault, feature_lists, parse_example
 from loaderd.machine_code import compiled
 from loaderd.schema import Schema
 
@@ -57,6 +57,8 @@ class RowParser:
         self._layouts: dict[int, _Layouts] = {}
         self._scratch = np.zeros((0, self._row_bytes), dtype=np.uint8)
         self._loop = compiled(PUT_LOOP)
+        self.feature_lists: list[str] | None = None
+        """The names of the feature lists of the first record, which are not read; None: no record was parsed."""
 
     def parse(
         self,
@@ -122,7 +124,10 @@ class RowParser:
         """Parse a single record, whatever it is like: write its row, and note its fault if it has one."""
         row = batch.memory.out[batch.memory.places[position]]
         row[:] = 0
-        parsed = parse_example(batch.record(position, length).tobytes(), self._features, position)
+        record = batch.record(position, length).tobytes()
+        if self.feature_lists is None:
+            self.feature_lists = feature_lists(record)
+        parsed = parse_example(record, self._features, position)
         if isinstance(parsed, RecordFault):
             batch.faults.append(parsed)
             return parsed

@@ -229,10 +229,14 @@ class Indexed(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """Worker: a ProbeTask is done; this worker decodes batches with ``kernels``."""
+    """Worker: a ProbeTask is done; this worker decodes batches with ``kernels``.
+
+    ``feature_lists``: those of the first record, which are not read.
+    """
 
     task: int
     kernels: Kernels
+    feature_lists: list[str]
 
 
 class Loaded(NamedTuple):

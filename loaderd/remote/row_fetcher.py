@@ -144,8 +144,11 @@ class RowFetcher:
             window[of_rows] = rows
         return faults
 
-    def check_fits(self, task: ProbeTask, most: int) -> None:
-        """Raise RecordMismatchError where none of the first ``most`` records of a block fit the server's schema."""
+    def check_fits(self, task: ProbeTask, most: int) -> list[str]:
+        """Raise RecordMismatchError where none of the first ``most`` records of a block fit the server's schema.
+
+        Returns no feature lists: only the server sees them.
+        """
         count = min(task.num_records, most)
         asked = self._ask([Slice(task.block, 0, count, 0, 0)])
         faults = [fault for _, answer in asked for fault in wait_telling(answer, self._tell)[1]]
@@ -153,6 +156,7 @@ class RowFetcher:
         mismatches = [error for error in errors if isinstance(error, RecordMismatchError)]
         if mismatches and sum(len(numbers) for numbers, _ in faults) == count:
             raise mismatches[0]
+        return []
 
     def _ask(self, slices: Sequence[Slice]) -> list[tuple[int, Answer]]:
         """Send the requests for ``slices``; returns of each (number of its first row in the slices, answer)."""

@@ -116,8 +116,8 @@ class Executor:
         Raises RecordMismatchError where the first one that is in the data set does not; or, if the task asks whether
         any of them fits, where none of the first thousand does.
         """
-        self.rows.check_fits(task, _MAX_PROBED if task.any_fits else 1)
-        return Probed(task.task, self._decoder.kernels)
+        feature_lists = self.rows.check_fits(task, _MAX_PROBED if task.any_fits else 1)
+        return Probed(task.task, self._decoder.kernels, feature_lists)
 
     def load(self, task: LoadTask) -> Loaded:
         """Bring records into a window. Raises StorageError where memory runs out."""

@@ -96,7 +96,11 @@ class FileRows:
                 found = self._loader.reader.narrowed(block, int(numbers[0]), int(numbers[-1]) + 1)
                 yield found, numbers - (found.first_record - block.first_record)
 
-    def check_fits(self, task: ProbeTask, most: int) -> None:
-        """Raise RecordMismatchError where none of a block's first ``most`` records in the data set fit the schema."""
+    def check_fits(self, task: ProbeTask, most: int) -> list[str]:
+        """Raise RecordMismatchError where none of a block's first ``most`` records in the data set fit the schema.
+
+        Returns the names of the feature lists of the first record, which are not read.
+        """
         assert task.place is not None
         self._loader.check_fits(task.place.block, _numbers_of(task.place)[:most])
+        return self._loader.feature_lists

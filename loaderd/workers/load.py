@@ -116,6 +116,11 @@ class WindowLoader:
         self._needs_keys = schema.needs_record_key
         self._record_keys = schema.record_keys
 
+    @property
+    def feature_lists(self) -> list[str]:
+        """The names of the feature lists of the first record that was parsed. They are not read."""
+        return self._parser.feature_lists or [] if isinstance(self._parser, RowParser) else []
+
     def close(self) -> None:
         """Close the files."""
         self.reader.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from damage import damage_data, damage_unseen
-from record_bytes import header
+from record_bytes import field, header
 
 import loaderd
 from loaderd.errors import (
@@ -176,6 +176,34 @@ def test_a_first_record_that_does_not_fit_is_left_out_as_any_other(
     with loaderd.Loader(shards, numbered_schema, on_corrupt="skip_any", **options) as loader:
         assert sorted(chain.from_iterable(map(check_batch, loader))) == list(range(30, 90))
         assert loader.statistics().records_skipped == 30
+
+
+def test_feature_lists_are_not_passed_over_in_silence(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Of a SequenceExample. What ``framed`` holds is TensorFlow's: {"id": [n]}, and lists "moves" and "times"."""
+
+    def entry(name: bytes, value: bytes) -> bytes:
+        return field(0x0A, field(0x0A, name) + field(0x12, value))
+
+    def record(number: int) -> bytes:
+        feature = field(0x1A, field(0x0A, bytes([number])))
+        lists = entry(b"moves", field(0x0A, feature)) + entry(b"times", b"")
+        return framed(field(0x0A, entry(b"id", feature)) + field(0x12, lists))
+
+    (tmp_path / "games.tfrecord").write_bytes(b"".join(map(record, range(20))))
+    schema = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
+    with loaderd.Loader(tmp_path / "games.tfrecord", schema, batch_size=10, workers=1) as loader:
+        assert sorted(number for _ in range(2) for batch in loader for number in batch["id"]) == sorted(
+            2 * [*range(20)]
+        )
+    assert [one.getMessage() for one in caplog.records] == [
+        "the records are tf.train.SequenceExamples. Their context is read; their feature_lists are not: moves, times"
+    ]
+    for moves in (loaderd.Int64(), loaderd.Int64(default=0)):
+        schema = loaderd.Schema({"moves": moves}, {"moves": loaderd.Array("moves")})
+        with pytest.raises(
+            RecordMismatchError, match="expected feature 'moves', found 'moves' in the record's feature_l"
+        ):
+            loaderd.Loader(tmp_path / "games.tfrecord", schema, batch_size=10, workers=1)
 
 
 def test_a_function_that_fails_names_its_field(write_numbered: Write, check_batch: Check):

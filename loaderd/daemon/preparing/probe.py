@@ -25,6 +25,8 @@ class Probe(TaskSource):
         self.error: LoaderdError | None = None
         self.kernels: Kernels = "numpy"
         """What workers decode with, as the one that did the task says."""
+        self.feature_lists: list[str] = []
+        """The names of the feature lists of a record, which are not read."""
         self._skips = skips
         count = min(num_blocks, _MAX_BLOCKS) if skips else 1
         self._waiting = deque(number * num_blocks // count for number in range(count))
@@ -40,6 +42,7 @@ class Probe(TaskSource):
     def done(self, task: Task, result: Done) -> None:
         assert isinstance(result, Probed)
         self.finished, self.error, self.kernels = True, None, result.kernels
+        self.feature_lists = result.feature_lists
 
     def failed(self, task: Task, error: LoaderdError) -> None:
         self._tried += 1

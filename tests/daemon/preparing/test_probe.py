@@ -17,7 +17,7 @@ def tried(probe: Probe, *, fits: int | None) -> list[int]:
         assert isinstance(task.work, ProbeWork) and probe.next_task() is None
         found.append(task.work.block)
         if task.work.block == fits:
-            probe.done(task, Probed(task.number, "numpy"))
+            probe.done(task, Probed(task.number, "numpy", []))
         else:
             probe.failed(task, RecordMismatchError(f"block {task.work.block} differs", hint="Change it."))
     assert probe.finished
