@@ -141,3 +141,38 @@ class Snapshot(NamedTuple):
     kernels: Kernels = "numpy"
     outage: Outage | None = None
     """None: storage, or servers, answer."""
+
+
+class Progress(NamedTuple):
+    """How far a pass over shards is. ``doing``: such as "indexing shards". A total of 0 is not known.
+
+    ``remark``: what else there is to say in a line, as a sentence without its full stop.
+    """
+
+    doing: str
+    done_shards: int = 0
+    num_shards: int = 0
+    done_bytes: int = 0
+    num_bytes: int = 0
+    remark: str = ""
+
+    def in_words(self, for_s: float) -> str:
+        """A line; the pass has taken ``for_s`` seconds."""
+        text = f"{self.doing} for {for_s:.0f} s"
+        if self.num_shards:
+            text += f": {self.done_shards:,} of {self.num_shards:,} shards"
+        elif self.done_shards:
+            text += f": {self.done_shards:,} so far"
+        if self.num_bytes:
+            text += ", " if self.num_shards else ": "
+            text += f"{self.done_bytes / 1e9:.2f} of {self.num_bytes / 1e9:.2f} GB"
+            if 0 < self.done_bytes <= self.num_bytes:
+                left_s = for_s * (self.num_bytes - self.done_bytes) / self.done_bytes
+                text += f", about {_duration(left_s)} left"
+        return f"{text}. {self.remark}" if self.remark else text
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

@@ -29,7 +29,7 @@ LAYERS = [
         "loaderd.stages",
         "loaderd.version",
     ],
-    ["loaderd.randomness", "loaderd.grids", "loaderd.user_modules"],
+    ["loaderd.randomness", "loaderd.grids", "loaderd.progress", "loaderd.user_modules"],
     ["loaderd.schema"],
     ["loaderd.symmetry"],
     ["loaderd.schemas", "loaderd.options", "loaderd.statistics"],
@@ -63,7 +63,7 @@ BINDINGS = {
 BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
 BELOW = {
     "loaderd_tf": ["loaderd.grids", "loaderd.schema"],
-    "loaderd_ray": ["loaderd.redaction", "loaderd.shards"],
+    "loaderd_ray": ["loaderd.progress", "loaderd.redaction", "loaderd.shards", "loaderd.snapshots"],
 }
 # Each loader starts a daemon, so each of these would cost each loader milliseconds. What only some need (for shards
 # that are far away, groups, a mix, a diagnosis) is imported in the function that needs it.

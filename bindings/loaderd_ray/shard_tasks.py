@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from loaderd import Schema
-from loaderd.client.progress import IndexProgress
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, anchored
 from loaderd.errors import Damage, LoaderdError, OptionError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_STORAGE, Shuffle, as_count, pickled_storage, require
+from loaderd.progress import ProgressDisplay
 from loaderd.shards.access import Access
-from loaderd.shards.files import list_shards, path_order
+from loaderd.shards.files import list_with_progress, path_order
 from loaderd.shards.index_cache import groups_of
 from loaderd.shards.indexer import Indexer, Stored
 from loaderd.shards.shard_file import ShardFile
+from loaderd.snapshots import Progress
 
+_SHOW_EVERY_S = 1.0
 _TASK = {"num_cpus": 1, "max_retries": 3, "scheduling_strategy": "SPREAD"}
 
 
@@ -49,7 +52,7 @@ def index(
       is TFRecord, or of Leela Chess Zero or KataGo.
     - ``index_cache``: that folder, or ``"beside"`` the shards. None: the data set's, which must not be ``"user"``.
     - ``block_records``: that of the ``Shuffle`` that will be used; for a data set, its own is used instead.
-    - ``progress``: whether to show a bar; None: if standard error is a terminal.
+    - ``progress``: True, a bar; False, nothing; None: a bar on a terminal, else a line in the log after 5 s.
 
     Damage is no error here, but part of the findings. Raises OptionError, and NoShardsError where there are no
     shards.
@@ -97,20 +100,23 @@ def _run(shards: Any, indexer: Indexer, progress: bool | None, what: str) -> Fin
     if isinstance(shards, (Dataset, Concat, Mix)):
         leaves = anchored(shards).leaves()
         names, storage = [leaf.shards for leaf in leaves], leaves[0].storage
+    display = ProgressDisplay(progress)
     access = Access(storage)
-    files = sorted({file for each in names for file in list_shards(each, access=access)}, key=path_order)
+    with closing(display):
+        files = sorted({file for each in names for file in list_with_progress(each, display, access)}, key=path_order)
     if not ray.is_initialized():
         ray.init()
-    bar = IndexProgress(progress, what)
     found: dict[ShardFile, _Found] = {}
     total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
-    try:
-        for group, of_group in _results(groups_of(files), indexer, pickled_storage(storage)):
+
+    def show() -> None:
+        display(Progress(what, len(found), len(files), done_bytes, total_bytes))
+
+    with closing(display):
+        for group, of_group in _results(groups_of(files), indexer, pickled_storage(storage), show):
             found.update(zip(group, of_group, strict=True))
             done_bytes += sum(file.size_bytes for file in group)
-            bar(done_bytes, total_bytes)
-    finally:
-        bar.close()
+            show()
     return Findings(
         len(files),
         sum(one.is_cached for one in found.values()),
@@ -127,15 +133,20 @@ class _Found:
 
 
 def _results(
-    groups: Sequence[Sequence[ShardFile]], indexer: Indexer, storage: bytes
+    groups: Sequence[Sequence[ShardFile]], indexer: Indexer, storage: bytes, show: Callable[[], None]
 ) -> Iterator[tuple[Sequence[ShardFile], list[_Found]]]:
-    """Each group of shards and what was found in them, in the order in which the tasks end."""
+    """Each group of shards and what was found in them, in the order in which the tasks end.
+
+    ``show`` is called every second while none ends.
+    """
     task = ray.remote(_read).options(**_TASK)
     running = {task.remote(group, indexer, storage): group for group in groups}
     try:
         while running:
-            (done, *_), _ = ray.wait(list(running), num_returns=1)
-            yield running.pop(done), _result(done)
+            over, _ = ray.wait(list(running), num_returns=1, timeout=_SHOW_EVERY_S)
+            show()
+            for done in over:
+                yield running.pop(done), _result(done)
     finally:
         for each in running:
             ray.cancel(each)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderd.cli.reading import count, read_all, say
-from loaderd.client.progress import IndexProgress
 from loaderd.convert import pgn
 from loaderd.convert.conversion import convert
 from loaderd.convert.journal import Written
@@ -31,13 +30,15 @@ from loaderd.errors import (
 )
 from loaderd.machine import usable_cores
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
+from loaderd.progress import ProgressDisplay
 from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
-from loaderd.shards.files import list_shards
+from loaderd.shards.files import list_with_progress
 from loaderd.shards.indexer import Indexer
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
 from loaderd.shards.told import tell_records
+from loaderd.snapshots import Progress
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -153,7 +154,9 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]],
         known = ", ".join(COMPRESSIONS[arguments.format])
         raise OptionError(f"--compression of {arguments.format} must be one of {known}, got {arguments.compression}")
     folder = _folder(arguments.to)
-    plan = _plan(arguments)
+    display = ProgressDisplay(None)
+    with closing(display):
+        plan = _plan(arguments, display)
     _tell_damages(plan.damages, arguments.json)
     if plan.unreadable:
         named = "".join(f"\n  {error.message}" for error in plan.unreadable[:_MOST_NAMED])
@@ -171,9 +174,13 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]],
         arguments.on_corrupt != "raise",
         None if plan.indexes else _games_per_shard(arguments),
     )
-    found = []
-    with closing(IndexProgress(None, "converting")) as progress:
-        for written, was_there in convert(task, plan.lots, processes, progress):
+    found: list[tuple[Written, bool]] = []
+
+    def show(done_bytes: int, num_bytes: int) -> None:
+        display(Progress("converting shards", len(found), len(plan.lots), done_bytes, num_bytes))
+
+    with closing(display):
+        for written, was_there in convert(task, plan.lots, processes, show):
             found.append((written, was_there))
             if arguments.json:
                 say(json.dumps({"kind": "shard", **asdict(written), "was_there": was_there}))
@@ -190,21 +197,21 @@ def _folder(to: Path) -> Path:
 # ---------------------------------------------------------------------------------------------- the plan
 
 
-def _plan(arguments: argparse.Namespace) -> _Plan:
-    files = list_shards(arguments.shards)
+def _plan(arguments: argparse.Namespace, display: ProgressDisplay) -> _Plan:
+    files = list_with_progress(arguments.shards, display)
     schema = None if arguments.schema is None else load_schema(arguments.schema)
     first = next((file for file in files if file.size_bytes), files[0])  # an empty one does not tell what it is
     if pgn.is_pgn(first):
         if schema is not None and dict(schema.features) != dict(pgn.SCHEMA.features):
             raise OptionError(f"--schema of PGN must be loaderd.schemas:chess_eval, got {arguments.schema}")
         _refuse(arguments, ["--records-per-shard"], "shards; of games in PGN, --games-per-shard go into one")
-        return _plan_games(files, arguments)
+        return _plan_games(files, arguments, display)
     _refuse(arguments, ["--games-per-shard", "--scores"], "games in PGN")
     features = _told(first) if schema is None else schema.features
     records = features if isinstance(features, FixedRecords) else None
     indexer = Indexer("user", DEFAULT_BLOCK_RECORDS, records)
     indexes = []
-    for one in read_all(arguments, "reading the sources", indexer):
+    for one in read_all(arguments, "reading the sources", indexer, display):
         if isinstance(one.index.error, ShardFormatError):
             raise one.index.error
         indexes.append(one.index)
@@ -235,21 +242,20 @@ def _refuse(arguments: argparse.Namespace, options: Sequence[str], of_what: str)
             raise OptionError(f"{option} is only for {of_what}")
 
 
-def _plan_games(files: list[ShardFile], arguments: argparse.Namespace) -> _Plan:
+def _plan_games(files: list[ShardFile], arguments: argparse.Namespace, display: ProgressDisplay) -> _Plan:
     pgn.check_installed()
-    with closing(IndexProgress(None, "looking for games")) as progress:
-        # There may be a hundred million games: none is kept, only the lots.
-        lots = list(plan_games(_games_of(files, progress), _games_per_shard(arguments)))
+    # There may be a hundred million games: none is kept, only the lots.
+    lots = list(plan_games(_games_of(files, display), _games_per_shard(arguments)))
     return _Plan(files, [], dict(pgn.SCHEMA.features), lots, [])
 
 
-def _games_of(files: list[ShardFile], progress: IndexProgress) -> Iterator[Games]:
+def _games_of(files: list[ShardFile], display: ProgressDisplay) -> Iterator[Games]:
     """The games of all files. Raises NoShardsError at a file without one, unless it is empty."""
     total = sum(file.size_bytes for file in files)
-    done_bytes = 0
+    done_bytes = number = 0
 
     def show(offset: int) -> None:
-        progress(done_bytes + offset, total)
+        display(Progress("looking for games", number, len(files), done_bytes + offset, total))
 
     for number, file in enumerate(files):
         games = None

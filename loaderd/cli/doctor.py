@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ from loaderd.client.running import RunningStream, running_streams
 from loaderd.diagnosis import COPY_TO_DEVICE, Diagnosis, diagnose_samples
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import require
+from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable, readable_line
+from loaderd.snapshots import Progress
 from loaderd.tls import TLS
 
 if TYPE_CHECKING:
@@ -112,8 +115,10 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
             "Consumers in groups have no diagnosis.",
         )
     until_s = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < until_s and any(_diagnosis(one).verdict == "nothing yet" for one in streams):
-        time.sleep(_AGAIN_S)
+    with closing(ProgressDisplay(None)) as display:
+        while time.monotonic() < until_s and any(_diagnosis(one).verdict == "nothing yet" for one in streams):
+            display(Progress("waiting for batches to judge by"))
+            time.sleep(_AGAIN_S)
     return [Case(stream.command, stream.consumer, _diagnosis(stream)) for stream in streams]
 
 

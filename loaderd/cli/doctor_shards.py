@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass
 
 from loaderd.cli.reading import say
@@ -14,7 +15,9 @@ from loaderd.client.loader import Loader
 from loaderd.diagnosis import Diagnosis
 from loaderd.errors import OptionError
 from loaderd.options import as_seconds
+from loaderd.progress import ProgressDisplay
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
+from loaderd.snapshots import Progress
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ def measure(arguments: argparse.Namespace) -> Capacity:
         epochs=None,
         workers=arguments.workers,
     )
-    with loader:
+    measuring = Progress("measuring how fast the shards load", remark=f"This takes {seconds:g} s")
+    with loader, closing(ProgressDisplay(None)) as display, display.repeating(lambda: measuring):
         until_s = math.inf
         for _ in loader:
             now_s = time.monotonic()

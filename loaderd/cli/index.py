@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from loaderd.cli.reading import add_shards, count, rate, read_all, say, stored_of
 from loaderd.errors import LoaderdError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
+from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable_line
 from loaderd.shards.indexer import Indexer
 
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         block_records = as_count(arguments.block_records, "--block-records")
         indexer = Indexer(arguments.index_cache, block_records, stored_of(arguments.schema))
-        found = list(read_all(arguments, "indexing shards", indexer))
+        found = list(read_all(arguments, "indexing shards", indexer, ProgressDisplay(None)))
     except LoaderdError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -24,19 +24,21 @@ from loaderd.cli.proposal import propose
 from loaderd.cli.reading import count, say
 from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
 from loaderd.cli.sample import FeatureSummary, Sample, find_record, take_sample
-from loaderd.client.progress import IndexProgress
 from loaderd.decode.example import Listed, RecordFault, list_features
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
+from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable_line, redacted
 from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
-from loaderd.shards.files import list_shards
+from loaderd.shards.compression import OnRead
+from loaderd.shards.files import list_with_progress
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.indexer import make_index
 from loaderd.shards.names import some_of
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
+from loaderd.snapshots import Progress
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -87,20 +89,29 @@ def add_to(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The exit status: 0; 2 if what is asked for cannot be shown."""
+    with closing(ProgressDisplay(None)) as display:
+        return _run(arguments, display)
+
+
+def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> int:
     try:
-        file = list_shards(arguments.shards[0])[0]
+        file = list_with_progress(arguments.shards[0], display)[0]
+
+        def on_read(offset: int) -> None:
+            display(Progress("reading the shard", done_bytes=offset, num_bytes=file.size_bytes))
+
         schema = None if arguments.schema is None else load_schema(arguments.schema)
         stored = stored_in(file) if schema is None else stored_of(schema, arguments.schema)
         if stored is not None:
-            _show_fixed(file, arguments, stored)
+            _show_fixed(file, arguments, stored, on_read)
         elif arguments.features:
-            say(propose(take_sample(file, as_count(arguments.sample, "--sample"))).rstrip("\n"))
+            say(propose(take_sample(file, as_count(arguments.sample, "--sample"), on_read)).rstrip("\n"))
         elif arguments.record is not None or schema is not None:
-            _show_record(file, arguments, schema)
+            _show_record(file, arguments, schema, on_read)
         elif arguments.png is not None:
             raise OptionError(_PNG_NEEDS_SCHEMA)
         else:
-            _show_shard(file, arguments)
+            _show_shard(file, arguments, on_read)
     except LoaderdError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -110,9 +121,9 @@ def run(arguments: argparse.Namespace) -> int:
 # ---------------------------------------------------------------------------------------------- the shard
 
 
-def _show_shard(file: ShardFile, arguments: argparse.Namespace) -> None:
-    sample = take_sample(file, as_count(arguments.sample, "--sample"))
-    index = _index_of(file)
+def _show_shard(file: ShardFile, arguments: argparse.Namespace, on_read: OnRead) -> None:
+    sample = take_sample(file, as_count(arguments.sample, "--sample"), on_read)
+    index = _index_of(file, None, on_read)
     about: dict[str, Any] = {
         "shard": redacted(file.uri),
         "bytes": file.size_bytes,
@@ -144,12 +155,11 @@ def _show_shard(file: ShardFile, arguments: argparse.Namespace) -> None:
     _show_features(sample)
 
 
-def _index_of(file: ShardFile, records: FixedRecords | None = None) -> ShardIndex:
+def _index_of(file: ShardFile, records: FixedRecords | None, on_read: OnRead) -> ShardIndex:
     """The index that was kept, or one that is made now."""
-    with closing(IndexProgress(None, "reading the shard")) as progress:
-        if kept := IndexCache("user", DEFAULT_BLOCK_RECORDS, records).load(file):
-            return kept[0]
-        return make_index(file, records, DEFAULT_BLOCK_RECORDS, lambda offset: progress(offset, file.size_bytes))
+    if kept := IndexCache("user", DEFAULT_BLOCK_RECORDS, records).load(file):
+        return kept[0]
+    return make_index(file, records, DEFAULT_BLOCK_RECORDS, on_read)
 
 
 def _show_features(sample: Sample) -> None:
@@ -186,14 +196,14 @@ def _summary(found: FeatureSummary) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------ records of a fixed size
 
 
-def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: Stored) -> None:
+def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: Stored, on_read: OnRead) -> None:
     if arguments.features:
         if not stored.python:
             raise OptionError("--features proposes a schema, so it does not go with --schema")
         say(f'"""A schema proposed by loaderd."""\n\n# From {file.name!a}.\n{stored.python}'.rstrip("\n"))
         return
     records = stored.records
-    index = _index_of(file, records)
+    index = _index_of(file, records, on_read)
     about: dict[str, Any] = {
         "shard": redacted(file.uri),
         "bytes": file.size_bytes,
@@ -263,8 +273,8 @@ def _number(arguments: argparse.Namespace) -> int | None:
     return None if arguments.record is None else as_count(arguments.record, "--record", "an integer from 0 on", 0)
 
 
-def _show_record(file: ShardFile, arguments: argparse.Namespace, schema: Schema | None) -> None:
-    number, record = find_record(file, _number(arguments))
+def _show_record(file: ShardFile, arguments: argparse.Namespace, schema: Schema | None, on_read: OnRead) -> None:
+    number, record = find_record(file, _number(arguments), on_read)
     features = list_features(record)
     if isinstance(features, RecordFault):
         raise mismatch(file, number, features)

@@ -14,17 +14,18 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TypeVar
 
-from loaderd.client.progress import IndexProgress
 from loaderd.machine import usable_cores
 from loaderd.options import as_count
+from loaderd.progress import ProgressDisplay
 from loaderd.redaction import printable
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead
-from loaderd.shards.files import list_shards
+from loaderd.shards.files import list_with_progress
 from loaderd.shards.index_cache import groups_of
 from loaderd.shards.indexer import Stored
 from loaderd.shards.shard_file import ShardFile
+from loaderd.snapshots import Progress
 
 _Seen = TypeVar("_Seen")
 Look = Callable[[Sequence[ShardFile], OnRead, Access], list[_Seen]]
@@ -54,11 +55,13 @@ def stored_of(schema: str | None) -> Stored:
     return "told" if schema is None else load_schema(schema).records
 
 
-def read_all(arguments: argparse.Namespace, doing: str, look: Look[_Seen]) -> Iterator[_Seen]:
+def read_all(
+    arguments: argparse.Namespace, doing: str, look: Look[_Seen], display: ProgressDisplay
+) -> Iterator[_Seen]:
     """What ``look`` (such as an ``Indexer``, called in threads) finds for each shard, in the order of their paths.
 
-    ``doing``: the text beside the progress bar. Closing the iterator stops the threads. Raises OptionError,
-    NoShardsError and StorageError.
+    ``display`` shows how far it is with what it is ``doing``. Closing the iterator stops the threads. Raises
+    OptionError, NoShardsError and StorageError.
     """
     threads = as_count(usable_cores() if arguments.threads is None else arguments.threads, "--threads")
     stop = threading.Event()
@@ -68,31 +71,36 @@ def read_all(arguments: argparse.Namespace, doing: str, look: Look[_Seen]) -> It
             raise _Stopped
 
     access = Access(on_wait=go_on)
-    groups = groups_of(list_shards(arguments.shards, access=access))
+    groups = groups_of(list_with_progress(arguments.shards, display, access))
     sizes = [sum(file.size_bytes for file in group) for group in groups]
     done_bytes = [0] * len(groups)
+    done_shards = 0
 
     def note(number: int, offset: int) -> None:
         go_on()
         done_bytes[number] = offset
 
     def read(number: int) -> list[_Seen]:
+        nonlocal done_shards
         try:
             return look(groups[number], partial(note, number), access)
         finally:
             done_bytes[number] = sizes[number]
+            done_shards += len(groups[number])  # another thread may be here too: then it is a little less
 
-    total_bytes = sum(sizes)
-    progress = IndexProgress(None, doing)
+    def show() -> None:
+        display(Progress(doing, done_shards, num_shards, sum(done_bytes), total_bytes))
+
+    total_bytes, num_shards = sum(sizes), sum(map(len, groups))
     with ThreadPoolExecutor(threads) as pool:
         try:
             waiting = [pool.submit(read, number) for number in range(len(groups))]
             for future in waiting:
-                yield from _result(future, lambda: progress(sum(done_bytes), total_bytes))
+                yield from _result(future, show)
         finally:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            progress.close()
+            display.close()
 
 
 def _result(future: Future[list[_Seen]], show: Callable[[], None]) -> list[_Seen]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from loaderd.decode.example import Listed, RecordFault, list_features
 from loaderd.errors import Damage, OptionError
 from loaderd.shards.access import Access
-from loaderd.shards.compression import detect_compression, open_stream
+from loaderd.shards.compression import OnRead, detect_compression, open_stream, tell_nobody
 from loaderd.shards.files import open_shard
 from loaderd.shards.framing import scan
 from loaderd.shards.shard_file import ShardFile
@@ -50,10 +50,10 @@ class Sample:
     faults: list[tuple[int, RecordFault]] = field(default_factory=list)
 
 
-def records_of(file: ShardFile) -> Iterator[tuple[int, bytes] | Damage]:
+def records_of(file: ShardFile, on_read: OnRead = tell_nobody) -> Iterator[tuple[int, bytes] | Damage]:
     """Number and bytes of each healthy record, and each damage, in order. Raises ShardReadError, StorageError."""
     with closing(open_shard(file, Access())) as opened:
-        stream = open_stream(file.uri, opened, detect_compression(file.uri, opened, file.size_bytes))
+        stream = open_stream(file.uri, opened, detect_compression(file.uri, opened, file.size_bytes), on_read)
         for found in scan(file.uri, stream.read_into):
             if isinstance(found, Damage):
                 yield found
@@ -66,10 +66,10 @@ def records_of(file: ShardFile) -> Iterator[tuple[int, bytes] | Damage]:
             yield stream.damage
 
 
-def take_sample(file: ShardFile, num_records: int) -> Sample:
+def take_sample(file: ShardFile, num_records: int, on_read: OnRead) -> Sample:
     """What the first records are like. Raises ShardReadError, StorageError."""
     sample = Sample()
-    for found in records_of(file):
+    for found in records_of(file, on_read):
         if isinstance(found, Damage):
             continue
         if len(sample.sizes) == num_records:
@@ -85,10 +85,10 @@ def take_sample(file: ShardFile, num_records: int) -> Sample:
     return sample
 
 
-def find_record(file: ShardFile, wanted: int | None) -> tuple[int, bytes]:
+def find_record(file: ShardFile, wanted: int | None, on_read: OnRead) -> tuple[int, bytes]:
     """(number, bytes) of record ``wanted``; None: the first healthy one. Raises OptionError if it is not healthy."""
     last = -1
-    healthy = (found for found in records_of(file) if not isinstance(found, Damage))
+    healthy = (found for found in records_of(file, on_read) if not isinstance(found, Damage))
     for number, record in itertools.takewhile(lambda found: wanted is None or found[0] <= wanted, healthy):
         if wanted in (None, number):
             return number, record

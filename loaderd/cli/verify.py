@@ -14,6 +14,7 @@ import numpy as np
 from loaderd.cli.reading import add_shards, count, rate, read_all, say
 from loaderd.errors import Damage, LoaderdError, RecordMismatchError, ShardFormatError, ShardReadError
 from loaderd.options import DEFAULT_BLOCK_RECORDS
+from loaderd.progress import ProgressDisplay
 from loaderd.redaction import redacted
 from loaderd.schema import Schema
 from loaderd.schemas.named import load_schema
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     mismatches, mismatched = 0, 0
     try:
         schema = None if arguments.schema is None else load_schema(arguments.schema)
-        for index, of_shard in read_all(arguments, "checking shards", _Check(schema)):
+        for index, of_shard in read_all(arguments, "checking shards", _Check(schema), ProgressDisplay(None)):
             _tell(index, of_shard, arguments.json)
             checked += 1
             mismatches += of_shard.num_records

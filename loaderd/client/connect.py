@@ -12,7 +12,6 @@ from loaderd.client.base import BaseLoader
 from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.discovery import first_addresses
 from loaderd.client.link import LinkLost, ask_server
-from loaderd.client.progress import IndexProgress
 from loaderd.client.served_sources import HOW_TO_START, RemoteSource, ServedSource
 from loaderd.client.shared_stream import SharedIteration, SharedStream
 from loaderd.client.sources import Source
@@ -23,6 +22,7 @@ from loaderd.errors import OptionError, ServerError
 from loaderd.options import Remainder, as_seconds, require, suggests_options
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
+from loaderd.progress import ProgressDisplay
 from loaderd.protocol.messages import AskStatus, Status
 from loaderd.remote.address import TOKEN_VARIABLE, Addresses, checked_addresses, network_address, unix_path
 from loaderd.remote.source import RemoteSet, RemoteStream, Settings
@@ -167,8 +167,8 @@ def connect(
         settings = network_settings(addresses, token, tls, compression, subscription.name)
         source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
     if sharing == "shared":
-        return SharedLoader(source, SharedStream(source, first, IndexProgress(None)), first)
-    loader = ServedLoader(source, SupervisedStream(source, first, IndexProgress(None)), first)
+        return SharedLoader(source, SharedStream(source, first, ProgressDisplay(None)), first)
+    loader = ServedLoader(source, SupervisedStream(source, first, ProgressDisplay(None)), first)
     loader.sharing = subscription.sharing
     return loader
 

@@ -15,7 +15,7 @@ import logging
 import select
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import astuple
 from itertools import zip_longest
 from typing import Any
@@ -32,6 +32,7 @@ from loaderd.memory.layout import SlotLayout
 from loaderd.memory.page import FACTS_BYTES, MAX_GENERATION, Page
 from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass
+from loaderd.progress import ProgressDisplay
 from loaderd.protocol.descriptors import standard_is_taken
 from loaderd.protocol.messages import (
     Away,
@@ -43,14 +44,13 @@ from loaderd.protocol.messages import (
     Listed,
     Message,
     Opened,
-    Progress,
     Skipped,
     Start,
     Want,
     Warned,
 )
 from loaderd.protocol.step_sets import text_of
-from loaderd.snapshots import StorageCounts
+from loaderd.snapshots import Progress, StorageCounts
 
 _logger = logging.getLogger("loaderd")
 
@@ -122,9 +122,9 @@ class Connection(Conversation):
 
     # -------------------------------------------------------------------------------------- speaking
 
-    def open(self, start: str, on_progress: Callable[[int, int], None]) -> None:
+    def open(self, start: str, progress: ProgressDisplay) -> None:
         """Open the stream at ``start`` (as in Open), and wait. Torn until the caller has taken the data over."""
-        self._on_progress = on_progress
+        self._progress = progress
         self._greet(start)
         if self._opened is None:
             self._wait("the data", lambda: self._opened, self._stall_timeout)
@@ -295,7 +295,7 @@ class Connection(Conversation):
         elif isinstance(message, Ended):
             self._intake.ended(message)
         elif isinstance(message, Progress):
-            self._on_progress(message.done_bytes, message.total_bytes)
+            self._progress(message)
         elif isinstance(message, Found):
             self._source.found(message.shards)
         elif isinstance(message, Listed):
@@ -306,6 +306,7 @@ class Connection(Conversation):
             self._counts.workers_restarted += message.workers_restarted - self._workers_restarted
             self._workers_restarted = message.workers_restarted
             _logger.warning("%s", message.text)
+            self._progress.said()
         elif isinstance(message, Away) and message.generation == self._generation:
             self._away = from_wire(message.error)
         elif isinstance(message, Joined) and message.generation == self._generation:

@@ -6,7 +6,6 @@ import os
 from typing import Any, cast
 
 from loaderd.client.base import BaseLoader
-from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import EmbeddedSource
 from loaderd.client.standing import checked_start
 from loaderd.client.supervised import SupervisedStream
@@ -24,6 +23,7 @@ from loaderd.options import (
     suggests_options,
 )
 from loaderd.plan.positions import Position
+from loaderd.progress import ProgressDisplay
 from loaderd.redaction import shown
 from loaderd.schema import Schema
 
@@ -52,7 +52,8 @@ class Loader(BaseLoader):
     - ``held_batches``: how many batches the consumer may hold at a time before it gets copies.
     - ``index_cache``: ``"user"`` (``$LOADERD_CACHE_DIR`` or ``~/.cache/loaderd``), ``"beside"`` (the shards),
       ``"none"``, or a folder.
-    - ``progress``: a bar for the index pass; None: if standard error is a terminal.
+    - ``progress``: what standard error shows while shards are listed and indexed: True, a bar; False, nothing; None:
+      a bar if it is a terminal, else a line after 5 s, and then one a minute at most.
     - ``refresh``: ``"epoch"``: each epoch is made of the shards that there are when it begins (the first one, when
       the loader is made); else ``"never"``.
     - ``stall_timeout``: seconds without progress after which a process of loaderd is replaced; None: never.
@@ -114,7 +115,7 @@ class Loader(BaseLoader):
             options.check_growing()
         first = checked_start(start)
         source = EmbeddedSource(StreamDescription(dataset, options))
-        super().__init__(source, SupervisedStream(source, first, IndexProgress(progress)), first)
+        super().__init__(source, SupervisedStream(source, first, ProgressDisplay(progress)), first)
 
 
 def as_dataset(

@@ -26,19 +26,19 @@ from typing import Any
 from loaderd.client.batch import Batch, HandOver
 from loaderd.client.end import ProgramEnds
 from loaderd.client.link import LinkLost
-from loaderd.client.progress import IndexProgress
 from loaderd.client.returner import Returner
 from loaderd.client.sources import Source
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import EmptyBatchError, LoaderdError
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
+from loaderd.progress import ProgressDisplay
 
 
 class SharedStream(SupervisedStream):
     """See the module's docstring. Threads, ends and interrupts are as in SupervisedStream."""
 
-    def __init__(self, source: Source, start: Position, progress: IndexProgress) -> None:
+    def __init__(self, source: Source, start: Position, progress: ProgressDisplay) -> None:
         self._returner = Returner(self)
         super().__init__(source, start, progress)
         self._pass, self._mark = self.course.find(start)

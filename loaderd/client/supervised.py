@@ -31,13 +31,13 @@ from loaderd.client.connection import Connection
 from loaderd.client.damage_report import DamageReport
 from loaderd.client.end import ProgramEnds
 from loaderd.client.link import LinkLost
-from loaderd.client.progress import IndexProgress
 from loaderd.client.sources import Source
 from loaderd.errors import HOW_TO_GO_ON_BEHIND, ClosedError, Damage, EmptyBatchError, LoaderdError, ShardError
 from loaderd.memory.page import COPY_NS
 from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass
 from loaderd.plan.positions import Course, Position, compare_listings
+from loaderd.progress import ProgressDisplay
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Listed
 
@@ -54,7 +54,7 @@ class SupervisedStream(Stream):
     data: Listed
     """What the daemon said of the data in use."""
 
-    def __init__(self, source: Source, start: Position, progress: IndexProgress) -> None:
+    def __init__(self, source: Source, start: Position, progress: ProgressDisplay) -> None:
         """Have the stream opened at ``start``. Raises LoaderdError."""
         self._not_over = _held_lock()
         self._maker = os.getpid()

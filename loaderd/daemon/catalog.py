@@ -9,12 +9,14 @@ data sets grow, each epoch lists them again.)
 from __future__ import annotations
 
 import importlib
+import logging
 import pickle
 import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -33,12 +35,15 @@ from loaderd.options import StreamOptions
 from loaderd.pickling import pickled
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import listing_in
+from loaderd.progress import ProgressLines
 from loaderd.protocol.messages import DataIs, Welcome
 from loaderd.remote.tables import welcome_to
 from loaderd.schema.packed import packed_schema, unpacking_schema
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
 from loaderd.subscription import Subscription
+
+_logger = logging.getLogger("loaderd")
 
 TYPICAL_BATCH_SIZE = 512
 _MOST_LISTED = 4
@@ -65,11 +70,19 @@ class Served:
     """Those of ``_listed`` that somebody has had since they were finished."""
     _failure: LoaderdError | None = None
     """The error of the last preparation that is finished; None: it succeeded, or none is finished."""
+    _lines: ProgressLines = field(init=False)
     _retry_at_s: float = 0.0
     _retry_s: float = _FIRST_RETRY_S
 
+    def __post_init__(self) -> None:
+        self._lines = ProgressLines(partial(_logger.info, "%s: %s", self.name))
+
     def advance(self, workforce: Workforce) -> list[str]:
-        """Go on with all preparations; returns their warnings."""
+        """Go on with all preparations, and log how far the first one is; returns their warnings."""
+        if self.preparation.progress is not None:
+            self._lines(self.preparation.progress)
+        else:
+            self._lines.close()
         for each in (self.preparation, *self._listed):
             each.advance()
         left_out = ""
@@ -80,6 +93,8 @@ class Served:
                 self.note.add(self.name, shards)
         found = [text for each in (self.preparation, *self._listed) for text in each.take_warnings()]
         found += filter(None, [left_out])
+        if found:
+            self._lines.said()
         if self.preparation.finished:
             self._retry_if_failed(workforce)
         self._drop_unwanted()
@@ -203,9 +218,8 @@ class Served:
         num_shards, num_records = 0, 0
         if self._failure is not None:
             state = f"failed: {self._failure}"
-        elif preparation.progress is not None:
-            done_bytes, total_bytes = preparation.progress
-            state = f"indexing {100 * done_bytes // max(1, total_bytes)} %"
+        elif preparation.progress is not None and preparation.progress.num_bytes:
+            state = f"indexing {100 * preparation.progress.done_bytes // preparation.progress.num_bytes} %"
         elif not preparation.finished:
             state = "listing its shards"
         elif preparation.data is not None:

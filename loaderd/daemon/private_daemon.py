@@ -124,6 +124,8 @@ class PrivateDaemon(Daemon):
         if asking is None:
             return
         asking.advance()
+        if asking.progress is not None:
+            self._wires.post(PARENT, asking.progress)
         if asking.error is not None:
             raise asking.error
         if asking.finished:

@@ -40,7 +40,6 @@ from loaderd.protocol.messages import (
     Joined,
     List,
     Message,
-    Progress,
     Skipped,
     Start,
     Want,
@@ -178,8 +177,8 @@ class Session:
             self.error = self.error or self._granting.error
 
     def _after_preparing(self, preparation: Preparation) -> None:
-        if preparation.progress is not None and preparation.progress[1]:
-            self._tell_all(Progress(*preparation.progress))
+        if preparation.progress is not None:
+            self._tell_all(preparation.progress)
         if preparation is self._own:
             preparation.advance()
             for text in preparation.take_warnings():

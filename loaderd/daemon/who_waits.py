@@ -18,7 +18,7 @@ def describe(workforce: Workforce, sessions: Sequence[Session]) -> str:
     for session in sessions:
         progress = None if session.preparation is None else session.preparation.progress
         if progress is not None:
-            lines.append(f"  index      {progress[0]} of {progress[1]} bytes")
+            lines.append(f"  data       {progress.doing}: {progress.done_bytes} of {progress.num_bytes} bytes")
         if session.opened is not None:
             lines += [f"  {line}" for line in session.opened.stream.describe()]
     idle = [session.opened.stream.why_idle() for session in sessions if session.opened is not None]

@@ -18,13 +18,13 @@ import pyarrow.flight as flight
 
 from loaderd.client.connect import ServedLoader
 from loaderd.client.link import ask_server
-from loaderd.client.progress import IndexProgress
 from loaderd.client.served_sources import ServedSource
 from loaderd.client.supervised import SupervisedStream
 from loaderd.errors import OptionError
 from loaderd.gateway.arrow import Specs, record_batch, stored_specs
 from loaderd.options import is_count, require
 from loaderd.plan.positions import Position
+from loaderd.progress import ProgressDisplay
 from loaderd.protocol.messages import Welcome
 from loaderd.remote.tickets import Compression, check_compression, check_name, parse_object
 from loaderd.schema import Schema
@@ -129,7 +129,7 @@ def batches_of(address: str, ticket: Ticket, schema: pa.Schema) -> Iterator[tupl
         reconnect_timeout=_RECONNECT_TIMEOUT_S,
     )
     start = ticket.position or Position()
-    with ServedLoader(source, SupervisedStream(source, start, IndexProgress(False)), start) as loader:
+    with ServedLoader(source, SupervisedStream(source, start, ProgressDisplay(False)), start) as loader:
         for batch in loader:
             yield record_batch(schema, batch, batch.num_records), loader.position.to_json().encode()
 

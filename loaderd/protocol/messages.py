@@ -32,6 +32,7 @@ import msgpack
 from loaderd.plan.passes import Listing, Pass
 from loaderd.protocol.decoding import Decoder, message_decoder_of
 from loaderd.protocol.worker_messages import Done, Unanswered, WorkerMessage
+from loaderd.snapshots import Progress
 
 # The name of a file and the message of a user's exception may be no valid Unicode.
 UNICODE_ERRORS = "surrogatepass"
@@ -206,13 +207,6 @@ class Found(NamedTuple):
     """Daemon of one consumer: the URIs of the shards of each set; None: the set grows. Comes before Opened."""
 
     shards: list[list[str] | None]
-
-
-class Progress(NamedTuple):
-    """Daemon: the index pass has come so far."""
-
-    done_bytes: int
-    total_bytes: int
 
 
 class List(NamedTuple):

@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.machine import remedy
+from loaderd.redaction import redacted
 from loaderd.shards.access import Access, tell_nobody
+from loaderd.shards.credentials import asked_of
 from loaderd.shards.listing import list_remote
 from loaderd.shards.local import find_files
 from loaderd.shards.local_file import LocalFile, read_whole
@@ -28,10 +30,14 @@ from loaderd.shards.names import checked_names
 from loaderd.shards.remote_file import RemoteFile
 from loaderd.shards.retries import Pace, insist, may_pass
 from loaderd.shards.shard_file import OpenFile, ShardFile, is_remote, unanswered
+from loaderd.snapshots import Progress
+
+if TYPE_CHECKING:
+    from loaderd.progress import ProgressDisplay
 
 
 def list_shards(
-    shards: Any, on_name: Callable[[int], None] = lambda number: None, access: Access | None = None
+    shards: Any, on_found: Callable[[int], None] = lambda number: None, access: Access | None = None
 ) -> list[ShardFile]:
     """The files that ``shards`` names: a path, a glob, a URI, or an iterable of them.
 
@@ -50,26 +56,50 @@ def list_shards(
     Raises NoShardsError where a name names no file, and where a glob matches a folder named like a shard, or a link
     that leads nowhere; ShardReadError where a folder cannot be looked into; StorageError where storage does not
     answer; OptionError where a file is named twice, even if through links (hard ones included): its records would be
-    delivered twice. ``on_name`` is called with the number of each name (from 0) when that has been listed.
+    delivered twice. ``on_found`` is called now and then with the number of files found so far.
     """
     names = checked_names(shards)
     access = access or Access()
     files: dict[ShardFile, None] = {}
     seen: dict[Any, str] = {}
     folders: dict[str, str] = {}
-    for number, name in enumerate([names] if isinstance(names, str) else names):
+    for name in [names] if isinstance(names, str) else names:
         if is_remote(name):
             found = [(file, [file.uri]) for file in list_remote(name, access)]
         else:
-            found = _list_local(name, access, folders)
+            found = _list_local(name, access, folders, lambda number: on_found(len(files) + number))
         for file, places in found:
             for place in places:
                 if place in seen:
                     raise _named_twice(seen[place], file.uri)
                 seen[place] = file.uri
             files[file] = None
-        on_name(number)
+        on_found(len(files))
     return sorted(files, key=path_order)
+
+
+def list_with_progress(shards: Any, display: ProgressDisplay, access: Access | None = None) -> list[ShardFile]:
+    """``list_shards``; ``display`` shows how many there are so far, and which storage has not answered."""
+    names = checked_names(shards)
+    first, others = (names, 0) if isinstance(names, str) else (names[0], len(names) - 1)
+    doing = f"listing {redacted(first)}" + (f" and {others:,} more" if others else "")
+    access = access or Access()
+    num_found = 0
+
+    def count(number: int) -> None:
+        nonlocal num_found
+        num_found = number
+
+    def progress() -> Progress:
+        outage = access.outages.outage
+        remark = ""
+        if outage is not None:
+            asked = asked_of(first) and f". Asked is {asked_of(first)}"
+            remark = f"{outage.in_words().capitalize()}{asked}; it is given up after {access.storage.retry_s:g} s"
+        return Progress(doing, num_found, remark=remark)
+
+    with display.repeating(progress):
+        return list_shards(names, count, access)
 
 
 def path_order(file: ShardFile) -> tuple[str, str]:
@@ -126,7 +156,9 @@ def read_shard(
     return True
 
 
-def _list_local(name: str, access: Access, folders: dict[str, str]) -> list[tuple[ShardFile, list[Any]]]:
+def _list_local(
+    name: str, access: Access, folders: dict[str, str], on_found: Callable[[int], None]
+) -> list[tuple[ShardFile, list[Any]]]:
     """The files that a name on this machine names; and of each, what is equal if another name is of the same file.
 
     That is its path without links and, for a file with several hard links, its inode. (The inodes of other files mean
@@ -135,7 +167,7 @@ def _list_local(name: str, access: Access, folders: dict[str, str]) -> list[tupl
     found = []
     began_s = time.monotonic()
     try:
-        watched = partial(access.outages.watch, name, partial(find_files, name))
+        watched = partial(access.outages.watch, name, partial(find_files, name, on_found))
         files = insist(watched, Pace(), access.storage.retry_s, access.on_wait)
     except LoaderdError:
         raise

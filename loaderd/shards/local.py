@@ -12,7 +12,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from loaderd.shards.names import absolute, bracket_hint, some_of
 from loaderd.shards.retries import may_pass
 
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_SAY_EVERY = 100
 _NUMBERS = re.compile("[0-9]+")
 _HINT_NOWHERE = "Mount or restore what they point to, or remove them."
 _HINT_URI = "Give a URI as text, with two slashes: pathlib leaves one."
@@ -36,16 +37,17 @@ class Found(NamedTuple):
     is_link: bool
 
 
-def find_files(name: str) -> list[Found]:
+def find_files(name: str, on_found: Callable[[int], None] = lambda number: None) -> list[Found]:
     """The regular files that ``name`` names: a path, a ``file://`` URI, or a glob (in no particular order).
 
     ``list_shards`` says what a glob matches. Raises NoShardsError where there is no file, and where a glob matches a
     link that leads nowhere, or a folder in place of a file; ShardReadError where something cannot be looked at; and
-    OSError where the failure may pass, as of a file system that is away for a while.
+    OSError where the failure may pass, as of a file system that is away for a while. ``on_found`` is called now and
+    then with the number of files found so far.
     """
     path = absolute(name)
     if glob.has_magic(path) and not os.path.exists(path):  # a file may have wildcards in its name
-        return _files_of(path)
+        return _files_of(path, on_found)
     found = _find(path)
     if found is None:
         why = f"is a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else "does not exist"
@@ -63,7 +65,7 @@ def is_a_folder(name: str) -> NoShardsError:
     return NoShardsError(f"{name} is a folder, a shard is a file", hint=hint)
 
 
-def _files_of(pattern: str) -> list[Found]:
+def _files_of(pattern: str, on_found: Callable[[int], None]) -> list[Found]:
     found: list[Found] = []
     lost: list[str] = []
     others: list[Found] = []
@@ -74,6 +76,8 @@ def _files_of(pattern: str) -> list[Found]:
                 lost.append(f"{path} -> {os.readlink(path)}")
             continue
         (found if stat.S_ISREG(one.status.st_mode) else others).append(one)
+        if len(found) % _SAY_EVERY == 0:
+            on_found(len(found))
     if lost:
         raise NoShardsError(f"{pattern} matches links that lead nowhere: {some_of(lost)}", hint=_HINT_NOWHERE)
     like_shards = _like_shards(pattern, found, others)

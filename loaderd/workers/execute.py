@@ -55,9 +55,9 @@ _MAX_PROBED = 1000
 _MOST_SEARCH_NS = 10**9
 
 
-def list_set(task: ListTask, on_name: OnRead = tell_nobody, access: Access | None = None) -> FilesFound:
+def list_set(task: ListTask, on_found: OnRead = tell_nobody, access: Access | None = None) -> FilesFound:
     """The shards that a task asks for. Raises as ``list_shards``."""
-    return FilesFound(task.task, list_shards(task.shards, on_name, access))
+    return FilesFound(task.task, list_shards(task.shards, on_found, access))
 
 
 def index_group(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> Indexed:

@@ -37,6 +37,7 @@ class Preparation:
         self.cancelled = False
         self.data: Any = None
         self.indexes: dict[Any, Any] = {}
+        self.progress = None
 
     @property
     def finished(self) -> bool:

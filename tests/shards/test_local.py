@@ -45,6 +45,13 @@ def make(folder: Path, names: list[str]) -> Path:
     return folder
 
 
+def test_a_long_listing_says_how_many_files_it_has_found(tmp_path: Path):
+    make(tmp_path, [f"a{number:03}.rec" for number in range(250)] + [f"b{number:03}.rec" for number in range(120)])
+    counts: list[int] = []
+    found = list_shards([f"{tmp_path}/a*.rec", f"{tmp_path}/b*.rec"], counts.append)
+    assert len(found) == 370 and counts == [100, 200, 250, 350, 370]
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     return make(tmp_path / "tree", NAMES)

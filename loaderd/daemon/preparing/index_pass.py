@@ -24,7 +24,7 @@ from loaderd.shards.index_cache import IndexCache, groups_of
 from loaderd.shards.names import some_of
 from loaderd.shards.shard_file import ShardFile, is_remote
 from loaderd.shards.shard_index import ShardIndex, decode_indexes
-from loaderd.snapshots import StorageCounts
+from loaderd.snapshots import Progress, StorageCounts
 
 MAX_NAMED_DAMAGES = 1000
 # All of them are in one message.
@@ -68,6 +68,14 @@ class IndexPass(TaskSource):
         self.total_bytes = sum(map(_bytes_of, missing))
         self._done_bytes = 0
         self._begun_bytes: dict[Task, int] = {}
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far it is with what the cache does not know; None: the cache knows all."""
+        if not self.total_bytes:
+            return None
+        done = len(self.indexes) - self.num_cached
+        return Progress("indexing shards", done, self._num_files - self.num_cached, self.done_bytes, self.total_bytes)
 
     @property
     def done_bytes(self) -> int:

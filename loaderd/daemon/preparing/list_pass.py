@@ -30,11 +30,21 @@ class ListPass(TaskSource):
         self.files: dict[int, list[ShardFile]] = {}
         self.error: LoaderdError | None = None
         self._waiting = deque(range(len(sets)))
+        self._begun: dict[Task, int] = {}
         self._stall_timeout = stall_timeout
 
     @property
     def finished(self) -> bool:
         return self.error is not None or len(self.files) == len(self.sets)
+
+    @property
+    def num_found(self) -> int:
+        """How many shards there are so far."""
+        return sum(map(len, self.files.values())) + sum(self._begun.values())
+
+    def advanced(self, task: Task, done_bytes: int) -> None:
+        """So many shards (``done_bytes``) of the task's set were found."""
+        self._begun[task] = done_bytes
 
     def next_task(self) -> Task | None:
         if not self._waiting:
@@ -44,6 +54,7 @@ class ListPass(TaskSource):
 
     def done(self, task: Task, result: Done) -> None:
         assert isinstance(task.work, ListWork) and isinstance(result, FilesFound)
+        self._begun.pop(task, None)
         self.files[task.work.set] = result.files
 
     def failed(self, task: Task, error: LoaderdError) -> None:

@@ -30,6 +30,7 @@ from loaderd.shards.files import path_order
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
+from loaderd.snapshots import Progress
 
 _SLOW_S = 5.0
 
@@ -72,9 +73,10 @@ class LocalPreparation(Preparation):
         return "indexed" if self.index_pass is not None else "listed"
 
     @property
-    def progress(self) -> tuple[int, int] | None:
-        found = self.index_pass
-        return None if found is None else (found.done_bytes, found.total_bytes)
+    def progress(self) -> Progress | None:
+        if self.list_pass is not None:
+            return Progress("listing shards", self.list_pass.num_found)
+        return None if self.index_pass is None else self.index_pass.progress
 
     @property
     def age_s(self) -> float:

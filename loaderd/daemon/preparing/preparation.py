@@ -13,6 +13,7 @@ from loaderd.errors import LoaderdError
 from loaderd.plan.passes import Listing
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
+from loaderd.snapshots import Progress
 
 if TYPE_CHECKING:
     from loaderd.daemon.preparing.remote_data import RemoteData
@@ -40,9 +41,9 @@ class Preparation(ABC):
         """What is being done to the data set, as a word that may follow "is being"."""
 
     @property
-    def progress(self) -> tuple[int, int] | None:
-        """(bytes that are indexed, bytes that have to be), while shards are indexed; else None."""
-        return None
+    @abstractmethod
+    def progress(self) -> Progress | None:
+        """How far the present stage is; None: it takes no time, or all are over."""
 
     @property
     def finished(self) -> bool:

@@ -18,6 +18,7 @@ from loaderd.protocol.messages import Welcome
 from loaderd.protocol.worker_messages import AskTask, Done, TableFound
 from loaderd.remote.source import RemoteStream
 from loaderd.remote.tables import Table, table_from_wire, welcome_to
+from loaderd.snapshots import Progress
 
 
 class RemotePreparation(Preparation, TaskSource):
@@ -44,6 +45,11 @@ class RemotePreparation(Preparation, TaskSource):
         self._is_source = True
         workforce.add_source(self, self._message)
         workforce.start(1)
+
+    @property
+    def progress(self) -> Progress | None:
+        of = self._stream().of
+        return None if self.finished else Progress(f"asking {' and '.join(of.addresses)} for the data set {of.name}")
 
     @property
     def description(self) -> StreamDescription:

@@ -29,6 +29,18 @@ def test_a_task_for_each_set():
     assert [passing.files[number] for number in range(3)] == [[ShardFile(f"/{n}", 10 + n, 5)] for n in range(3)]
 
 
+def test_it_knows_how_many_shards_were_found_so_far():
+    passing = ListPass(SETS, 120.0)
+    first, second = passing.next_task(), passing.next_task()
+    assert first is not None and second is not None
+    passing.advanced(first, 200)
+    passing.advanced(second, 1)
+    passing.advanced(first, 300)
+    assert passing.num_found == 301
+    passing.done(first, FilesFound(0, [ShardFile(f"/{number}", 1, 1) for number in range(310)]))
+    assert passing.num_found == 311
+
+
 def test_an_error_is_the_end_of_it():
     passing = ListPass(SETS, 120.0)
     task = passing.next_task()

@@ -1,0 +1,177 @@
+"""How far a long pass over shards is, on standard error: a bar on a terminal; else a line in the log after 5 s.
+
+The lines become rarer: the second comes 10 s after the first, the next ones at most once a minute. What is quick says
+nothing. Whoever makes progress calls a ``ProgressDisplay``, which has no thread; a caller that may be stuck in one
+call wraps it in :meth:`ProgressDisplay.repeating`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from loaderd.logs import make_readable
+from loaderd.redaction import readable_line
+from loaderd.snapshots import Progress
+
+FIRST_LINE_S = 5.0
+_NEXT_LINE_S, _MOST_LINE_S = 10.0, 60.0
+_REPEAT_S = 0.2
+_logger = logging.getLogger("loaderd")
+
+
+class ProgressLines:
+    """Says a line of what it is called with, 5 s after the first call, and then less and less often."""
+
+    def __init__(self, say: Callable[[str], None] = _logger.warning) -> None:
+        """``say``: by default a warning of the logger "loaderd", for what is below that is not shown by default."""
+        self._say = say
+        self._doing = ""
+        self._began_s = 0.0
+        self._due_s: float | None = None
+        self._pause_s = _NEXT_LINE_S
+
+    def __call__(self, progress: Progress) -> None:
+        now_s = time.monotonic()
+        if self._due_s is None:
+            self._due_s, self._pause_s = now_s + FIRST_LINE_S, _NEXT_LINE_S
+        if progress.doing != self._doing:
+            self._doing, self._began_s = progress.doing, now_s
+        if now_s >= self._due_s:
+            self.said()
+            self._say(readable_line(progress.in_words(now_s - self._began_s)))
+
+    def said(self) -> None:
+        """The user has just been told something: the next line can wait."""
+        if self._due_s is not None:
+            self._due_s = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _MOST_LINE_S)
+
+    def close(self) -> None:
+        """The pass is over; the next call begins another one."""
+        self._due_s, self._doing = None, ""
+
+
+class ProgressDisplay:
+    """Shows a ``Progress``, as a bar or in lines."""
+
+    def __init__(self, show: bool | None) -> None:
+        """``show``: True, a bar; False, nothing; None: a bar if standard error is a terminal, else lines.
+
+        A service may have no standard error. Then there are lines in its log, if it has one.
+        """
+        self._bar: _Bar | None = None
+        self._lines: ProgressLines | None = None
+        if show is None and not _is_terminal():
+            self._lines = ProgressLines()
+        elif show is not False and not _is_gone():
+            self._bar = _Bar()
+
+    def __call__(self, progress: Progress) -> None:
+        if self._lines is not None:
+            self._lines(progress)
+        if self._bar is not None:
+            try:
+                self._bar.update(progress)
+            except (OSError, ValueError):  # standard error can't be written to any more: a bar is not worth an error
+                self._bar = None
+
+    def said(self) -> None:
+        """The user has just been told, in the log, what is waited for."""
+        if self._lines is not None:
+            self._lines.said()
+
+    @contextlib.contextmanager
+    def repeating(self, progress: Callable[[], Progress]) -> Iterator[None]:
+        """Show what ``progress`` returns, in a thread of its own, again and again while the caller is in a call."""
+        over = threading.Event()
+
+        def repeat() -> None:
+            while not over.wait(_REPEAT_S):
+                self(progress())
+
+        thread = threading.Thread(target=repeat, name="loaderd-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def close(self) -> None:
+        """Take the bar away; the next call begins another pass."""
+        if self._lines is not None:
+            self._lines.close()
+        if self._bar is not None:
+            self._bar.close()
+
+
+class _Bar:
+    """A bar from the first update on."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._doing = ""
+        self._task: Any = None
+
+    def update(self, progress: Progress) -> None:
+        doing = progress.doing if progress.num_bytes or not progress.done_shards else _counted(progress)
+        if self._bar is None or progress.doing != self._doing:
+            self.close()
+            self._doing = progress.doing
+            self._bar = _new_bar(bool(progress.num_bytes))
+            self._task = self._bar.add_task(readable_line(doing), total=progress.num_bytes or None)
+            self._bar.start()
+        self._bar.update(self._task, description=readable_line(doing), completed=progress.done_bytes)
+
+    def close(self) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                bar.stop()
+
+
+def _new_bar(has_total: bool) -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.progress import (
+        Progress as Bar,
+    )
+
+    of_total = [DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
+    columns = of_total if has_total else [TimeElapsedColumn()]
+    text = TextColumn("{task.description}", markup=False)
+    return Bar(text, BarColumn(), *columns, console=Console(stderr=True), transient=True)
+
+
+def _counted(progress: Progress) -> str:
+    return f"{progress.doing}: {progress.done_shards:,} so far"
+
+
+def _is_gone() -> bool:
+    return sys.stderr is None or getattr(sys.stderr, "closed", False)
+
+
+def _can_be_said(record: logging.LogRecord) -> bool:
+    """Without a handler of the program's, logging writes to standard error, and raises ValueError if it is closed."""
+    return not _is_gone() or logging.getLogger(record.name).hasHandlers()
+
+
+_logger.addFilter(_can_be_said)
+_logger.addFilter(make_readable)
+
+
+def _is_terminal() -> bool:
+    return not _is_gone() and sys.stderr.isatty()
