@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import warnings
 from importlib.util import find_spec
 from itertools import chain
 
@@ -15,8 +16,10 @@ from own_processes import wait_for_no_daemon
 from serving import wait_until
 
 import loaderd
+from loaderd import testing
 from loaderd.client.connect import ask_status
-from loaderd.errors import OptionError, ServerError
+from loaderd.errors import OptionError, RecordMismatchError, ServerError, SkippedDataWarning
+from loaderd.shards.crc import framed
 
 
 def check(batch):
@@ -279,3 +282,22 @@ def test_a_slow_line_is_told_from_slow_workers(start_server):
                 break
     assert (found.verdict, found.limiting_stage) == ("storage", "read")
     assert "the network to them" in found.cause
+
+
+def test_what_servers_leave_out_is_said_here(start_server, monkeypatch, tmp_path):
+    skipping = network_server.MODULE.replace("block_records=16)", 'block_records=16), on_corrupt="skip_record"')
+    monkeypatch.setattr(network_server, "MODULE", skipping)
+    shards = sorted((tmp_path / "shards").iterdir())
+    whole = shards[0].read_bytes()
+    shards[0].write_bytes(framed(b"") + whole)
+    damaged = testing.damage(shards[1], record=9)
+    with warnings.catch_warnings(record=True) as warned, connect(start_server()) as loader:
+        assert sorted(chain(*map(check, loader))) == [n for n in range(1000) if n != 309]
+    of_index, mismatch = (str(each.message) for each in warned if each.category is SkippedDataWarning)
+    assert "1 damaged record in 1 of 3 shards is left out; the first damage: " in of_index
+    assert f"{shards[1]}: record 9 at byte {damaged}: expected" in of_index
+    assert "1 record is left out of batches so far" in mismatch and f"{shards[0]}: record 0 at byte 0" in mismatch
+    shards[0].write_bytes(60 * framed(b"") + whole)
+    said = f"60 of 1,059 records .*: 60 in {shards[0]}. The first: .*found no features"
+    with connect(start_server()) as loader, pytest.raises(RecordMismatchError, match=said):
+        list(loader)
