@@ -23,6 +23,7 @@ from loaderd.options import (
     Storage,
     StreamOptions,
     as_count,
+    as_float,
     as_seed,
     is_count,
     require,
@@ -118,8 +119,9 @@ class Dataset:
         """
         for fraction in fractions:
             require(isinstance(fraction, Real) and fraction > 0, "each fraction of split", "above 0", fraction)
+            require(fraction <= 1, "each fraction of split", "at most 1", fraction)
         require(abs(sum(fractions) - 1) < 1e-9, "the sum of the fractions of split", "1", sum(fractions))
-        require(by in ("record", "shard"), "by", "record or shard", by)
+        require(isinstance(by, str) and by in ("record", "shard"), "by", "record or shard", by)
         seed = as_seed(seed)
         level = sum(isinstance(operation, Hashed) for operation in self.selection)
         edges = [0, *(round(part * HASHES) for part in accumulate(fractions[:-1])), HASHES]
@@ -288,8 +290,7 @@ class Mix(_Joined):
         if set(weights) != set(self.sets):
             raise OptionError(f"weights must name the sets {sorted(self.sets)}, got {list(weights)}")
         for name, weight in weights.items():
-            is_weight = isinstance(weight, Real) and weight >= 0
-            require(is_weight, f"the weight of {name!r}", "a number of at least 0", weight)
+            as_float(weight, f"the weight of {name!r}", "a number of at least 0")
         total = sum(float(weight) for weight in weights.values())
         if abs(total - 1) > 1e-6:
             raise OptionError(f"the weights of a Mix must sum to 1, got {total:.9g}: {dict(weights)}")

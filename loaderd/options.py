@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from loaderd.errors import OptionError
@@ -32,7 +33,12 @@ MAX_WORKERS = MAX_SENT_FILES - 4
 # A worker takes 25 MiB and its share of the slots; what a schema imports comes on top.
 _BYTES_PER_DEFAULT_WORKER = 128 << 20
 _SLOTS_PER_WORKER = 2
+MAX_STEP = (1 << 38) - 1
+"""The number of the last batch that a pass can have: the page of a stream has 38 bits for it."""
 _MOST = (1 << 63) - 1
+MAX_EPOCHS = 1 << 30
+"""So many epochs a pass may have, and passes begin in so many. A set that begins 2**32 epochs in each epoch of a Mix
+numbers its own with 63 bits."""
 _LEAST_TIMEOUT_S = 1e-6
 _MOST_REQUESTS = 256
 _LEAST_CACHE_BYTES = 1 << 20
@@ -60,8 +66,11 @@ _OTHER_NAMES = {
 }
 
 
-def suggests_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """``function``, whose TypeError for an option that it does not have names the one that was meant."""
+def suggests_options(function: Callable[_P, _R], names: Mapping[str, str] = MappingProxyType({})) -> Callable[_P, _R]:
+    """``function``, whose TypeError for an option that it does not have names the one that was meant.
+
+    ``names``: what to give in place of options that other functions of loaderd have.
+    """
     code = function.__code__
     options = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
@@ -69,16 +78,17 @@ def suggests_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         for name in kwargs:
             if name not in options:
-                raise TypeError(_unknown_option(function.__qualname__.removesuffix(".__init__"), name, options))
+                own = function.__qualname__.removesuffix(".__init__")
+                raise TypeError(_unknown_option(own, name, options, {**_OTHER_NAMES, **names}))
         return function(*args, **kwargs)
 
     return checked
 
 
-def _unknown_option(function: str, name: str, options: Sequence[str]) -> str:
+def _unknown_option(function: str, name: str, options: Sequence[str], names: Mapping[str, str]) -> str:
     from difflib import get_close_matches
 
-    meant = _OTHER_NAMES.get(name) or "".join(f"{each}=" for each in get_close_matches(name, options, 1))
+    meant = names.get(name) or "".join(f"{each}=" for each in get_close_matches(name, options, 1))
     return f"{function} has no option {name!r}" + (f": give {meant}" if meant else f"; it has {', '.join(options)}")
 
 
@@ -99,15 +109,21 @@ def is_count(value: Any, least: int = 1) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= _MOST
 
 
-def as_count(value: Any, what: str, must: str = "a positive integer", least: int = 1) -> int:
-    """``value`` as an int of Python's, which messages can carry; raises OptionError unless :func:`is_count`."""
-    require(is_count(value, least), what, must, value)
+def as_count(value: Any, what: str, must: str = "a positive integer", least: int = 1, most: int = _MOST) -> int:
+    """``value`` as an int of Python's, which messages can carry; raises OptionError unless it is from least to most.
+
+    ``must``: what the option may be; where a count is too large, the error says ``most`` instead.
+    """
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    require(is_integer and int(value) >= least, what, must, value)
+    require(int(value) <= most, what, f"at most {most}", value)
     return int(value)
 
 
 def as_seed(seed: Any) -> int:
     """``seed`` as an int. Raises OptionError."""
-    return as_count(seed, "seed", "an integer from 0 to 2**63 - 1", 0)
+    require(is_count(seed, 0), "seed", "an integer from 0 to 2**63 - 1", seed)
+    return int(seed)
 
 
 def _drawn_seed() -> int:
@@ -119,11 +135,22 @@ def _drawn_seed() -> int:
     return seed
 
 
-def as_seconds(value: Any, what: str, must: str, least: float = 0.0) -> float:
+def as_float(value: Any, what: str, must: str, least: float = 0.0) -> float:
     """``value`` as a finite float of at least ``least``; raises OptionError."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    require(is_number and math.isfinite(value) and float(value) >= least, what, must, value)
-    return float(value)
+    try:
+        seconds = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # of an integer
+        seconds = math.inf
+    require(math.isfinite(seconds) and seconds >= least, what, must, value)
+    return seconds
+
+
+def as_shard(shard: Any) -> tuple[int, int]:
+    """``shard`` as (host, number of hosts). Raises OptionError."""
+    is_pair = isinstance(shard, (tuple, list)) and len(shard) == 2
+    is_shard = is_pair and is_count(shard[0], 0) and is_count(shard[1]) and shard[0] < shard[1]
+    require(is_shard, "shard", "a pair (host, number of hosts) with 0 <= host < number of hosts", shard)
+    return int(shard[0]), int(shard[1])
 
 
 @dataclass(frozen=True)
@@ -181,11 +208,10 @@ class Storage:
 
     def __post_init__(self) -> None:
         must = "a number of seconds, 0 or more"
-        checked: dict[str, Any] = {"retry_s": as_seconds(self.retry_s, "Storage.retry_s", must)}
-        checked["requests"] = as_count(self.requests, "Storage.requests")
-        require(self.requests <= _MOST_REQUESTS, "Storage.requests", f"at most {_MOST_REQUESTS}", self.requests)
+        checked: dict[str, Any] = {"retry_s": as_float(self.retry_s, "Storage.retry_s", must)}
+        checked["requests"] = as_count(self.requests, "Storage.requests", most=_MOST_REQUESTS)
         cache_dir = self.cache_dir
-        require(cache_dir is None or _is_path(cache_dir), "Storage.cache_dir", "a folder or None", cache_dir)
+        require(cache_dir is None or is_path(cache_dir), "Storage.cache_dir", "a folder or None", cache_dir)
         if cache_dir is not None:
             checked["cache_dir"] = as_absolute(cache_dir, "Storage.cache_dir")
         checked["cache_bytes"] = as_count(
@@ -231,39 +257,27 @@ class StreamOptions:
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"batch_size": as_count(self.batch_size, "batch_size")}
-        for name in ("epochs", "workers"):
-            value = getattr(self, name)
-            checked[name] = None if value is None else as_count(value, name, "a positive integer or None")
+        for name, most in (("epochs", MAX_EPOCHS), ("workers", MAX_WORKERS)):
+            value, must = getattr(self, name), "a positive integer or None"
+            checked[name] = None if value is None else as_count(value, name, must, most=most)
         if self.workers is None:  # chosen once: the sizes of memory depend on it
             checked["workers"] = default_workers()
-        require(checked["workers"] <= MAX_WORKERS, "workers", f"at most {MAX_WORKERS}", self.workers)
         is_known = isinstance(self.shuffle, (bool, Shuffle))
         hint = f"loaderd.Shuffle(window_records={self.shuffle}) shuffles among so many."
         hint = hint if is_count(self.shuffle) else ""
         require(is_known, "shuffle", "True, False or loaderd.Shuffle", self.shuffle, hint)
         checked["seed"] = _drawn_seed() if self.seed is None else as_seed(self.seed)
         require_choice(self.remainder, "remainder", Remainder)
-        shard = self.shard
-        require(
-            isinstance(shard, (tuple, list))
-            and len(shard) == 2
-            and is_count(shard[0], 0)
-            and is_count(shard[1])
-            and shard[0] < shard[1],
-            "shard",
-            "a pair (host, number of hosts) with 0 <= host < number of hosts",
-            shard,
-        )
-        checked["shard"] = (int(shard[0]), int(shard[1]))
+        checked["shard"] = as_shard(self.shard)
         require_choice(self.on_corrupt, "on_corrupt", OnCorrupt)
         checked["held_batches"] = as_count(self.held_batches, "held_batches")
         checked["index_cache"] = _index_cache(self.index_cache)
-        require(self.report is None or _is_path(self.report), "report", "a path or None", self.report)
+        require(self.report is None or is_path(self.report), "report", "a path or None", self.report)
         checked["report"] = None if self.report is None else as_absolute(self.report, "report")
         require(isinstance(self.storage, Storage), "storage", "a loaderd.Storage", self.storage)
         if self.stall_timeout is not None:
             must = "a positive number of seconds or None"
-            checked["stall_timeout"] = as_seconds(self.stall_timeout, "stall_timeout", must, _LEAST_TIMEOUT_S)
+            checked["stall_timeout"] = as_float(self.stall_timeout, "stall_timeout", must, _LEAST_TIMEOUT_S)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -306,7 +320,7 @@ class StreamOptions:
 
 def _index_cache(value: Any) -> str:
     must = '"user", "beside", "none" or a folder'
-    require(_is_path(value), "index_cache", must, value)
+    require(is_path(value), "index_cache", must, value)
     where: str = os.fspath(value)
     is_known = where in ("user", "beside", "none")
     if isinstance(value, os.PathLike):
@@ -316,8 +330,15 @@ def _index_cache(value: Any) -> str:
     return where
 
 
-def _is_path(value: Any) -> bool:
-    return isinstance(value, (str, os.PathLike)) and bool(str(value))
+def is_path(value: Any) -> bool:
+    """Whether ``value`` is text, or an ``os.PathLike``, that can be the path of a file."""
+    if not isinstance(value, (str, os.PathLike)):
+        return False
+    try:
+        path = os.fsencode(value)
+    except (UnicodeEncodeError, TypeError):
+        return False
+    return bool(path) and b"\0" not in path and isinstance(os.fspath(value), str)
 
 
 def as_absolute(path: str | os.PathLike[str], what: str) -> str:

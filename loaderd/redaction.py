@@ -47,7 +47,11 @@ _SECRET = re.compile(
 
 def shown(got: Any, most: int) -> str:
     """The first ``most`` characters of ``repr(got)`` without its secrets: where they are cut, they are not found."""
-    return redacted(repr(got))[:most]
+    try:
+        text = repr(got)
+    except Exception:  # an integer of more than 4,300 digits, or a class of the user's
+        text = f"a value of type {type(got).__name__} that cannot be printed"
+    return redacted(text)[:most]
 
 
 def readable(text: str) -> str:

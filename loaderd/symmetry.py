@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from functools import partial
 from typing import Any, Literal
 
@@ -67,6 +67,11 @@ def with_symmetries(schema: Schema, names: Sequence[str], symmetries: Sequence[i
     return Schema(schema.features, fields, intermediates)
 
 
+def has_any(symmetries: Sequence[int]) -> bool:
+    """False for an empty sequence, with which records come as stored; any other value is for check_symmetries."""
+    return not isinstance(symmetries, Sized) or len(symmetries) > 0
+
+
 def check_symmetries(symmetries: Sequence[int], known: Sequence[int], of: str, why: str = "") -> tuple[int, ...]:
     """``symmetries`` as a tuple. Raises SchemaError, with ``why`` as its hint, unless all are among ``known``."""
     try:
@@ -88,7 +93,7 @@ def _sources(size: int, has_pass: bool, symmetry: int) -> npt.NDArray[np.intp]:
 
 def _board_of(shape: Shape, layout: Layout | None) -> tuple[bool, int, bool]:
     """Whether planes come before squares; the board's side; whether there is a pass move behind it."""
-    if layout not in (None, "NHWC", "NCHW"):
+    if layout is not None and not (isinstance(layout, str) and layout in ("NHWC", "NCHW")):
         raise SchemaError(f'board_symmetry: layout must be "NHWC" or "NCHW", got {layout!r}')
     if len(shape) == 3:
         can_be: list[Layout] = []

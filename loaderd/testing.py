@@ -32,7 +32,7 @@ import numpy as np
 from loaderd.client.given import Given, GivenLoader, as_array
 from loaderd.encode.example_writer import Rows, encode_examples
 from loaderd.errors import LoaderdError, OptionError
-from loaderd.options import as_count, require
+from loaderd.options import as_count, is_path, require
 from loaderd.plan.positions import Position
 from loaderd.schema import Array, Bits, Feature, Float, Int64, PackedBits, Raw, Schema
 from loaderd.schema.fields import Field
@@ -62,7 +62,9 @@ def write_shards(
     as equal in number as can be. Files of these names are overwritten. Raises OptionError for ``records`` that are
     neither; and where ``folder`` has shards of higher numbers, so that a glob never mixes old records with new ones.
     """
-    require(compression in ("none", *_WINDOW_BITS), "compression", "one of none, gzip, zlib", compression)
+    is_known = isinstance(compression, str) and compression in ("none", *_WINDOW_BITS)
+    require(is_known, "compression", "one of none, gzip, zlib", compression)
+    require(is_path(folder), "folder", "a path", folder)
     num_shards = as_count(num_shards, "num_shards")
     payloads = list(_examples(records) if isinstance(records, Mapping) else _as_bytes(records))
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -128,11 +130,16 @@ def loader_of(
     follows. All batches must have as many records as the first; the last may have fewer. ``schema``: that of the
     program; None: one with the fields of the first batch. Raises OptionError for a batch that does not fit.
     """
+    is_many = isinstance(batches, Iterable) and not isinstance(batches, (str, bytes, Mapping))
+    require(is_many, "batches", "a list of dicts of arrays", batches)
     given = list(batches)
     if schema is None:
         first = next((one for one in given if not isinstance(one, LoaderdError)), None)
         require(first is not None, "batches", "at least one batch that is no error", given)
-        schema = schema_of(dict(first or {}))
+        require(isinstance(first, Mapping), "each of batches", "a dict of arrays", first)
+        assert isinstance(first, Mapping)
+        schema = schema_of(first)
+    require(isinstance(schema, Schema), "schema", "a loaderd.Schema or None", schema)
     return GivenLoader(given, schema, epochs, start)
 
 
@@ -143,7 +150,8 @@ def damage(shard: str | os.PathLike[str], *, record: int = 0, how: How = "data")
     is lost; ``"length"`` flips a bit of its length; ``"cut"`` ends the file in the middle of the record. Raises
     OptionError for a record that does not exist, and for a compressed shard.
     """
-    require(how in ("data", "length", "cut"), "how", "one of data, length, cut", how)
+    require(isinstance(how, str) and how in ("data", "length", "cut"), "how", "one of data, length, cut", how)
+    require(is_path(shard), "shard", "a path", shard)
     record = as_count(record, "record", "an integer from 0 on", 0)
     path = Path(shard)
     if _compression_of(path) != "none":
@@ -167,6 +175,7 @@ def damage(shard: str | os.PathLike[str], *, record: int = 0, how: How = "data")
 
 def _checked(arrays: Arrays) -> dict[str, np.ndarray[Any, Any]]:
     """``arrays`` as numpy's. Raises OptionError unless all have the same number of records, at least one."""
+    require(isinstance(arrays, Mapping), "records", "a dict of names and arrays", arrays)
     for name in arrays:
         is_name = isinstance(name, str) and name == name.encode(errors="replace").decode()
         require(is_name, "each name of records", "text that is valid Unicode", name)

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, fields
 
 from loaderd.errors import OptionError
-from loaderd.options import as_absolute, require
+from loaderd.options import as_absolute, is_path, require
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class TLS:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            is_text = isinstance(value, (str, os.PathLike)) and bool(str(value))
-            require(value is None or is_text, f"TLS.{field.name}", "text or None", value)
+            is_name = field.name == "server_name" and isinstance(value, str) and bool(value)
+            require(value is None or is_name or is_path(value), f"TLS.{field.name}", "text or None", value)
             if value is not None and field.name != "server_name":
                 object.__setattr__(self, field.name, as_absolute(value, f"TLS.{field.name}"))
         if (self.cert is None) != (self.key is None):

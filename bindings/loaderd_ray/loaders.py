@@ -82,7 +82,7 @@ def load(checkpoint: Any) -> loaderd.Position | None:
     is_checkpoint = hasattr(checkpoint, "as_directory")
     with checkpoint.as_directory() if is_checkpoint else contextlib.nullcontext(checkpoint) as directory:
         try:
-            text = Path(directory, _FILE).read_text()
+            text = Path(directory, _FILE).read_bytes()
         except OSError as error:
             raise OptionError(
                 f"{os.fspath(directory)} has no position of a loader: {error.strerror}",

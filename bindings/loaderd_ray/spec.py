@@ -37,10 +37,10 @@ class Spec:
             require(is_target, "a data set", "named as mypackage.module:dataset", target)
         is_name = isinstance(self.name, str) and bool(self.name) and "/" not in self.name
         require(is_name, "name", "text without a slash", self.name)
-        is_number = self.servers == "per-node" or is_count(self.servers)
+        is_number = is_count(self.servers) or (isinstance(self.servers, str) and self.servers == "per-node")
         require(is_number, "servers", '"per-node" or a positive integer', self.servers)
         as_count(self.cpus, "cpus")
-        require(is_count(self.port, 0) and self.port < 1 << 16, "port", "from 0 (any) to 65535", self.port)
+        as_count(self.port, "port", "from 0 (any) to 65535", 0, (1 << 16) - 1)
 
     @property
     def is_open(self) -> bool:

@@ -107,7 +107,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 "known before each epoch has begun",
                 hint="In a loop of your own, over loaderd_tf.batches(loader), save loader.position with the model.",
             )
-        is_freq = save_freq == "epoch" or is_count(save_freq)
+        is_freq = is_count(save_freq) or (isinstance(save_freq, str) and save_freq == "epoch")
         require(is_freq, "save_freq", '"epoch" or a positive number of steps', save_freq)
         if any(character in str(directory) for character in _GLOB):
             raise OptionError(

@@ -32,7 +32,17 @@ from loaderd_tf.tf_dataset import make_dataset
 _HELD_BY_REPLICA = 6
 
 
-@suggests_options
+_OF_THE_STRATEGY = {
+    **dict.fromkeys(
+        ("shard", "num_shards", "shard_index", "rank", "world_size", "num_replicas"),
+        "nothing: each host that the strategy has reads its own share",
+    ),
+    "device": "nothing: each replica that the strategy has gets its batches on its own device",
+    **dict.fromkeys(("batch_size", "batch"), "global_batch_size=, for all replicas together"),
+}
+
+
+@partial(suggests_options, names=_OF_THE_STRATEGY)
 def distribute(
     strategy: tf.distribute.Strategy,
     shards: Any,

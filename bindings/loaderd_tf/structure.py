@@ -17,7 +17,7 @@ def check_element(structure: Structure, prefetch: Any, device: Any, schema: load
     if device is not None:
         check_device(device)
     require(
-        prefetch != tf.data.AUTOTUNE,
+        not isinstance(prefetch, int) or prefetch != tf.data.AUTOTUNE,
         "prefetch",
         "a number of batches, 0 or more",
         prefetch,

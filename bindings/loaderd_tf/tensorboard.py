@@ -25,7 +25,7 @@ import loaderd
 from loaderd.client.base import BaseLoader
 from loaderd.errors import OptionError
 from loaderd.grids import picture, planes_of
-from loaderd.options import as_count, is_count, require
+from loaderd.options import as_count, is_count, is_path, require
 from loaderd_tf.attached import loader_of
 from loaderd_tf.graphs import unconverted
 
@@ -84,9 +84,10 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
                 f"got {given!r}",
                 hint="Of a data set that you derived from one, by map() or the like, give that one.",
             )
-        require(isinstance(log_dir, (str, os.PathLike)), "log_dir", "the path of a folder", log_dir)
+        require(is_path(log_dir), "log_dir", "the path of a folder", log_dir)
         must = '"epoch" or a positive number of steps'
-        require(update_freq == "epoch" or is_count(update_freq), "update_freq", must, update_freq)
+        is_freq = is_count(update_freq) or (isinstance(update_freq, str) and update_freq == "epoch")
+        require(is_freq, "update_freq", must, update_freq)
         self._loader = loader
         self._directory = os.path.join(os.fspath(log_dir), "loaderd")
         self._update_freq = update_freq

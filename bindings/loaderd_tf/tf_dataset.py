@@ -87,7 +87,8 @@ def make_dataset(
     :class:`loaderd_tf.Unpack`. ``structure`` then names fields of ``packed_schema(schema)``. Raises OptionError where
     every field is left to the workers or comes as it is stored.
     """
-    require(unpack in ("worker", "device"), "unpack", '"worker" or "device"', unpack)
+    is_known = isinstance(unpack, str) and unpack in ("worker", "device")
+    require(is_known, "unpack", '"worker" or "device"', unpack)
     if isinstance(shards, tf.data.Dataset):
         hint = "In place of list_files(…) and the like, give the glob itself: the files are listed in a fixed order."
         raise OptionError(f"shards must be a path, a glob, a URI or a list of them, got {shards!r}", hint=hint)

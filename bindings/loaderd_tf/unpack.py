@@ -37,6 +37,7 @@ import tensorflow as tf
 
 import loaderd
 from loaderd.errors import OptionError
+from loaderd.options import require
 from loaderd.schema.exact import ExactCast
 
 _MAX_TABLE_ITEMSIZE = 2  # bytes of a stored value; the table has an entry for each possible one
@@ -52,6 +53,8 @@ def unpack(packed: Mapping[str, Any], schema: loaderd.Schema) -> dict[str, Any]:
     and those that ``packed`` holds finished. Raises OptionError for a tensor that is neither feature nor field.
     """
     stored, finished = {}, {}
+    require(isinstance(packed, Mapping), "packed", "a dict of names and tensors", packed)
+    steps = _steps(schema)
     for name, value in packed.items():
         tensor = tf.convert_to_tensor(value)
         if name in schema.features and _has_form(tensor, *_stored_form(schema.features[name])):
@@ -60,7 +63,7 @@ def unpack(packed: Mapping[str, Any], schema: loaderd.Schema) -> dict[str, Any]:
             finished[name] = tensor
         if name not in stored and name not in finished:
             raise OptionError(f"packed[{name!r}] must be {_expected(schema, name)}, got {_form(tensor)}")
-    steps, fields = _steps(schema), {}
+    fields = {}
     for name in schema.fields:
         step = steps.get(name)
         if step is not None and step.feature in stored and (step.travels or name not in finished):
@@ -192,6 +195,7 @@ class _Step:
 
 def _steps(schema: loaderd.Schema) -> dict[str, _Step]:
     """The step of each field by name, without fields that only the workers can make."""
+    require(isinstance(schema, loaderd.Schema), "schema", "a loaderd.Schema", schema)
     steps = {}
     for name, definition in schema.fields.items():
         if isinstance(definition, (loaderd.Derived, loaderd.Spread, loaderd.Fill, loaderd.Planes)):

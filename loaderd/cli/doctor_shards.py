@@ -14,7 +14,7 @@ from loaderd.cli.reading import say
 from loaderd.client.loader import Loader
 from loaderd.diagnosis import Diagnosis
 from loaderd.errors import OptionError
-from loaderd.options import as_seconds
+from loaderd.options import as_float
 from loaderd.progress import ProgressDisplay
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.snapshots import Progress
@@ -63,10 +63,10 @@ def examine(arguments: argparse.Namespace) -> int:
 
 def measure(arguments: argparse.Namespace) -> Capacity:
     """Load the shards for ``--seconds``, from the first batch on. Raises LoaderdError."""
-    seconds = as_seconds(arguments.seconds, "--seconds", "a number of seconds")
+    seconds = as_float(arguments.seconds, "--seconds", "a number of seconds")
     step_ms = arguments.step_ms
     if step_ms is not None:
-        step_ms = as_seconds(step_ms, "--step-ms", "a positive number of milliseconds", sys.float_info.min)
+        step_ms = as_float(step_ms, "--step-ms", "a positive number of milliseconds", sys.float_info.min)
     loader = Loader(
         arguments.targets,
         load_schema(arguments.schema),

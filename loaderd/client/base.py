@@ -13,7 +13,7 @@ from loaderd.client.end import ProgramEnds
 from loaderd.client.standing import Standing
 from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, ServerError, StorageError
 from loaderd.memory.page import TAKES_AHEAD
-from loaderd.options import OnCorrupt, as_count
+from loaderd.options import MAX_STEP, OnCorrupt, as_count, require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 
@@ -85,6 +85,9 @@ class BaseLoader(Standing):
         count of the steps: there is no :attr:`position` afterwards. ``copy_ns``: how long the caller will take to
         copy the batch to a device.
         """
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
+            step = as_count(step, "step", "the number of a batch, 0 or more", 0, MAX_STEP)
+        require(isinstance(pass_, Pass), "pass_", "what new_pass() returned", pass_)
         with self._stream.lock:
             found = self._fetch(pass_, step, takes_ahead=True)
             if copy_ns:

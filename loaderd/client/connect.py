@@ -19,7 +19,7 @@ from loaderd.client.standing import checked_start
 from loaderd.client.supervised import SupervisedStream
 from loaderd.dataset import Concat, Dataset, Mix
 from loaderd.errors import OptionError, ServerError
-from loaderd.options import Remainder, as_seconds, require, suggests_options
+from loaderd.options import Remainder, as_float, as_shard, require, suggests_options
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 from loaderd.progress import ProgressDisplay
@@ -138,7 +138,7 @@ def connect(
     require(token is None or isinstance(token, str), "token", "a string or None", token)
     require(tls is None or isinstance(tls, TLS), "tls", "a loaderd.TLS or None", tls)
     check_compression(compression)
-    reconnect_timeout = as_seconds(reconnect_timeout, "reconnect_timeout", "a number of seconds")
+    reconnect_timeout = as_float(reconnect_timeout, "reconnect_timeout", "a number of seconds")
     subscription = _subscription(
         sharing,
         shard,
@@ -166,7 +166,7 @@ def connect(
             addresses = checked_addresses([address] if isinstance(address, str) else address)
         settings = network_settings(addresses, token, tls, compression, subscription.name)
         source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
-    if sharing == "shared":
+    if subscription.sharing == "shared":
         return SharedLoader(source, SharedStream(source, first, ProgressDisplay(None)), first)
     loader = ServedLoader(source, SupervisedStream(source, first, ProgressDisplay(None)), first)
     loader.sharing = subscription.sharing
@@ -177,13 +177,13 @@ def _subscription(
     sharing: Sharing | None, shard: tuple[int, int] | None, name: str | None, **options: Any
 ) -> Subscription:
     """What a server is asked for, with a choice in place of each None. Raises OptionError."""
-    if sharing == "split" and shard is None:
+    if isinstance(sharing, str) and sharing == "split" and shard is None:
         raise OptionError('sharing="split" needs shard=(i, n): this is consumer i of n')
-    is_part = shard is not None and shard not in ((0, 1), [0, 1])
+    place = (0, 1) if shard is None else as_shard(shard)
     return Subscription(
         **options,
-        shard=shard or (0, 1),
-        sharing=sharing or ("split" if is_part else "independent"),
+        shard=place,
+        sharing=("split" if place[1] > 1 else "independent") if sharing is None else sharing,
         name=os.path.basename(sys.argv[0]) if name is None else name,
     )
 

@@ -32,6 +32,7 @@ def serve_metrics(port: int, host: str, loader: _HasStatistics) -> tuple[int, Ca
     It also ends when ``loader`` is garbage. Raises OptionError where the port cannot be had.
     """
     require(is_count(port, 0) and port <= _MOST_PORT, "port", f"an integer from 0 to {_MOST_PORT}", port)
+    require(isinstance(host, str), "host", "the name or address of this machine", host)
     registry = CollectorRegistry()
     registry.register(_Collector(loader))
     try:
@@ -41,7 +42,7 @@ def serve_metrics(port: int, host: str, loader: _HasStatistics) -> tuple[int, Ca
         server = _Server(family, (str(address[0]), port))
     except OSError as error:
         raise OptionError(f"metrics cannot be served at {host}:{port}: {error.strerror}") from None
-    except UnicodeError as error:  # of a name that can be no host's, such as "a..b"
+    except ValueError as error:  # of a name that can be no host's, such as "a..b"
         raise OptionError(f"host must be the name or address of this machine, got {host!r}: {error}") from None
     server.set_app(make_wsgi_app(registry))
     threading.Thread(target=server.answer, name="loaderd-metrics", daemon=True).start()

@@ -43,6 +43,7 @@ class GivenLoader(BaseLoader):
 def _batch(given: Mapping[str, npt.ArrayLike], schema: Schema, number: int) -> Batch:
     """``given`` as a batch, copied. Raises OptionError where it is no batch of this schema."""
     what = f"batches[{number}]"
+    require(isinstance(given, Mapping), what, "a dict of arrays", given)
     arrays = {name: as_array(array, f"{what}[{name!r}]") for name, array in given.items()}
     require(arrays.keys() == schema.specs.keys(), what, f"of the fields {list(schema.specs)}", list(arrays))
     for name, spec in schema.specs.items():

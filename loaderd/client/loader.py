@@ -19,6 +19,7 @@ from loaderd.options import (
     Shuffle,
     Storage,
     StreamOptions,
+    as_shard,
     require,
     suggests_options,
 )
@@ -131,7 +132,7 @@ def as_dataset(
 ) -> AnyDataset:
     """The data set that the arguments of a Loader describe. Raises OptionError."""
     require(
-        seed is not None or shard in ((0, 1), [0, 1]),
+        seed is not None or as_shard(shard)[1] == 1,
         "seed",
         f"a number where there are several hosts, shard={shard}",
         seed,

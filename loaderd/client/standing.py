@@ -8,7 +8,7 @@ from loaderd.client.batch_source import Stream
 from loaderd.errors import OptionError
 from loaderd.options import StreamOptions, as_count, require
 from loaderd.plan.passes import Pass
-from loaderd.plan.positions import Course, Position
+from loaderd.plan.positions import Course, Position, check_epoch
 
 
 class Standing:
@@ -38,6 +38,7 @@ class Standing:
 
     def _new_pass(self) -> tuple[Pass, int]:
         pass_, step = self._next
+        check_epoch(pass_.first_epoch)
         if self.grows and pass_.listing is None:
             self._stream.list_shards(None)
             pass_ = pass_._replace(listing=self._stream.course.listing)
@@ -163,4 +164,6 @@ def _require_position(value: Any) -> None:
 def checked_start(start: Position | None) -> Position:
     """Where a loader is to begin. Raises OptionError for what is no position."""
     require(start is None or isinstance(start, Position), "start", "a loaderd.Position", start)
+    if start is not None:
+        check_epoch(start.epoch)
     return start or Position()

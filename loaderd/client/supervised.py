@@ -35,8 +35,8 @@ from loaderd.client.sources import Source
 from loaderd.errors import HOW_TO_GO_ON_BEHIND, ClosedError, Damage, EmptyBatchError, LoaderdError, ShardError
 from loaderd.memory.page import COPY_NS
 from loaderd.memory.watch import Watched
-from loaderd.plan.passes import Listing, Pass
-from loaderd.plan.positions import Course, Position, compare_listings
+from loaderd.plan.passes import Listing, Pass, pass_of
+from loaderd.plan.positions import Course, Position, check_epoch, compare_listings
 from loaderd.progress import ProgressDisplay
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Listed
@@ -185,6 +185,8 @@ class SupervisedStream(Stream):
             self._open_for(pass_, None, step)
         elif pass_.listing != self.course.listing:
             self.list_shards(pass_.listing)
+        pass_of(pass_)
+        check_epoch(pass_.first_epoch + self.course.batches(pass_).place_of(step)[0])
         self._expected = None
         self._now.start(pass_, step)
         self._expected = pass_, step

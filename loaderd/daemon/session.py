@@ -29,9 +29,9 @@ from loaderd.daemon.preparing.preparation import Preparation, Prepare
 from loaderd.daemon.preparing.probe import Probe
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
-from loaderd.memory.page import MAX_GENERATION, MAX_STEP
+from loaderd.memory.page import MAX_GENERATION
 from loaderd.memory.taking import Taker
-from loaderd.options import require
+from loaderd.options import MAX_STEP, require
 from loaderd.plan.passes import pass_of
 from loaderd.protocol.messages import (
     Away,

@@ -75,10 +75,10 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from loaderd.options import MAX_STEP
 from loaderd.stages import Stage
 
-_STEP_BITS = 38
-MAX_STEP = (1 << _STEP_BITS) - 1
+_STEP_BITS = MAX_STEP.bit_length()
 MAX_GENERATION = (1 << 63 - _STEP_BITS) - 1
 NEVER = (1 << 63) - 1
 """A key that is never reached."""

@@ -45,7 +45,7 @@ def past_of(values: Any) -> Past:
     )
     require(is_past, "past", "of each change, how many rows each host had taken", values)
     check_changes(map(len, values))
-    return tuple(map(tuple, values))
+    return tuple(tuple(map(int, taken)) for taken in values)
 
 
 def check_changes(hosts: Iterable[int]) -> None:

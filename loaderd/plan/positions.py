@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
 from loaderd.errors import OptionError
-from loaderd.options import StreamOptions, as_count, is_count, require
+from loaderd.options import MAX_EPOCHS, MAX_STEP, StreamOptions, as_count, require
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Listing, Pass, Past, check_changes, listing_of, pass_of, past_of
 from loaderd.plan.shares import HostShare, Rest, split_evenly
 from loaderd.redaction import shown
 
 _VERSION = 1
+_SHORTER = "Give fewer epochs: a pass of epochs=None begins in epoch 0."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,14 @@ class Position:
             ("hosts", 1, "a positive integer or None"),
             ("batch_size", 1, "a positive integer or None"),
             ("epochs", 0, "an integer from 0 on or None"),
+            ("first_epoch", 0, f"an integer from 0 to {self.epoch} or None"),
         ):
             if getattr(self, what) is not None:
                 object.__setattr__(self, what, as_count(getattr(self, what), f"Position.{what}", must, least))
-        first = self.first_epoch
-        is_first = first is None or (is_count(first, 0) and first <= self.epoch)
-        require(is_first, "Position.first_epoch", f"an integer from 0 to {self.epoch} or None", first)
+        is_first = self.first_epoch is None or self.first_epoch <= self.epoch
+        require(is_first, "Position.first_epoch", f"an integer from 0 to {self.epoch} or None", self.first_epoch)
+        object.__setattr__(self, "past", past_of(self.past))
+        object.__setattr__(self, "listing", listing_of(self.listing))
         require(isinstance(self.of, Mapping), "Position.of", "a dict", self.of)
 
     def to_json(self) -> str:
@@ -75,12 +78,14 @@ class Position:
         """The position that :meth:`to_json` wrote; raises OptionError for anything else."""
         try:
             values = json.loads(text)
-            if values.pop("version") != _VERSION:
-                raise ValueError("it is of another version")
-            values["past"] = past_of(values["past"])
-            values["listing"] = listing_of(values["listing"])
+            if not isinstance(values, dict):
+                raise ValueError("it is no JSON object")
+            if values.pop("version", None) != _VERSION:
+                raise ValueError(f"its version is not {_VERSION}")
+            if values.keys() != (names := {each.name for each in fields(cls)}):
+                raise ValueError(f"it must have {sorted(names)}")
             return cls(**values)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise OptionError(
                 f"a position must be what Position.to_json() wrote, got {shown(text, 200)}: {error!s:.200}",
             ) from None
@@ -143,9 +148,15 @@ class Course:
 
     def pass_from_json(self, text: str | bytes) -> Pass:
         """The pass that :meth:`pass_to_json` wrote. Raises OptionError if its steps are other batches here."""
-        values = json.loads(text)
-        compare(values["of"], self._counted)
-        return pass_of(values["pass"])
+        try:
+            values = json.loads(text)
+            of, fields_of_pass = values["of"], values["pass"]
+            is_written = isinstance(of, dict)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            is_written = False
+        require(is_written, "a pass", "what loader.pass_to_json() wrote", text)
+        compare(of, self._counted)
+        return pass_of(fields_of_pass)
 
     @property
     def _counted(self) -> dict[str, Any]:
@@ -191,20 +202,24 @@ class Course:
         Raises OptionError as :meth:`find`; for data that grow, also if it lies inside a later epoch.
         """
         pass_, step = self.find(position)
-        step += batches
-        while (num_steps := self.batches(pass_).num_steps) is not None and step >= num_steps:
+        step += as_count(batches, "batches", "an integer from 0 on", 0)
+        if (num_steps := self.batches(pass_).num_steps) is not None and step >= num_steps:
             step -= num_steps
             if self.listing is not None and step:
                 raise OptionError(
                     f"the data set grows: a position {step} batches beyond the end of its epoch cannot be computed"
                 )
             pass_ = self.next_pass(pass_)
+            if self.listing is None and (num_steps := self.batches(pass_).num_steps) is not None:
+                passes, step = divmod(step, num_steps)  # from here on, all are of equal length
+                pass_ = self._pass_from(pass_.first_epoch + passes * (pass_.epochs or 1), ())
         return self.position(pass_, step)
 
     # ------------------------------------------------------------------------------------ from a position
 
     def find(self, position: Position) -> tuple[Pass, int]:
         """The pass and the step of a position. Raises OptionError where it is of other data, or does not exist."""
+        check_epoch(position.epoch)
         if position.of:
             compare(position.of, self._of)
         num_hosts, batch_size = self._options.shard[1], self._options.batch_size
@@ -251,7 +266,18 @@ class Course:
                 f"the position does not exist: there is no batch {position.batch} in epoch {position.epoch}",
                 hint=f"A whole epoch has {batches.steps_per_epoch} batches of {batches.batch_size}, counted from 0.",
             )
+        check_step(step)
         return step
+
+
+def check_epoch(epoch: int) -> None:
+    """Raise OptionError where no pass can begin in an epoch, whatever the data are."""
+    require(epoch < MAX_EPOCHS, "the epoch to begin with", f"at most {MAX_EPOCHS - 1}", epoch)
+
+
+def check_step(step: int) -> None:
+    """Raise OptionError where no pass can have a batch of this number, whatever the data are."""
+    require(step <= MAX_STEP, "the number of a batch in its pass", f"at most {MAX_STEP}", step, _SHORTER)
 
 
 def compare_listings(then: Listing | None, now: Listing | None) -> None:

@@ -39,14 +39,14 @@ def unix_path(address: str) -> str | None:
 def network_address(address: str) -> tuple[str, int, bool]:
     """(host, port, whether with TLS) of ``grpc+tls://HOST:PORT`` or ``grpc://HOST:PORT``. Raises OptionError."""
     try:
-        parts = urlsplit(address)
+        parts = urlsplit(address if isinstance(address, str) else "")
         host, port = parts.hostname, parts.port
         is_plain = not (parts.username or parts.path.strip("/") or parts.query) and can_be_host(host or "")
-    except (ValueError, AttributeError):  # a port that is no number, an open bracket, no string
+    except ValueError:  # a port that is no number, an open bracket
         host, port, is_plain = None, None, False
     if not (is_plain and host and port and parts.scheme in _NETWORK_SCHEMES):
         raise OptionError(
-            f"address must be unix:///PATH, grpc+tls://HOST:PORT or grpc://HOST:PORT, got {address!r}",
+            f"address must be unix:///PATH, grpc+tls://HOST:PORT or grpc://HOST:PORT, got {shown(address, 300)}",
             hint="unix: alone is where a server listens by default.",
         )
     return host, port, _NETWORK_SCHEMES[parts.scheme]
@@ -73,7 +73,7 @@ def listed_addresses(found: Any) -> tuple[str, ...]:
     """The network addresses in ``found``, each once; maybe none. Raises OptionError if one is not valid."""
     if isinstance(found, str) or not hasattr(found, "__iter__"):
         raise OptionError(f"the addresses of servers must be a list, got {shown(found, 200)}")
-    addresses = tuple(dict.fromkeys(found))
+    addresses = list(found)
     for address in addresses:
         network_address(address)
-    return addresses
+    return tuple(dict.fromkeys(addresses))

@@ -139,7 +139,8 @@ def faults_from_wire(metadata: bytes) -> list[Fault]:
 
 def check_compression(value: Any) -> Compression:
     """``value``, if it names a compression, or is None; else raises OptionError."""
-    require(value is None or value in _COMPRESSIONS, "compression", 'None, "lz4" or "zstd"', value)
+    is_known = value is None or (isinstance(value, str) and value in _COMPRESSIONS)
+    require(is_known, "compression", 'None, "lz4" or "zstd"', value)
     return cast(Compression, value)
 
 

@@ -14,6 +14,8 @@ from loaderd.errors import SchemaError
 from loaderd.schema.representable import as_plain, as_values
 
 Shape = tuple[int, ...]
+MAX_VALUES = 2**31 - 1
+"""The most values of a feature or field: the size of a numpy dtype is a C int."""
 MAX_AXES = 32
 """The most axes of a feature or field, also of one that travels. numpy has 64 at most, and a batch has one more."""
 
@@ -48,24 +50,31 @@ def is_numpys(dtype: np.dtype[Any]) -> bool:
 
 
 def check_shape(shape: Any, of: str) -> Shape:
-    """A shape as a tuple of ints, of at most MAX_AXES; an integer is a shape of one axis. Raises SchemaError."""
+    """A shape as a tuple of ints; an integer is a shape of one axis. Raises SchemaError.
+
+    It has at most MAX_AXES axes, and MAX_VALUES values.
+    """
     try:
-        dims = (shape,) if isinstance(shape, Integral) else tuple(shape)
+        dims = (shape,) if isinstance(shape, (Integral, str, bytes)) else tuple(shape)
     except TypeError:
         dims = (shape,)
-    if not all(isinstance(dim, Integral) and int(dim) > 0 for dim in dims):
-        raise SchemaError(f"{of}: shape must be a tuple of positive integers, got {shape!r}")
+    if not all(isinstance(dim, Integral) and not isinstance(dim, bool) and int(dim) > 0 for dim in dims):
+        raise SchemaError(f"{of}: shape must be a tuple of positive integers, got {shape!r:.200}")
     if len(dims) > MAX_AXES:
         raise SchemaError(f"{of}: shape must have at most {MAX_AXES} axes, got {len(dims)}: {shape!r:.200}")
-    return tuple(int(dim) for dim in dims)
+    made = tuple(int(dim) for dim in dims)
+    if (values := math.prod(made)) > MAX_VALUES:
+        raise SchemaError(f"{of}: shape must have at most {MAX_VALUES} values, got {values}: {shape!r:.200}")
+    return made
 
 
-def check_integer(value: Any, what: str, least: int) -> int:
-    """``value`` as an int of at least ``least`` (0 or 1). Raises SchemaError."""
+def check_integer(value: Any, what: str, least: int, most: int = 8 * MAX_VALUES) -> int:
+    """``value`` as an int from ``least`` to ``most``. Raises SchemaError."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise SchemaError(
-            f"{what} must be {'a positive integer' if least else 'an integer from 0 on'}, got {value!r}"
-        )
+        must = {0: "an integer from 0 on", 1: "a positive integer"}.get(least, f"an integer from {least} on")
+        raise SchemaError(f"{what} must be {must}, got {value!r:.200}")
+    if int(value) > most:
+        raise SchemaError(f"{what} must be at most {most}, got {value!r:.200}")
     return int(value)
 
 

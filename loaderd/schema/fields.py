@@ -87,7 +87,11 @@ class Bits(_ByArguments):
                     f"axes but the first, got shape {self.shape} from bit {self.start} on"
                 )
         check_representable(self._scales, self.dtype, "Bits: scale")
-        _ = self.channel_scale
+        if (number := len(self._scales)) not in (1, self.num_channels):
+            raise SchemaError(
+                f"Bits: scale must be a number or {self.num_channels} numbers "
+                f"(the last axis of shape {self.shape}), got {number}"
+            )
 
     @property
     def num_bits(self) -> int:
@@ -123,13 +127,7 @@ class Bits(_ByArguments):
     @property
     def channel_scale(self) -> npt.NDArray[Any]:
         """``dtype``, (num_channels,): what a set bit of each output channel becomes."""
-        scale = in_dtype(self._scales, self.dtype)
-        if scale.shape not in ((1,), (self.num_channels,)):
-            raise SchemaError(
-                f"Bits: scale must be a number or {self.num_channels} numbers "
-                f"(the last axis of shape {self.shape}), got {scale.size}"
-            )
-        return np.array(np.broadcast_to(scale, (self.num_channels,)))
+        return np.array(np.broadcast_to(in_dtype(self._scales, self.dtype), (self.num_channels,)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,7 +330,7 @@ def check_name(name: Any, what: str) -> str:
 
 def check_bit_order(value: Any, what: str) -> None:
     """Raise SchemaError unless it is "big" or "little"."""
-    if value not in ("big", "little"):
+    if not isinstance(value, str) or value not in ("big", "little"):
         raise SchemaError(f'{what}: bit_order must be "big" or "little", got {value!r:.200}')
 
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from loaderd.schema import Array, Bits, Field, FixedRecords, Schema
-from loaderd.symmetry import with_symmetries
+from loaderd.schema.features import check_integer
+from loaderd.symmetry import has_any, with_symmetries
 
 NUM_PLANES = 22
 _WEIGHT = 25  # the place of a row's weight in globalTargetsNC
@@ -20,6 +21,8 @@ _TURNED = ("planes", "policy", "next_policy", "value_targets")
 
 def rows(board_size: int = 19, num_targets: int = 64) -> np.dtype[np.void]:
     """The dtype of a record: one row of each of the arrays that :func:`katago` reads."""
+    board_size = check_integer(board_size, "katago: board_size", 1, 255)
+    num_targets = check_integer(num_targets, "katago: num_targets", _WEIGHT + 1, 65_535)
     points = board_size * board_size
     return np.dtype(
         [
@@ -52,7 +55,7 @@ def katago(board_size: int = 19, num_targets: int = 64, symmetries: Sequence[int
     record = rows(board_size, num_targets)
     plane_bytes = (board_size * board_size + 7) // 8
     shape, moves = (NUM_PLANES, board_size, board_size), (board_size * board_size + 1,)
-    dtype = "int8" if symmetries else "float32"  # bytes are turned, and become floats as they are delivered
+    dtype = "int8" if has_any(symmetries) else "float32"  # bytes are turned, and become floats as they are delivered
     fields: dict[str, Field] = {
         "planes": Bits("binaryInputNCHWPacked", shape, plane_bytes=plane_bytes, dtype=dtype),
         "global": Array("globalInputNC"),
@@ -64,4 +67,4 @@ def katago(board_size: int = 19, num_targets: int = 64, symmetries: Sequence[int
         "value_targets": Array("valueTargetsNCHW", dtype),
     }
     schema = Schema(FixedRecords(record, bits=["binaryInputNCHWPacked"]), fields)
-    return with_symmetries(schema, _TURNED, symmetries, layout="NCHW") if symmetries else schema
+    return with_symmetries(schema, _TURNED, symmetries, layout="NCHW") if has_any(symmetries) else schema

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Fill, FixedRecords, Planes, Schema, Spread
 from loaderd.schemas.leela_moves import mirrored_moves
-from loaderd.symmetry import check_symmetries
+from loaderd.symmetry import check_symmetries, has_any
 
 RECORD = np.dtype(
     [
@@ -98,7 +98,7 @@ def lc0(dtype: Any = "float32", symmetries: Sequence[int] = ()) -> Schema:
         },
         intermediates={"q": Array("result_q", "float64"), "d": Array("result_d", "float64")},
     )
-    return _mirrored(schema, check_symmetries(symmetries, (0, 4), "lc0", _WHY)) if symmetries else schema
+    return _mirrored(schema, check_symmetries(symmetries, (0, 4), "lc0", _WHY)) if has_any(symmetries) else schema
 
 
 def _mirrored(schema: Schema, symmetries: tuple[int, ...]) -> Schema:

@@ -7,12 +7,13 @@ import math
 import os
 import re
 import socket
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from loaderd.errors import OptionError
 from loaderd.logs import FORMATS, LogFormat
-from loaderd.options import MAX_WORKERS, default_workers, is_count, require
+from loaderd.options import MAX_WORKERS, as_count, as_float, default_workers, is_count, require
 from loaderd.remote.address import TOKEN_VARIABLE, can_be_host
 from loaderd.remote.security import read_token
 
@@ -99,19 +100,20 @@ class ServerOptions:
         for target in self.targets:
             is_target = all(part.isidentifier() for part in re.split(r"[.:]", target)) and target.count(":") == 1
             require(is_target, "a data set", "named like mypackage.module:dataset", target)
-        require(self.workers is None or is_count(self.workers), "workers", "a positive integer", self.workers)
-        require((self.workers or 1) <= MAX_WORKERS, "workers", f"at most {MAX_WORKERS}", self.workers)
-        require(self.makers is None or is_count(self.makers), "makers", "a positive integer", self.makers)
-        require(is_count(self.cache, 0), "cache", "a number of bytes", self.cache)
+        for name in ("workers", "makers"):
+            if getattr(self, name) is not None:
+                as_count(getattr(self, name), name, most=MAX_WORKERS)
+        as_count(self.cache, "cache", "a number of bytes", 0)
         for name in ("max_consumers", "max_held_batches"):
-            require(is_count(getattr(self, name)), name, "a positive integer", getattr(self, name))
+            as_count(getattr(self, name), name)
         for name in ("max_bandwidth", "max_memory"):
             value = getattr(self, name)
             require(value is None or is_count(value), name, "from 1 to 2**63 - 1 bytes", value)
-        require(self.idle_timeout is None or self.idle_timeout > 0, "idle_timeout", "positive", self.idle_timeout)
+        if self.idle_timeout is not None:
+            as_float(self.idle_timeout, "idle_timeout", "a positive number of seconds", sys.float_info.min)
         require(self.log_format in FORMATS, "log_format", " or ".join(FORMATS), self.log_format)
-        require(self.grace >= 0, "grace", "at least 0 s", self.grace)
-        require(self.watchdog >= 1, "watchdog", "at least 1 s", self.watchdog)
+        as_float(self.grace, "grace", "at least 0 s")
+        as_float(self.watchdog, "watchdog", "at least 1 s", 1)
         self._check_security()
 
     def _check_security(self) -> None:

@@ -98,7 +98,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"unpack": "gpu"}, 'unpack must be "worker" or "device", got \'gpu\''),
     ({"seed": 2**70}, r"seed must be an integer from 0 to 2\*\*63 - 1, got 1180591620717411303424"),
     ({"seed": -1}, r"seed must be an integer from 0 to 2\*\*63 - 1, got -1"),
-    ({"epochs": 2**70}, "epochs must be a positive integer or None, got 1180591620717411303424"),
+    ({"epochs": 2**70}, "epochs must be at most 1073741824, got 1180591620717411303424"),
     ({"progress": "x"}, "progress must be True, False or None, got 'x'"),
     ({"shuffle": 1000}, "shuffle must be True, False or loaderd.Shuffle, got 1000"),
     ({"stall_timeout": float("inf")}, "stall_timeout must be a positive number of seconds or None, got inf"),

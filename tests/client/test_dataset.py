@@ -179,7 +179,7 @@ def test_names_that_are_no_unicode(
     [
         ((0.5, 0.6), "the sum of the fractions of split must be 1, got 1.1"),
         ((), "the sum of the fractions of split must be 1, got 0"),
-        ((1.5, -0.5), "each fraction of split must be above 0, got -0.5"),
+        ((1.5, -0.5), "each fraction of split must be at most 1, got 1.5"),
         ((1.0, 0.0), "each fraction of split must be above 0, got 0.0"),
         ((float("nan"), 1.0), "each fraction of split must be above 0, got nan"),
         (("0.5", 0.5), "each fraction of split must be above 0, got '0.5'"),

@@ -21,8 +21,8 @@ from loaderd.daemon.preparing.local_preparation import LocalPreparation
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import ServerError
-from loaderd.memory.page import CONSUMER, MAX_STEP
-from loaderd.options import StreamOptions
+from loaderd.memory.page import CONSUMER
+from loaderd.options import MAX_STEP, StreamOptions
 from loaderd.plan.passes import Pass
 from loaderd.protocol.messages import List, Opened, Start
 

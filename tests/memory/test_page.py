@@ -19,7 +19,6 @@ from loaderd.memory.page import (
     CONSUMER_SLEEPS_FOR,
     MAX_FIELDS,
     MAX_GENERATION,
-    MAX_STEP,
     NEVER,
     NUM_SAMPLES,
     POSITION,
@@ -39,6 +38,7 @@ from loaderd.memory.page import (
     words_of,
 )
 from loaderd.memory.taking import Taker
+from loaderd.options import MAX_STEP
 from loaderd.stages import Stage
 
 generations = st.integers(1, MAX_GENERATION)

@@ -320,7 +320,7 @@ def test_all_real_numbers_can_be_spread(stored: str):
         (lambda: spread("c8"), "field 'x' must spread real numbers, got feature 'r' of Raw"),
         (
             lambda: loaderd.Schema.of_stored({"r": loaderd.Raw("u1", (2**31,))}),
-            "the features must be 2147483631 bytes a record at most, got 2147483648",
+            "Raw: shape must have at most 2147483647 values, got 2147483648",
         ),
         (
             lambda: loaderd.Schema.of_stored({name: loaderd.PackedBits(2**33) for name in "ab"}),

@@ -23,8 +23,8 @@ import loaderd
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.preparing.local_data import Data
 from loaderd.dataset import StreamDescription
-from loaderd.memory.page import MAX_STEP, Counter, new_bell
-from loaderd.options import DEFAULT_STORAGE, Storage, StreamOptions
+from loaderd.memory.page import Counter, new_bell
+from loaderd.options import DEFAULT_STORAGE, MAX_STEP, Storage, StreamOptions
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message

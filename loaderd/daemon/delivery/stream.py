@@ -44,7 +44,6 @@ from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError,
 from loaderd.memory.page import (
     CONSUMER_SLEEPS_FOR,
     GRANTED,
-    MAX_STEP,
     NEVER,
     POSITION,
     WAKE_DAEMON_AT,
@@ -53,6 +52,7 @@ from loaderd.memory.page import (
     key_of,
     split_key,
 )
+from loaderd.options import MAX_STEP
 from loaderd.plan.batches import Segment
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.protocol.worker_messages import MOST_ROW_FAULTS, Done, FillFailed, Loaded

@@ -24,13 +24,12 @@ from typing import NamedTuple, Protocol
 from loaderd.daemon.delivery.outgoing import Omission, Outgoing
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
-from loaderd.memory.page import MAX_GENERATION, MAX_STEP, POSITION
+from loaderd.memory.page import MAX_GENERATION, POSITION
+from loaderd.options import MAX_EPOCHS, MAX_STEP
 from loaderd.plan.passes import Pass
 
 GRACE_S = 15.0
 """After a restart of the server, a group begins without the missing members if none comes for so many seconds."""
-_MOST_EPOCHS = 1 << 30
-"""More than anybody has time for. An epoch of a mix may be 2**32 epochs of a set, whose numbers have 64 bits."""
 
 PassKey = tuple[int, tuple[tuple[int, ...], ...]]
 
@@ -109,7 +108,7 @@ def require_place(stream: Stream | Feed, pass_: Pass, step: int) -> None:
     plan = stream.plan_pass(pass_)
     if step < 0 or (plan.num_steps is not None and step > plan.num_steps):
         raise ValueError(f"a pass of {plan.num_steps} batches cannot start at batch {step}")
-    if (epoch := plan.place_of(step)[0]) > _MOST_EPOCHS:
+    if (epoch := plan.place_of(step)[0]) > MAX_EPOCHS:
         raise ValueError(f"no pass comes to epoch {epoch}")
 
 
