@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
-from loaderd.cli.proposal import quoted
 from loaderd.decode.example import Listed
 from loaderd.errors import CorruptRecordError, Damage, OptionError, at_damage
 from loaderd.schema import FixedRecords, Schema
@@ -134,3 +134,8 @@ def _as_python(records: FixedRecords) -> str:
     record = ["record = np.dtype(", "    [", *fields, "    ]", ")"]
     made = ["schema = loaderd.Schema(", "    loaderd.FixedRecords(record),", "    {", *arrays, "    },", ")"]
     return "\n".join(["import numpy as np", "", "import loaderd", "", *record, *made, ""])
+
+
+def quoted(name: str) -> str:
+    """A literal of Python in double quotes, as formatters want them."""
+    return json.dumps(name, ensure_ascii=False)  # else a letter beyond U+FFFF became two surrogates

@@ -23,7 +23,7 @@ from loaderd.cli.fixed_shard import (
 from loaderd.cli.proposal import propose
 from loaderd.cli.reading import count, say
 from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
-from loaderd.cli.sample import FeatureSummary, Sample, find_record, take_sample
+from loaderd.cli.sample import FeatureSummary, Sample, find_record, sample_shards, take_sample
 from loaderd.decode.example import Listed, RecordFault, list_features
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
@@ -60,7 +60,12 @@ def add_to(commands: Commands) -> None:
     """Add the command to the others."""
     parser = commands.add_parser("inspect", help="show what is in a shard", description=_DESCRIPTION, epilog=_EXAMPLE)
     parser.set_defaults(run=run)
-    parser.add_argument("shards", metavar="SHARD", nargs="+", help="a path or a URI; of several, the first is shown")
+    parser.add_argument(
+        "shards",
+        metavar="SHARD",
+        nargs="+",
+        help="a path or a URI; of several, the first is shown, but --features looks into all of them",
+    )
     parser.add_argument(
         "--record",
         type=int,
@@ -69,14 +74,14 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--schema", metavar="MODULE:NAME", help=SCHEMA_HELP)
     parser.add_argument(
-        "--features", action="store_true", help="print a schema for these records, as a Python module"
+        "--features", action="store_true", help="print a schema for the records of all SHARDs, as a Python module"
     )
     parser.add_argument(
         "--sample",
         type=int,
         default=1000,
         metavar="N",
-        help="how many of the first records to look at; default: %(default)s",
+        help="how many of the first records to look at, of all shards together; default: %(default)s",
     )
     parser.add_argument(
         "--png",
@@ -95,6 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> int:
     try:
+        if arguments.features and arguments.schema is None:
+            _propose(list_with_progress(arguments.shards, display), arguments, display)
+            return 0
         file = list_with_progress(arguments.shards[0], display)[0]
 
         def on_read(offset: int) -> None:
@@ -104,8 +112,6 @@ def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> int:
         stored = stored_in(file) if schema is None else stored_of(schema, arguments.schema)
         if stored is not None:
             _show_fixed(file, arguments, stored, on_read)
-        elif arguments.features:
-            say(propose(take_sample(file, as_count(arguments.sample, "--sample"), on_read)).rstrip("\n"))
         elif arguments.record is not None or schema is not None:
             _show_record(file, arguments, schema, on_read)
         elif arguments.png is not None:
@@ -116,6 +122,24 @@ def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
+
+
+def _propose(files: Sequence[ShardFile], arguments: argparse.Namespace, display: ProgressDisplay) -> None:
+    """Print a schema for the records of all shards; the first one that is not empty says of which kind they are."""
+    num_records = as_count(arguments.sample, "--sample")
+    first = next((file for file in files if file.size_bytes), files[0])
+    stored = stored_in(first)
+    if stored is None:
+        say(propose(sample_shards(files, num_records, display)).rstrip("\n"))
+        return
+    others = []
+    for done, file in enumerate(files):
+        display(Progress("looking into shards", done, len(files)))
+        if file.size_bytes and (found := stored_in(file)) != stored:
+            what = "TFRecord, or of a kind that is not recognized" if found is None else found.named
+            others.append(f"# {file.name!a} is of another kind: {readable_line(what)}.")
+    text = [f'"""A schema proposed by loaderd."""\n\n# From {first.name!a}.', *others, stored.python]
+    say("\n".join(text).rstrip("\n"))
 
 
 # ---------------------------------------------------------------------------------------------- the shard
@@ -198,10 +222,7 @@ def _summary(found: FeatureSummary) -> dict[str, Any]:
 
 def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: Stored, on_read: OnRead) -> None:
     if arguments.features:
-        if not stored.python:
-            raise OptionError("--features proposes a schema, so it does not go with --schema")
-        say(f'"""A schema proposed by loaderd."""\n\n# From {file.name!a}.\n{stored.python}'.rstrip("\n"))
-        return
+        raise OptionError("--features proposes a schema, so it does not go with --schema")
     records = stored.records
     index = _index_of(file, records, on_read)
     about: dict[str, Any] = {

@@ -2,38 +2,67 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 
+from loaderd.cli.fixed_shard import quoted
 from loaderd.cli.sample import FeatureSummary, Sample
 from loaderd.errors import OptionError
+from loaderd.redaction import readable_line
+from loaderd.shards.names import some_of
+
+_SIDES = (8, 9, 10, 13, 19, 28, 32)
+"""Of boards and small pictures."""
+_MOST_PLANES = 1024
+_SHOWN_SHARDS = 3
+_MOST_OTHERS = 10
 
 
 def propose(sample: Sample) -> str:
-    """A module with a ``schema``. A feature without a fixed length is left out, with a comment that says why.
+    """A module with a ``schema``, and comments where the sample leaves a choice.
 
-    Raises OptionError if none is left.
+    A feature that has no place in a row of fixed size is left out, with a comment that says why. Raises OptionError
+    if none is left.
     """
     features, fields, left_out = [], [], []
     parsed = len(sample.sizes) - len(sample.faults)
+    float_lengths = {
+        length for found in sample.features.values() if found.kinds == {"float"} for length in found.lengths
+    }
     for name, found in sample.features.items():
         problem = _problem(found)
         if problem:
-            left_out.append(f"# {name!r} is left out: {problem}.")
+            left_out.append(f"# {name!a} is left out: {problem}.")
             continue
         missing = parsed - found.records
-        stored, delivered, remark = _lines(name, found, missing > 0)
-        note = [remark] if remark else []
+        stored, delivered, remarks = _lines(name, found, missing > 0, float_lengths)
         if missing:
-            note.append(f"{missing} of {parsed} records lack it and get the default")
-        features += [f"        # {line}." for line in note]
+            where = some_of([f"{shard!a}" for shard in found.missing_in], _SHOWN_SHARDS)
+            remarks.append(f"{missing} of {parsed} records lack it and get the default. They are in {where}")
+        features += [f"        # {remark}." for remark in remarks]
         features.append(f"        {quoted(name)}: {stored},")
         fields.append(f"        {quoted(name)}: {delivered},")
+    notes = [*_notes(sample), *left_out]
     if not features:
-        why = " ".join(left_out) or "the records hold no features."
-        raise OptionError(f"no feature of the first {len(sample.sizes)} records has a fixed length: {why}")
-    text = [f'"""A schema proposed by loaderd from {len(sample.sizes)} records. Check which bytes are bits."""']
-    text += ["", "import loaderd", "", *left_out, "schema = loaderd.Schema(", "    features={", *features, "    },"]
+        why = " ".join(note.removeprefix("# ") for note in notes) or "the records hold no features."
+        raise OptionError(f"no feature of the {len(sample.sizes)} records looked at can be read: {why}")
+    shards = f"{len(sample.shards)} of {sample.num_shards} shards" if sample.num_shards > 1 else "a shard"
+    text = [f'"""A schema proposed by loaderd from {len(sample.sizes)} records of {shards}.', ""]
+    text += ["It has not seen the other records: their lists may be longer, and they may lack features.", '"""']
+    text += ["", "import loaderd", "", *notes, "schema = loaderd.Schema(", "    features={", *features, "    },"]
     return "\n".join([*text, "    fields={", *fields, "    },", ")"]) + "\n"
+
+
+def _notes(sample: Sample) -> Iterator[str]:
+    """Comments on what is not in the schema."""
+    for shard, why in list(sample.others.items())[:_MOST_OTHERS]:
+        yield f"# {shard!a} is of another kind, or cannot be read: {readable_line(why).rstrip('.')}."
+    if len(sample.others) > _MOST_OTHERS:
+        yield f"# So are {len(sample.others) - _MOST_OTHERS} more shards."
+    if sample.faults:
+        yield f"# {len(sample.faults)} of {len(sample.sizes)} records are no tf.train.Example."
+    if sample.lists:
+        lists = some_of([f"{name!a}" for name in sorted(sample.lists)], _SHOWN_SHARDS)
+        yield f"# Feature lists of a tf.train.SequenceExample are not read: {lists}."
 
 
 def _problem(found: FeatureSummary) -> str:
@@ -41,34 +70,63 @@ def _problem(found: FeatureSummary) -> str:
     if len(found.kinds) > 1:
         return f"it is of several types, {' and '.join(sorted(found.kinds))}"
     (kind,) = found.kinds
-    if len(found.lengths) > 1:
-        return f"its lists have {min(found.lengths)} to {max(found.lengths)} values"
     if found.lengths == {0}:
         return "its lists are empty"
     if kind == "bytes" and found.lengths != {1}:
-        return f"it has {min(found.lengths)} bytes values, where one is read"
-    if len(found.byte_lengths) > 1:
-        return f"its values have {min(found.byte_lengths)} to {max(found.byte_lengths)} bytes"
+        return f"it has {_range(found.lengths)} bytes values, where one is read"
     return "its values are empty" if found.byte_lengths == {0} else ""
 
 
-def _lines(name: str, found: FeatureSummary, needs_default: bool) -> tuple[str, str, str]:
-    """(stored feature, field, remark) of a feature of fixed length."""
-    (kind,), (length,) = found.kinds, found.lengths
+def _lines(
+    name: str, found: FeatureSummary, needs_default: bool, float_lengths: set[int]
+) -> tuple[str, str, list[str]]:
+    """(stored feature, field, remarks) of a feature."""
+    (kind,) = found.kinds
+    array = f"loaderd.Array({quoted(name)})"
     if kind != "bytes":
-        stored = "Int64" if kind == "int64" else "Float"
-        options = [f"({length},)"] * (length > 1) + ["default=0"] * needs_default
-        return f"loaderd.{stored}({', '.join(options)})", f"loaderd.Array({quoted(name)})", ""
-    (num_bytes,) = found.byte_lengths
+        length, varies = max(found.lengths), len(found.lengths) > 1
+        remarks = [f"Its lists have {_range(found.lengths)} values; shorter ones are padded"] if varies else []
+        remarks += _of_shapes(length, "values")
+        options = [f"({length},)"] * (length > 1 or varies) + ["default=0"] * needs_default
+        options += [f"pad={-1 if kind == 'int64' else 0}"] * varies
+        return f"loaderd.{'Int64' if kind == 'int64' else 'Float'}({', '.join(options)})", array, remarks
+    num_bytes, varies = max(found.byte_lengths), len(found.byte_lengths) > 1
+    remarks = [f"Its values have {_range(found.byte_lengths)} bytes; shorter ones are padded"] if varies else []
     if found.is_text:
-        default = ', default=b""' if needs_default else ""
-        return f'loaderd.Raw("S{num_bytes}"{default})', f"loaderd.Array({quoted(name)})", ""
+        options = [f'"S{num_bytes}"', *['default=b""'] * needs_default, *["pad=True"] * varies]
+        return f"loaderd.Raw({', '.join(options)})", array, remarks
+    if varies:
+        options = ['"uint8"', f"({num_bytes},)", *["default=0"] * needs_default, "pad=0"]
+        return f"loaderd.Raw({', '.join(options)})", array, remarks
     bits = 8 * num_bytes
+    field = f"loaderd.Bits({quoted(name)}, shape=({bits},)"
+    remarks.append(f'Are these bits, the most significant one of a byte first? Else {field}, bit_order="little")')
+    remarks += _of_shapes(bits, "bits")
+    remarks.append(f'Or bytes? Then loaderd.Raw("uint8", ({num_bytes},)) and {array}')
+    remarks += _of_shapes(num_bytes, "bytes")
+    halves = num_bytes // 2
+    if num_bytes % 2 == 0 and halves > 1 and (halves in float_lengths or shapes_of(halves)):
+        remarks.append(f'Or float16? Then loaderd.Raw("float16", ({halves},)) and {array}')
+        remarks += _of_shapes(halves, "float16")
     default = f", default=bytes({num_bytes})" if needs_default else ""
-    remark = f'Bits, or numbers: then loaderd.Raw("uint8", ({num_bytes},)) and loaderd.Array({quoted(name)})'
-    return f"loaderd.PackedBits({bits}{default})", f"loaderd.Bits({quoted(name)}, shape=({bits},))", remark
+    return f"loaderd.PackedBits({bits}{default})", f"{field})", remarks
 
 
-def quoted(name: str) -> str:
-    """A literal of Python in double quotes, as formatters want them."""
-    return json.dumps(name, ensure_ascii=False)  # else a letter beyond U+FFFF became two surrogates
+def shapes_of(number: int) -> list[tuple[int, ...]]:
+    """Shapes of boards, or of stacks of planes, that have so many values."""
+    found: list[tuple[int, ...]] = []
+    for side in _SIDES:
+        planes, rest = divmod(number, side * side)
+        if not rest and 0 < planes <= _MOST_PLANES:
+            found += [(side, side)] if planes == 1 else [(side, side, planes), (planes, side, side)]
+    return found
+
+
+def _of_shapes(number: int, unit: str) -> list[str]:
+    shapes = shapes_of(number)
+    return [f"{number} {unit} can have the shape {' or '.join(map(str, shapes))}"] if shapes else []
+
+
+def _range(numbers: set[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +153,94 @@ def test_features_that_are_missing_or_of_no_fixed_length(tmp_path: Path):
     path = tmp_path / "both.tfrecord"
     path.write_bytes(full + testing.write_shards(tmp_path / "less", less)[0].read_bytes())
     module = inspect(path, "--features").stdout
-    assert "# 'move' is left out: its lists have 3 to 5 values." in module
-    assert "# 10 of 310 records lack it and get the default." in module
+    assert "# Its lists have 3 to 5 values; shorter ones are padded." in module
+    assert "# 10 of 310 records lack it and get the default. They are in 'both.tfrecord'." in module
     names: dict[str, Any] = {}
     exec(compile(module, "proposed.py", "exec"), names)
     with loaderd.Loader(path, names["schema"], batch_size=310, shuffle=False, workers=1) as loader:
         (batch,) = loader
         assert list(batch["number"]) == list(range(310)) and not batch["score"][300:].any()
         assert set(batch["id"][300:]) == {b""}
+
+
+def sequence_example(name: bytes) -> bytes:
+    """A tf.train.SequenceExample with an empty context, and one empty feature list."""
+    entry = b"\x0a" + bytes([len(name)]) + name + b"\x12\x00"
+    entry = b"\x0a" + bytes([len(entry)]) + entry
+    return b"\x0a\x00" + b"\x12" + bytes([len(entry)]) + entry
+
+
+def test_the_proposed_schema_reads_all_shards_that_are_named(tmp_path: Path):
+    rng = np.random.default_rng(3)
+    parts = []
+    for number, (size, moves) in enumerate([(6, 2), (9, 5), (7, 1)]):
+        part = {
+            "board": rng.integers(0, 256, (40, 194), np.uint8),
+            "flags": rng.integers(0, 256, (40, 3), np.uint8),
+            "policy": rng.random((40, 361), np.float32),
+            "half": rng.random((40, 361)).astype(np.float16),
+            "planes": rng.random((40, 6144), np.float32),
+            "id": np.array([b"x" * size] * 40),
+            "moves": np.full((40, moves), number, np.int64),
+        }
+        if number == 1:
+            del part["flags"]
+        parts.append(part)
+        (path,) = testing.write_shards(tmp_path / str(number), part)
+        path.rename(tmp_path / f"{number}.tfrecord")
+    module = inspect(tmp_path / "?.tfrecord", "--features", "--sample", 60).stdout
+    said = [line.strip() for line in module.splitlines() if line.strip().startswith("#")]
+    assert "from 60 records of 3 of 3 shards." in module
+    assert "# 20 of 60 records lack it and get the default. They are in '1.tfrecord'." in said
+    assert "# Its values have 6 to 9 bytes; shorter ones are padded." in said
+    assert "# Its lists have 1 to 5 values; shorter ones are padded." in said
+    assert "# 6144 values can have the shape (8, 8, 96) or (96, 8, 8) or (32, 32, 6) or (6, 32, 32)." in said
+    assert "# 361 values can have the shape (19, 19)." in said
+    assert "# 361 float16 can have the shape (19, 19)." in said
+    assert '# Or float16? Then loaderd.Raw("float16", (361,)) and loaderd.Array("half").' in said
+    assert sum('bit_order="little"' in line for line in said) == 3
+    (tmp_path / "records.py").write_text(module)
+    program = """
+import loaderd, records
+with loaderd.Loader("?.tfrecord", records.schema, batch_size=120, shuffle=False, workers=1) as loader:
+    (batch,) = loader
+    assert batch["moves"].shape == (120, 5) and list(batch["moves"][80]) == [2, -1, -1, -1, -1], batch["moves"][80]
+    assert list(batch["id"][::40]) == [b"x" * 6, b"x" * 9, b"x" * 7] and batch["planes"].shape == (120, 6144)
+    assert not batch["flags"][40:80].any() and batch["flags"][:40].any()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_shards_of_another_kind_and_feature_lists_are_comments(tmp_path: Path):
+    testing.write_shards(tmp_path, {"number": np.arange(10)})
+    (sequences,) = testing.write_shards(tmp_path / "lists", [sequence_example(b"steps\n")] * 3)
+    sequences.rename(tmp_path / "00001.tfrecord")
+    np.savez(tmp_path / "00002.npz", rows=np.zeros((4, 3)))
+    (tmp_path / "00003.html").write_text("<!DOCTYPE html>\n<html>Sign in</html>\n")
+    (tmp_path / "00004.tfrecord").touch()
+    module = inspect(tmp_path / "0*", "--features").stdout
+    assert "# Feature lists of a tf.train.SequenceExample are not read: 'steps\\n'." in module
+    assert "# '00002.npz' is of another kind, or cannot be read: " in module
+    assert "# '00003.html' is of another kind, or cannot be read: " in module and "HTML" in module
+    assert "00004" not in module
+    assert "# 3 of 13 records lack it and get the default. They are in '00001.tfrecord'." in module
+    names: dict[str, Any] = {}
+    exec(compile(module, "proposed.py", "exec"), names)
+    assert list(names["schema"].features) == ["number"]
+    of_rows = inspect(tmp_path / "00002.npz", tmp_path / "00000.tfrecord", "--features")
+    exec(compile(inspect(tmp_path / "0000[02]*", "--features").stdout, "proposed.py", "exec"), names)
+    assert of_rows.returncode == 0, of_rows.stderr
+
+
+def test_of_many_shards_a_little_of_each_is_looked_at(tmp_path: Path):
+    many = 1500
+    testing.write_shards(tmp_path, {"number": np.arange(many), "board": np.zeros((many, 8), bool)}, num_shards=many)
+    last = tmp_path / f"{many - 1:05}.tfrecord"
+    last.write_bytes(testing.write_shards(tmp_path / "last", {"number": np.arange(9)})[0].read_bytes())
+    module = inspect(tmp_path / "*.tfrecord", "--features").stdout
+    assert f"from {many + 2} records of {many} of {many} shards." in module
+    assert f"# 3 of {many + 2} records lack it and get the default. They are in '{last.name}'." in module
 
 
 def test_what_cannot_be_shown_is_said(shard: Path, tmp_path: Path):
