@@ -23,8 +23,7 @@ def try_it(folder: Path) -> None:
     home = Path(loaderd.__file__).parent
     assert Path(sys.prefix) in home.parents and (home / "py.typed").exists(), home
     for module in pkgutil.walk_packages([str(home)], "loaderd."):
-        if module.name != "loaderd.convert.chess_boards":  # it imports the package chess, an extra's
-            importlib.import_module(module.name)
+        importlib.import_module(module.name)
     for binding in ("loaderd_jax", "loaderd_ray", "loaderd_tf", "loaderd_torch"):
         assert (home.parent / binding / "py.typed").exists(), binding
     arrays = {"planes": np.random.default_rng(0).random((1000, 8, 8)) < 0.5, "number": np.arange(1000)}

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 
 import chess
 import chess.engine
+import chess_boards
 import numpy as np
 import numpy.typing as npt
-
-from loaderd.convert import chess_boards
 
 MAX_PLIES = 240
 OPENING_PLIES = 8

@@ -4,7 +4,7 @@
 
 Several processes play the games (:mod:`games`). This process writes the positions in order, so the same arguments
 give the same bytes. Each record is a ``tf.train.Example`` with two features: ``d``, 194 bytes
-(``loaderd.convert.chess_boards``), and ``s``, an int64: the score from white's side, in centipawns or, if bit 1546 of
+(:mod:`chess_boards`), and ``s``, an int64: the score from white's side, in centipawns or, if bit 1546 of
 ``d`` is set, in moves to mate.
 """
 
@@ -69,9 +69,9 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write to")
-    parser.add_argument("--positions", type=_positive, default=20_000, help="how many, in all shards together")
-    parser.add_argument("--shards", type=_positive, default=8, help="how many, for training")
-    parser.add_argument("--validation-shards", type=_positive, default=2, help="how many more, for validation")
+    parser.add_argument("--positions", type=positive, default=20_000, help="how many, in all shards together")
+    parser.add_argument("--shards", type=positive, default=8, help="how many, for training")
+    parser.add_argument("--validation-shards", type=positive, default=2, help="how many more, for validation")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same shards")
     parser.add_argument(
         "--stockfish",
@@ -79,15 +79,15 @@ def parse_arguments() -> argparse.Namespace:
         metavar="PATH|auto|off",
         help="the engine that scores positions; auto: Stockfish, if it is installed; off: score without an engine",
     )
-    parser.add_argument("--depth", type=_positive, default=6, help="how many plies the engine searches")
-    parser.add_argument("--processes", type=_positive, default=os.cpu_count(), help="how many processes play")
+    parser.add_argument("--depth", type=positive, default=6, help="how many plies the engine searches")
+    parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="how many processes play")
     args = parser.parse_args()
     if args.positions < args.shards + args.validation_shards:
         parser.error("--positions must be at least one a shard")
     return args
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     value = int(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"must be positive, got {value}")

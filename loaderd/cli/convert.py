@@ -1,4 +1,4 @@
-"""``loaderd convert``: shards of any kind, and games of chess, to shards of another kind."""
+"""``loaderd convert``: shards of any kind to shards of another kind."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderd.cli.reading import count, read_all, say
-from loaderd.convert import pgn
 from loaderd.convert.conversion import convert
 from loaderd.convert.journal import Written
-from loaderd.convert.lots import Games, Lot, plan_games, plan_lots
+from loaderd.convert.lots import Lot, plan_lots
 from loaderd.convert.shard_writers import COMPRESSIONS
 from loaderd.convert.write_lot import Task
 from loaderd.errors import (
@@ -44,15 +43,14 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Convert shards that loaderd reads (TFRecord, records of a fixed size, tars of these, npz), or chess games in PGN, to
-TFRecord shards of tf.train.Examples with the schema's stored features, to npz, or to records of a fixed size. Each
-shard is written under a temporary name, read back, compared, and renamed. The same command, run again after it was
-killed, goes on where it was. The exit status is 0; 1 if records are damaged or do not fit the schema; 2 for wrong
-arguments, a source that is a file of another kind, no records, or storage that does not answer or is full.
+Convert shards that loaderd reads (TFRecord, records of a fixed size, tars of these, npz) to TFRecord shards of
+tf.train.Examples with the schema's stored features, to npz, or to records of a fixed size. Each shard is written
+under a temporary name, read back, compared, and renamed. The same command, run again after it was killed, goes on
+where it was. The exit status is 0; 1 if records are damaged or do not fit the schema; 2 for wrong arguments, a source
+that is a file of another kind, no records, or storage that does not answer or is full.
 """
 _EXAMPLE = "example: loaderd convert 'games/*.tar' --to shards --compression gzip"
 _SHARD_BYTES = 128 << 20
-_GAMES_PER_SHARD = 1000
 _MOST_NAMED = 10
 
 
@@ -76,7 +74,7 @@ def add_to(commands: Commands) -> None:
     """Add the command to the others."""
     parser = commands.add_parser(
         "convert",
-        help="convert shards, or chess games, to shards of another format",
+        help="convert shards to another format",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
     )
@@ -86,8 +84,8 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--schema",
         metavar="MODULE:NAME",
-        help=f"its stored features are written: {SCHEMA_HELP}; not needed for PGN and the files of Leela Chess Zero "
-        "and KataGo, which are recognized",
+        help=f"its stored features are written: {SCHEMA_HELP}; not needed for the files of Leela Chess Zero and "
+        "KataGo, which are recognized",
     )
     parser.add_argument(
         "--on-corrupt",
@@ -102,26 +100,11 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--json", action="store_true", help="one JSON object a line: for each damage, each shard, and the total"
     )
-    _add_new_shards(parser.add_argument_group("new shards"))
-    _add_games(parser.add_argument_group("games in PGN"))
-
-
-def _add_new_shards(new: argparse._ArgumentGroup) -> None:
+    new = parser.add_argument_group("new shards")
     new.add_argument("--format", choices=list(COMPRESSIONS), default="tfrecord", help="default: %(default)s")
     new.add_argument("--compression", choices=["none", "gzip", "zlib"], default="none", help="default: %(default)s")
     new.add_argument(
         "--records-per-shard", type=int, metavar="N", help="default: as many as take 128 MiB uncompressed"
-    )
-
-
-def _add_games(games: argparse._ArgumentGroup) -> None:
-    games.add_argument(
-        "--games-per-shard", type=int, metavar="N", help=f"of a new shard; default: {_GAMES_PER_SHARD:,}"
-    )
-    games.add_argument(
-        "--scores",
-        choices=["eval", "result"],
-        help="an engine's, from comments such as [%%eval 0.17], or how the game ended; default: eval",
     )
 
 
@@ -141,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"{error}\nFinished shards stay: the same command goes on with the others.\n")
         return 2
     if not any(written.records for written, _ in found):
-        sys.stderr.write(_nothing_in(found))
+        sys.stderr.write("No record is left: all are damaged, or do not fit the schema.\n")
         return 2
     _tell_total(found, plan, time.monotonic() - began_s, arguments)
     return 0
@@ -170,9 +153,7 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]],
         sum(len(lot.sizes) for lot in plan.lots),
         arguments.format,
         arguments.compression,
-        arguments.scores or "eval",
         arguments.on_corrupt != "raise",
-        None if plan.indexes else _games_per_shard(arguments),
     )
     found: list[tuple[Written, bool]] = []
 
@@ -201,12 +182,6 @@ def _plan(arguments: argparse.Namespace, display: ProgressDisplay) -> _Plan:
     files = list_with_progress(arguments.shards, display)
     schema = None if arguments.schema is None else load_schema(arguments.schema)
     first = next((file for file in files if file.size_bytes), files[0])  # an empty one does not tell what it is
-    if pgn.is_pgn(first):
-        if schema is not None and dict(schema.features) != dict(pgn.SCHEMA.features):
-            raise OptionError(f"--schema of PGN must be loaderd.schemas:chess_eval, got {arguments.schema}")
-        _refuse(arguments, ["--records-per-shard"], "shards; of games in PGN, --games-per-shard go into one")
-        return _plan_games(files, arguments, display)
-    _refuse(arguments, ["--games-per-shard", "--scores"], "games in PGN")
     features = _told(first) if schema is None else schema.features
     records = features if isinstance(features, FixedRecords) else None
     indexer = Indexer("user", DEFAULT_BLOCK_RECORDS, records)
@@ -228,45 +203,6 @@ def _plan(arguments: argparse.Namespace, display: ProgressDisplay) -> _Plan:
     return _Plan(
         [index.file for index in indexes], indexes, dict(features) if records is None else features, lots, damages
     )
-
-
-def _games_per_shard(arguments: argparse.Namespace) -> int:
-    wanted = arguments.games_per_shard
-    return _GAMES_PER_SHARD if wanted is None else as_count(wanted, "--games-per-shard")
-
-
-def _refuse(arguments: argparse.Namespace, options: Sequence[str], of_what: str) -> None:
-    """Raise OptionError if one of ``options``, which are of other sources, is given."""
-    for option in options:
-        if getattr(arguments, option.strip("-").replace("-", "_")) is not None:
-            raise OptionError(f"{option} is only for {of_what}")
-
-
-def _plan_games(files: list[ShardFile], arguments: argparse.Namespace, display: ProgressDisplay) -> _Plan:
-    pgn.check_installed()
-    # There may be a hundred million games: none is kept, only the lots.
-    lots = list(plan_games(_games_of(files, display), _games_per_shard(arguments)))
-    return _Plan(files, [], dict(pgn.SCHEMA.features), lots, [])
-
-
-def _games_of(files: list[ShardFile], display: ProgressDisplay) -> Iterator[Games]:
-    """The games of all files. Raises NoShardsError at a file without one, unless it is empty."""
-    total = sum(file.size_bytes for file in files)
-    done_bytes = number = 0
-
-    def show(offset: int) -> None:
-        display(Progress("looking for games", number, len(files), done_bytes + offset, total))
-
-    for number, file in enumerate(files):
-        games = None
-        for games in pgn.find_games(number, file, show):
-            yield games
-        if file.size_bytes and games is None:
-            raise NoShardsError(
-                f"no game in {file.uri}",
-                hint='A game begins with tags, such as [Event "A"]. Compressed PGN must be decompressed first.',
-            )
-        done_bytes += file.size_bytes
 
 
 def _told(file: ShardFile) -> FixedRecords:
@@ -296,16 +232,6 @@ def _tell_damages(damages: Sequence[Damage], as_json: bool) -> None:
         say(json.dumps({"kind": "damage", **damage.to_wire()}))
 
 
-def _nothing_in(found: list[tuple[Written, bool]]) -> str:
-    without = sum(written.without for written, _ in found)
-    if not without:
-        return "No record is left: all are damaged, or do not fit the schema.\n"
-    return (
-        f"None of {without:,} positions has a score.\n"
-        "With --scores result, the score of a position is how its game ended.\n"
-    )
-
-
 def _tell_total(
     found: list[tuple[Written, bool]], plan: _Plan, seconds: float, arguments: argparse.Namespace
 ) -> None:
@@ -317,7 +243,6 @@ def _tell_total(
         "bytes": sum(written.num_bytes for written in every),
         "left_out": len(plan.damages) - len(plan.unreadable) + sum(written.left_out for written in every),
         "sources_left_out": len(plan.unreadable),
-        "without_score": sum(written.without for written in every),
     }
     if arguments.json:
         say(json.dumps({"kind": "total", **total, "seconds": seconds}))
@@ -326,8 +251,5 @@ def _tell_total(
     if total["were_there"]:
         say(f"{total['were_there']:,} of these shards were there already")
     if total["left_out"]:
-        what = "record" if plan.indexes else "game"
-        say(f"{count(total['left_out'], what)} left out: damaged, or do not fit the schema")
-    if total["without_score"]:
-        say(f"{count(total['without_score'], 'position')} left out: without a score")
+        say(f"{count(total['left_out'], 'record')} left out: damaged, or do not fit the schema")
     say(f"{seconds:.1f} s, {arguments.to}/")

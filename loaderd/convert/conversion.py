@@ -16,7 +16,7 @@ from loaderd.convert.journal import Journal, Written
 from loaderd.convert.lot_process import LotProcess
 from loaderd.convert.lots import Lot
 from loaderd.convert.shard_writers import check_format
-from loaderd.convert.write_lot import Claims, Task, part_bytes
+from loaderd.convert.write_lot import Claims, Task
 from loaderd.errors import WorkerError
 from loaderd.redaction import redacted
 from loaderd.schema import FixedRecords
@@ -30,16 +30,14 @@ def job_of(task: Task, lots: Sequence[Lot]) -> dict[str, Any]:
     """What is converted, and how, for the journal: values that JSON can hold, without secrets."""
     records = task.features if isinstance(task.features, FixedRecords) else None
     return {
-        "version": 3,
+        "version": 4,
         "sources": [[redacted(file.uri), file.size_bytes, file.mtime_ns] for file in task.files],
         "features": [[name, repr(feature)] for name, feature in task.features.items()],  # in the order of new records
         "records": None if records is None else repr(records),
         "shards": task.num_shards,
-        "records_per_shard": sorted({size for lot in lots for size in lot.sizes if size is not None}),
-        "games_per_shard": task.games_per_shard,
+        "records_per_shard": sorted({size for lot in lots for size in lot.sizes}),
         "format": task.format,
         "compression": task.compression,
-        "scores": task.scores,
         "on_corrupt": "skip_record" if task.skips else "raise",
     }
 
@@ -63,7 +61,7 @@ def convert(
 def _write_all(
     task: Task, lots: Sequence[Lot], claims: Claims, processes: int, on_progress: OnProgress
 ) -> Iterator[tuple[Written, bool]]:
-    total = sum(part_bytes(part, task) for lot in lots for part in lot.parts)
+    total = sum(lot.num_records for lot in lots) * task.row_bytes
     done_bytes = 0
     waiting = iter(lots)
     busy: dict[Connection[Any, Any], LotProcess] = {}

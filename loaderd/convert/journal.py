@@ -36,7 +36,7 @@ class Written:
     """A shard that is whole. ``num_bytes``: of the file; 0 where it has no record, and so no file.
 
     ``digest``: SHA-256 of its records' stored features, the same in each format. ``left_out``: records that are
-    damaged, or are not what the schema says. ``without``: positions and games of a PGN that have no score.
+    damaged, or are not what the schema says.
     """
 
     shard: str
@@ -44,7 +44,6 @@ class Written:
     num_bytes: int
     digest: str
     left_out: int = 0
-    without: int = 0
 
 
 def shard_name(number: int, num_shards: int, ending: str) -> str:
@@ -201,7 +200,7 @@ def _parsed(text: bytes) -> dict[str, Any] | Written | None:
 
 
 def _is_sound(written: Written) -> bool:
-    numbers = (written.records, written.num_bytes, written.left_out, written.without)
+    numbers = (written.records, written.num_bytes, written.left_out)
     texts = (written.shard, written.digest)
     return all(is_count(number, 0) for number in numbers) and all(isinstance(text, str) for text in texts)
 

@@ -8,14 +8,14 @@
 
 A shard may begin anywhere in a plain source. A compressed block cannot be entered in the middle; so shards that lie
 in one make one **lot**, are written one after the other, and the block is inflated once. Only where a shard ends in
-another block than it began in, as shard 2 does, does the lot end too, and this block is inflated twice: files and
-games seldom end where a shard does, so that else one process would write everything.
+another block than it began in, as shard 2 does, does the lot end too, and this block is inflated twice: files
+seldom end where a shard does, and otherwise one process would write everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from loaderd.shards.shard_file import Block
 from loaderd.shards.shard_index import ShardIndex
@@ -31,25 +31,17 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Games:
-    """Bytes ``start`` to ``stop - 1`` of a PGN file, which begin with its game number ``first_game``."""
-
-    file: int
-    start: int
-    stop: int
-    first_game: int
-
-
-@dataclass(frozen=True)
 class Lot:
-    """Shards ``first_shard``, … of ``sizes`` records each, from the records of ``parts``.
-
-    A size of None: as many as the games of the parts have positions.
-    """
+    """Shards ``first_shard``, … of ``sizes`` records each, from the records of ``parts``."""
 
     first_shard: int
-    sizes: tuple[int | None, ...]
-    parts: tuple[Span | Games, ...]
+    sizes: tuple[int, ...]
+    parts: tuple[Span, ...]
+
+    @property
+    def num_records(self) -> int:
+        """How many records are planned for these shards."""
+        return sum(self.sizes)
 
 
 def spans_of(number: int, index: ShardIndex) -> Iterator[Span]:
@@ -81,23 +73,6 @@ def plan_lots(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterator
         sizes.append(records_per_shard - room)
     if sizes:
         yield Lot(first_shard, tuple(sizes), tuple(_joined(parts)))
-
-
-def plan_games(games: Iterable[Games], games_per_shard: int) -> Iterator[Lot]:
-    """A lot for each shard of ``games_per_shard`` games (the last may have fewer); no game is in two of them."""
-    number, count, parts = 0, 0, list[Games]()
-    for game in games:
-        before = parts[-1] if parts else None
-        if before is not None and before.file == game.file and before.stop == game.start:
-            parts[-1] = replace(before, stop=game.stop)
-        else:
-            parts.append(game)
-        count += 1
-        if count == games_per_shard:
-            yield Lot(number, (None,), tuple(parts))
-            number, count, parts = number + 1, 0, []
-    if parts:
-        yield Lot(number, (None,), tuple(parts))
 
 
 def _joined(parts: list[Span]) -> Iterator[Span]:

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loaderd.convert.journal import Written, shard_name, temporary_of
-from loaderd.convert.lots import Games, Lot, Span, spans_of
-from loaderd.convert.pgn import Scores, Unscored, read_games
+from loaderd.convert.lots import Lot, spans_of
 from loaderd.convert.row_source import RowsOrFault, RowSource
 from loaderd.convert.shard_writers import (
     Format,
@@ -49,8 +48,8 @@ _CHUNK_BYTES = 1 << 20
 class Task:
     """What the processes of a conversion have in common.
 
-    ``features``: what is stored in the sources. ``compressions``: of the sources; empty for PGN. ``skips``: whether
-    records that are damaged or do not fit are left out, not an error. ``games_per_shard``: None for all but PGN.
+    ``features``: what is stored in the sources. ``compressions``: of the sources. ``skips``: whether records that are
+    damaged or do not fit are left out, not an error.
     """
 
     files: tuple[ShardFile, ...]
@@ -60,9 +59,12 @@ class Task:
     num_shards: int
     format: Format
     compression: OutCompression
-    scores: Scores
     skips: bool
-    games_per_shard: int | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """What a record counts in the progress, in bytes."""
+        return Schema.of_stored(self.features).row_bytes
 
     @property
     def ending(self) -> str:
@@ -82,15 +84,13 @@ def write_lot(task: Task, lot: Lot, claims: Claims) -> Iterator[News]:
     whole = {claim.shard: claim for claim in _claims_of(task, lot, claims) if _is_whole(task, claim)}
     yield from ((claim, True) for claim in whole.values())
     if len(whole) == len(lot.sizes):
-        yield sum(part_bytes(part, task) for part in lot.parts)
+        yield lot.num_records * task.row_bytes
         return
     output = _Output(task, lot, whole)
     try:
         for found in _read_lot(task, lot):
             if isinstance(found, int):
                 yield found
-            elif isinstance(found, Unscored):
-                output.without += found.count
             elif isinstance(found, LoaderdError):
                 if not task.skips:
                     raise found
@@ -98,8 +98,6 @@ def write_lot(task: Task, lot: Lot, claims: Claims) -> Iterator[News]:
             else:
                 output.add(found)
             yield from output.take_written()
-        output.end()
-        yield from output.take_written()
     except OSError as error:
         if error.filename is None and not isinstance(error, LoaderdError):  # as of a full disk
             error.filename = str(task.folder / output.name)
@@ -108,25 +106,11 @@ def write_lot(task: Task, lot: Lot, claims: Claims) -> Iterator[News]:
         output.abort()
 
 
-def part_bytes(part: Span | Games, task: Task) -> int:
-    """How many bytes of progress a whole part is."""
-    if isinstance(part, Games):
-        return part.stop - part.start
-    return (part.stop - part.first) * Schema.of_stored(task.features).row_bytes
-
-
-def _read_lot(task: Task, lot: Lot) -> Iterator[RowsOrFault | Unscored | int]:
+def _read_lot(task: Task, lot: Lot) -> Iterator[RowsOrFault | int]:
     """The rows of a lot, and what is wrong with others; behind them, how many bytes of progress they are."""
-    for part in lot.parts:
-        if isinstance(part, Games):
-            yield from read_games(task.files[part.file], part, task.scores)
-            yield part_bytes(part, task)
-    spans = [part for part in lot.parts if isinstance(part, Span)]
-    if not spans:
-        return
     schema = Schema.of_stored(task.features)
     with closing(RowSource(schema, list(task.files), list(task.compressions))) as source:
-        for found in source.read(spans):
+        for found in source.read(list(lot.parts)):
             yield found
             if not isinstance(found, LoaderdError):
                 yield found.nbytes
@@ -136,7 +120,7 @@ def _claims_of(task: Task, lot: Lot, claims: Claims) -> Iterator[Written]:
     """The claims that can be looked at: a shard without a record has no file. It is made again."""
     for number, size in enumerate(lot.sizes, lot.first_shard):
         claim = claims.get(task.name_of(number))
-        if claim is not None and claim.records and size in (None, claim.records + claim.left_out):
+        if claim is not None and claim.records and size == claim.records + claim.left_out:
             yield claim
 
 
@@ -158,7 +142,6 @@ class _Output:
         self._left = list(lot.sizes)
         self._number = lot.first_shard
         self._written: list[Written] = []
-        self.without = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -172,7 +155,7 @@ class _Output:
     def add(self, rows: Rows) -> None:
         """Write rows to this shard, and to the next ones where it is full."""
         while len(rows):
-            take = len(rows) if self._room is None else min(self._room, len(rows))
+            take = min(self._room, len(rows))
             if self._is_wanted:
                 self._write(rows[:take])
             rows = rows[take:]
@@ -184,10 +167,9 @@ class _Output:
         self._use(1)
 
     def _use(self, count: int) -> None:
-        if self._room is not None:
-            self._room -= count
-            if self._room == 0:
-                self._finish()
+        self._room -= count
+        if self._room == 0:
+            self._finish()
 
     def _write(self, rows: Rows) -> None:
         if self._writer is None:
@@ -201,16 +183,10 @@ class _Output:
             self._digest.update(chunk.tobytes())
         self._records += len(rows)
 
-    def end(self) -> None:
-        """Finish the last shard: no more rows come."""
-        if self._room is None:
-            self._finish()
-
     def _finish(self) -> None:
         if self._is_wanted:
             self._keep()
         self._number += 1
-        self.without = 0
         self._begin()
 
     def _keep(self) -> None:
@@ -222,7 +198,7 @@ class _Output:
             check_shard(temporary, self._task, self._records, digest)
             num_bytes = temporary.stat().st_size
             temporary.rename(path)
-        self._written.append(Written(self.name, self._records, num_bytes, digest, self._left_out, self.without))
+        self._written.append(Written(self.name, self._records, num_bytes, digest, self._left_out))
 
     def take_written(self) -> Iterator[News]:
         """The shards that have been written since the last call."""

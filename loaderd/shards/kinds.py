@@ -287,7 +287,7 @@ KINDS: dict[str, Kind] = {
         f"If it was downloaded, it may be an error of the storage: download it again. {_NO_SHARD}",
         _begins(b"<?xml "),
     ),
-    "text": Kind("text", f"{_NO_SHARD} Chess games in PGN: `loaderd convert` makes shards of them.", _never),
+    "text": Kind("text", f"{_NO_SHARD} Of games in PGN, examples/chess/convert_pgn.py makes shards.", _never),
 }
 """By a short name; in the order in which they are tried."""
 

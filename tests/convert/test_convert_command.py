@@ -185,8 +185,6 @@ def test_what_cannot_be_converted_is_refused(
         ([*OPTIONS, "--to", "new", "--format", "npz", "--compression", "zlib"], "one of none, gzip, got zlib"),
         ([*OPTIONS, "--to", "new", "--records-per-shard", "0"], "--records-per-shard must be a positive integer"),
         ([*OPTIONS, "--to", "new", "--processes", "0"], "--processes must be"),
-        ([*OPTIONS, "--to", "new", "--scores", "result"], "--scores is only for games in PGN"),
-        ([*OPTIONS, "--to", "new", "--games-per-shard", "2"], "--games-per-shard is only for games in PGN"),
         ([*OPTIONS, "--to", "~nosuchuser/x"], "--to ~nosuchuser/x is no folder: Could not determine home"),
         ([*OPTIONS, "--to", "other"], f"--to {folder / 'other'} holds other files: 00000.tfrecord"),
         ([*OPTIONS, "--to", "to", "--compression", "gzip"], "compression was none, and is gzip"),

@@ -46,7 +46,6 @@ def convert_here(sources: Any, schema: loaderd.Schema, folder: Path, **options: 
         sum(len(lot.sizes) for lot in lots),
         options.get("format", "tfrecord"),
         options.get("compression", "none"),
-        "eval",
         options.get("skips", False),
     )
     journal = Journal(folder, job_of(task, lots), task.ending)

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import chess
+import chess_boards
 import games
 import make_shards
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from loaderd.convert import chess_boards
 from loaderd.schema import Bits
 from loaderd.schemas import chess_eval, chess_score
 

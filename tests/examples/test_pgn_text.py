@@ -10,8 +10,7 @@ import chess.pgn
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from loaderd.convert.pgn_text import split_game
+from pgn_text import split_game
 
 TAGS = '[Event "A"]\n[Result "1-0"]\n\n'
 WORDS = "e 4 f3 N B P S K = Q - x 0 1 / 2 . + # ! ? $ 12 ( ) -- Z0 0000 @ e.p. * 1-0 1/2-1/2 O-O 0-0 g9 1... h8 ;{ }"
