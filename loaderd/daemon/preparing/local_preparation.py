@@ -33,6 +33,7 @@ from loaderd.shards.shard_index import ShardIndex
 from loaderd.snapshots import Progress
 
 _SLOW_S = 5.0
+_SILENT_S = 4.0  # storage that answers is heard every three seconds
 
 
 class LocalPreparation(Preparation):
@@ -75,7 +76,8 @@ class LocalPreparation(Preparation):
     @property
     def progress(self) -> Progress | None:
         if self.list_pass is not None:
-            return Progress("listing shards", self.list_pass.num_found)
+            is_silent = self._workforce.silent(self.list_pass, _SILENT_S) is not None  # the warning will say that
+            return None if is_silent else Progress("listing shards", self.list_pass.num_found)
         return None if self.index_pass is None else self.index_pass.progress
 
     @property
