@@ -94,6 +94,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOADERD_CACHE_DIR", str(tmp_path_factory.mktemp("index-cache")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 

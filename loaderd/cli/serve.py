@@ -12,7 +12,7 @@ from loaderd import logs
 from loaderd.errors import LoaderdError
 from loaderd.remote.address import TOKEN_VARIABLE, default_socket_path
 from loaderd.remote.security import read_token
-from loaderd.server.settings import Address, ServerOptions, parse_bytes
+from loaderd.server.settings import Address, ServerOptions, default_state_folder, parse_bytes
 from loaderd.server.supervisor import Supervisor
 from loaderd.server.unix_socket import make_private_folder
 from loaderd.user_modules import add_working_directory
@@ -112,6 +112,12 @@ def _add_operation(operation: argparse._ArgumentGroup) -> None:
         "--health", metavar="HOST:PORT", help="serve /livez, /readyz, /healthz and /metrics over HTTP; default: off"
     )
     operation.add_argument(
+        "--state",
+        metavar="DIR",
+        help="keeps the lists of shards, with which trainings go on after a restart; default: "
+        + default_state_folder(),
+    )
+    operation.add_argument(
         "--log-format",
         choices=logs.FORMATS,
         default=ServerOptions.log_format,
@@ -147,6 +153,7 @@ def options_of(arguments: argparse.Namespace) -> ServerOptions:
     given["token"] = read_token(arguments.token_file) if given["listen"] else None
     given["targets"] = tuple(arguments.targets)
     given["unix"] = os.path.abspath(arguments.unix or default_socket_path())
+    given["state"] = os.path.abspath(arguments.state) if arguments.state else None
     options = ServerOptions(**given)
     if arguments.unix is None and not os.environ.get("XDG_RUNTIME_DIR"):
         make_private_folder(Path(options.unix).parent)

@@ -108,6 +108,12 @@ class Stream(Ending, ABC):
         Raises LoaderdError; then nothing has changed.
         """
 
+    def use_data_of(self, position: Position) -> None:
+        """Before the first batch is asked for: use the shards that a position belongs to, if a server knows them.
+
+        Raises OptionError where they are not what they were; then nothing has changed.
+        """
+
     @abstractmethod
     def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
         """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one."""

@@ -97,6 +97,8 @@ class Known:
 class ServedSource(Source):
     """A server on this machine."""
 
+    knows_earlier_shards = True
+
     def __init__(
         self,
         address: str,

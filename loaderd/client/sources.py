@@ -45,6 +45,8 @@ class Source(ABC):
     schema: Schema
     row_bytes: int
     grows: bool
+    knows_earlier_shards = False
+    """Whether the other end can go on with the shards of a position when there are more by now."""
     takes_turns = False
     """Whether each batch goes to whoever of a group asks next."""
 

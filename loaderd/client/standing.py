@@ -8,7 +8,7 @@ from loaderd.client.batch_source import Stream
 from loaderd.errors import OptionError
 from loaderd.options import StreamOptions, as_count, require
 from loaderd.plan.passes import Pass
-from loaderd.plan.positions import Course, Position, check_epoch
+from loaderd.plan.positions import Course, Position, check_epoch, position_of_pass
 
 
 class Standing:
@@ -84,6 +84,7 @@ class Standing:
         """
         _require_position(position)
         with self._stream.lock:
+            self._stream.use_data_of(position)
             pass_, step = self._stream.course_of(position).find(position)
         if self.grows and position.listing is None and step == 0:
             pass_ = pass_._replace(listing=None)
@@ -150,8 +151,9 @@ class Standing:
 
     def pass_from_json(self, text: str | bytes) -> Pass:
         """The pass that ``text`` says; a new pass will begin behind it. Raises OptionError if it is of other data."""
-        pass_ = self._stream.course.pass_from_json(text)
         with self._stream.lock:
+            self._stream.use_data_of(position_of_pass(text))
+            pass_ = self._stream.course.pass_from_json(text)
             if pass_.first_epoch >= self._next[0].first_epoch:
                 self._next = self._stream.course.next_pass(pass_), 0
         return pass_

@@ -32,11 +32,19 @@ from loaderd.client.damage_report import DamageReport
 from loaderd.client.end import ProgramEnds
 from loaderd.client.link import LinkLost
 from loaderd.client.sources import Source
-from loaderd.errors import HOW_TO_GO_ON_BEHIND, ClosedError, Damage, EmptyBatchError, LoaderdError, ShardError
+from loaderd.errors import (
+    HOW_TO_GO_ON_BEHIND,
+    ClosedError,
+    Damage,
+    EmptyBatchError,
+    LoaderdError,
+    OptionError,
+    ShardError,
+)
 from loaderd.memory.page import COPY_NS
 from loaderd.memory.watch import Watched
 from loaderd.plan.passes import Listing, Pass, pass_of
-from loaderd.plan.positions import Course, Position, check_epoch, compare_listings
+from loaderd.plan.positions import Course, Position, check_epoch, compare, compare_listings
 from loaderd.progress import ProgressDisplay
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Listed
@@ -117,6 +125,19 @@ class SupervisedStream(Stream):
             self._use_data(listing)
         finally:
             self._progress.close()
+
+    def use_data_of(self, position: Position) -> None:
+        ours = {name: text for name, text in self.data.of.items() if name.endswith("shards")}
+        is_same = not position.of or all(position.of.get(name) == text for name, text in ours.items())
+        if is_same or self.counts.starts or not self._source.knows_earlier_shards:
+            return
+        before = Position(listing=self.course.listing, of=self.data.of)
+        try:
+            self._open(Position(listing=position.listing, of=position.of), None)
+        except OptionError:
+            self._over = None
+            self._open(before, None)
+            raise
 
     def _use_data(self, wanted: Listing | None) -> None:
         """Take over what the daemon says of its data; the connection is in order from here on."""
@@ -264,6 +285,8 @@ class SupervisedStream(Stream):
             finally:
                 self._progress.close()
         self._sizes = connection.sizes
+        if place.of:  # a group that others have begun anew may have other data
+            compare(place.of, connection.data.of)
         self._use_data(place.listing)
         self._source.is_back(at)
 

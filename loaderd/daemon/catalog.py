@@ -1,8 +1,9 @@
 """What a server serves: the data sets of the user's modules, by name, each with its data.
 
 The command line names a data set by module and attribute, ``mypackage.datasets:train``; consumers know it as
-``train``. So no code comes from outside. The shards of a data set are listed once, when the server starts, so that
-all consumers see the same data; a daemon that takes another's place leaves later ones out (``shard_note``). (Where
+``train``. So no code comes from outside. The shards of a data set are listed once, when the server starts or is
+reloaded, so that all new consumers see the same data; a daemon that takes another's place leaves later shards out. A
+consumer whose position belongs to the shards of an earlier start gets those (``preparing.shard_manifest``). (Where
 data sets grow, each epoch lists them again.)
 """
 
@@ -19,14 +20,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from loaderd.daemon.delivery.opened_stream import MIN_ARENAS
 from loaderd.daemon.pool.workforce import Workforce
-from loaderd.daemon.preparing.local_data import Data
+from loaderd.daemon.preparing.local_data import Data, digest_names
 from loaderd.daemon.preparing.local_preparation import LocalPreparation
 from loaderd.daemon.preparing.preparation import Prepare
-from loaderd.daemon.shard_note import Found, ShardNote
+from loaderd.daemon.preparing.shard_manifest import Manifest, Manifests
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, with_schema
 from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.memory.anonymous import SharedMemory
@@ -34,7 +35,7 @@ from loaderd.memory.layout import SlotLayout
 from loaderd.options import StreamOptions
 from loaderd.pickling import pickled
 from loaderd.plan.passes import Listing
-from loaderd.plan.positions import listing_in
+from loaderd.plan.positions import Position
 from loaderd.progress import ProgressLines
 from loaderd.protocol.messages import DataIs, Welcome
 from loaderd.remote.tables import welcome_to
@@ -47,23 +48,35 @@ _logger = logging.getLogger("loaderd")
 
 TYPICAL_BATCH_SIZE = 512
 _MOST_LISTED = 4
+_MOST_EARLIER = 4
 _MOST_PREPARED = 16  # at a time: each takes its share of the workers' time
 _LISTED_ANEW_S = 2.0
 # Who waits for a listing asks again within 5 s: see ``remote.servers``.
 _COME_FOR_S, _WAITED_FOR_S = 10.0, 30.0
+HOW_TRAININGS_END = "trainings that run on it end when the server is started again after shards were added"
 _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 
 
 @dataclass
 class Served:
-    """The data set ``name``. ``options``: those that it sets itself, and how many workers there are."""
+    """The data set ``name`` of ``target``. ``options``: those that it sets itself, and how many workers there are.
+
+    ``manifests``: those of this server and of the ones before it; None: none are kept. ``current``: the manifest of
+    the shards that there are; None: they are not known yet.
+    """
 
     name: str
     dataset: AnyDataset
     options: StreamOptions
     preparation: LocalPreparation
-    note: ShardNote
+    target: str
+    manifests: Manifests | None
+    current: Manifest | None
+    kept: str = ""
+    """The key of ``current``, if it was kept."""
     _is_noted: bool = False
+    _earlier: dict[str, LocalPreparation] = field(default_factory=dict)
+    """By key, the data of earlier manifests that consumers came back to, the last one at the end."""
     _listed: dict[LocalPreparation, float] = field(default_factory=dict)
     """Of a data set that grows: the listings asked for, and when last (``time.monotonic``), the latest at the end."""
     _had: set[LocalPreparation] = field(default_factory=set)
@@ -83,16 +96,14 @@ class Served:
             self._lines(self.preparation.progress)
         else:
             self._lines.close()
-        for each in (self.preparation, *self._listed):
+        under_way = (self.preparation, *self._listed, *self._earlier.values())
+        for each in under_way:
             each.advance()
-        left_out = ""
+        found = [text for each in under_way for text in each.take_warnings()]
         if self.preparation.data is not None and not self._is_noted:
             self._is_noted = True
-            left_out = self.preparation.data.left_out
-            if (shards := self.preparation.found()) != self.note.shards.get(self.name):
-                self.note.add(self.name, shards)
-        found = [text for each in (self.preparation, *self._listed) for text in each.take_warnings()]
-        found += filter(None, [left_out])
+            found += filter(None, [self.preparation.data.left_out])
+            found += self._note(self.preparation.data)
         if found:
             self._lines.said()
         if self.preparation.finished:
@@ -100,10 +111,62 @@ class Served:
         self._drop_unwanted()
         return found
 
+    def _note(self, data: Data) -> list[str]:
+        """Keep a manifest of the shards of ``data``; returns a warning where that fails."""
+        self.current = manifest = Manifest.of(self.target, data.digests, self.preparation.fixed_sets)
+        if self.manifests is None or not data.digests:
+            return []
+        if error := self.manifests.add(manifest):
+            return [f"the list of its shards cannot be kept ({error}): {HOW_TRAININGS_END}"]
+        self.kept = manifest.key
+        return []
+
     @property
-    def _found_before(self) -> Found | None:
+    def _found_before(self) -> list[list[str] | None] | None:
         """The shards that the data set is to have, if they were found before."""
-        return _noted(self.name, self.dataset, self.note)
+        return _uris_of(self.current, self.dataset)
+
+    def _manifests_of(self, of: Mapping[str, Any]) -> list[Manifest]:
+        """The manifests of the shards that a position belongs to, by its ``of``. Marks them as used."""
+        digests = self._digests_in(of)
+        if self.manifests is None or digests is None:
+            return []
+        grows = [leaf.grows for leaf in self.dataset.leaves()]
+        found = [each for each in self.manifests.find(self.target, digests) if each.fits(grows)]
+        self.manifests.touch(self.target, digests)
+        return found
+
+    def _digests_in(self, of: Mapping[str, Any]) -> dict[str, str] | None:
+        """What a position's ``of``, which anybody may have sent, says of the shards; None: nothing."""
+        digests = {name: of.get(name) for name in digest_names(self.dataset)}
+        is_there = bool(digests) and all(isinstance(value, str) for value in digests.values())
+        return cast("dict[str, str]", digests) if is_there else None
+
+    def earlier(self, of: Mapping[str, Any], workforce: Workforce) -> LocalPreparation | None:
+        """The preparation of the shards of a position, by its ``of``; None: those that there are now will do.
+
+        Call it when :attr:`preparation` is finished. Also None if no manifest says which shards these were.
+        """
+        data = self.preparation.data
+        if data is not None and data.digests == self._digests_in(of):
+            return None
+        manifests = self._manifests_of(of)
+        if not manifests:
+            return None
+        found = self._earlier.pop(manifests[0].key, None)
+        if found is None or found.error is not None:
+            known = self.preparation.indexes or None
+            found = LocalPreparation(self.dataset, self.options, workforce, known=known, manifests=manifests)
+        self._earlier[manifests[0].key] = found
+        for key in [key for key, each in self._earlier.items() if each.finished][:-_MOST_EARLIER]:
+            del self._earlier[key]
+        return found
+
+    def mark_used(self, of: Mapping[str, Any]) -> None:
+        """Note that a stream whose positions have this ``of`` goes on."""
+        digests = self._digests_in(of)
+        if self.manifests is not None and digests is not None:
+            self.manifests.touch(self.target, digests)
 
     def _retry_if_failed(self, workforce: Workforce) -> None:
         """Prepare again after a failure, less and less often: storage may come back, or missing shards be added."""
@@ -126,12 +189,15 @@ class Served:
         """The preparation of a stream's data; and, if the data set grows, a function that makes another one."""
         if not self.dataset.grows:
             return self.preparation, None
+        start = Position() if description.start is None else Position.from_json(description.start)
+        manifests = self._manifests_of(start.of)  # of the sets in it that do not grow
 
         def prepare(listing: Listing | None, known: Mapping[ShardFile, ShardIndex] | None = None) -> LocalPreparation:
             dataset, options = description.dataset, description.options
-            return LocalPreparation(dataset, options, workforce, listing, known, self._found_before)
+            before = None if manifests else self._found_before
+            return LocalPreparation(dataset, options, workforce, listing, known, before, manifests)
 
-        return prepare(listing_in(description.start)), prepare
+        return prepare(start.listing), prepare
 
     def data(self, listing: Listing | None, workforce: Workforce) -> tuple[DataIs, SharedMemory | None]:
         """The data of ``listing`` (None: of the shards there are now) in memory, pickled: see :func:`data_of`.
@@ -231,6 +297,7 @@ class Served:
             "state": state,
             "num_shards": num_shards,
             "num_records": num_records,
+            "manifest": self.kept,
             "fields": fields,
             "consumer_bytes": self._typical_bytes(),
         }
@@ -243,11 +310,10 @@ class Served:
         return slots + MIN_ARENAS * options.window_records(schema.row_bytes) * schema.row_bytes
 
 
-def _noted(name: str, dataset: AnyDataset, note: ShardNote) -> Found | None:
-    """The shards that a note says the data set has; None if the user's module joins other sets by now."""
-    found = note.shards.get(name)
-    fits = found is not None and [each is None for each in found] == [leaf.grows for leaf in dataset.leaves()]
-    return found if fits else None
+def _uris_of(manifest: Manifest | None, dataset: AnyDataset) -> list[list[str] | None] | None:
+    """The shards of a manifest; None if the user's module joins other sets by now."""
+    fits = manifest is not None and manifest.fits([leaf.grows for leaf in dataset.leaves()])
+    return manifest.uris if manifest is not None and fits else None
 
 
 def data_of(contents: bytes) -> tuple[AnyDataset, Data]:
@@ -258,9 +324,16 @@ def data_of(contents: bytes) -> tuple[AnyDataset, Data]:
 
 
 def load_catalog(
-    targets: Sequence[str], workers: int | None, workforce: Workforce, note: ShardNote
+    targets: Sequence[str],
+    workers: int | None,
+    workforce: Workforce,
+    manifests: Manifests | None,
+    current: Mapping[str, str],
 ) -> dict[str, Served]:
-    """Import the data sets of ``targets``, and begin to prepare them. Raises ServerError if one cannot be served."""
+    """Import the data sets of ``targets``, and begin to prepare them. Raises ServerError if one cannot be served.
+
+    ``current``: of data sets that a daemon before this one served, the keys of their manifests, by name.
+    """
     catalog: dict[str, Served] = {}
     for target in targets:
         name, dataset = _imported(target)
@@ -276,8 +349,9 @@ def load_catalog(
             storage=common.storage,
             workers=workers,
         )
-        preparation = LocalPreparation(dataset, options, workforce, found_before=_noted(name, dataset, note))
-        catalog[name] = Served(name, dataset, options, preparation, note)
+        manifest = None if manifests is None else manifests.get(current.get(name, ""))
+        preparation = LocalPreparation(dataset, options, workforce, found_before=_uris_of(manifest, dataset))
+        catalog[name] = Served(name, dataset, options, preparation, target, manifests, manifest)
     return catalog
 
 

@@ -25,14 +25,15 @@ from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.daemon.groups.shared_group import Shared
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.pool.worker_pool import WorkerPool
+from loaderd.daemon.preparing.shard_manifest import Manifests
 from loaderd.daemon.server_consumers import Consumer, Limits, asked_once
 from loaderd.daemon.session import Session
-from loaderd.daemon.shard_note import ShardNote
 from loaderd.daemon.who_waits import describe
 from loaderd.errors import BusyError, LoaderdError, ServerError, to_wire
 from loaderd.machine import available_memory, remedy
 from loaderd.options import default_workers
 from loaderd.pickling import pickled_to_send
+from loaderd.plan.positions import Position
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import (
     Ask,
@@ -57,6 +58,7 @@ _GROUPS: dict[Sharing, type[Mirrored] | type[Shared]] = {"mirrored": Mirrored, "
 _LISTENER = -2
 _FIRST_CONSUMER = 1  # people see these numbers
 _STALL_TIMEOUT_S = 120.0
+_MARKED_S = 3600.0
 _RELOADED = "it was reloaded"
 
 _logger = logging.getLogger("loaderd")
@@ -82,6 +84,7 @@ class ServerDaemon(Daemon):
         self._next_consumer = _FIRST_CONSUMER
         self._next_session = 0
         self._started_s = time.time()
+        self._marked_s = time.monotonic()
 
     def _received(self, number: int, messages: list[Message] | None) -> None:
         consumer = self._consumers.get(number)
@@ -116,8 +119,7 @@ class ServerDaemon(Daemon):
 
     def _from_parent(self, message: Message) -> None:
         if isinstance(message, Serve):
-            listener = socket.socket(fileno=self._supervisor.take_fd())
-            self._serve(message.settings, listener, ShardNote(self._supervisor.take_fd()))
+            self._serve(message.settings, socket.socket(fileno=self._supervisor.take_fd()))
         elif isinstance(message, AskStatus):
             self._tell_supervisor()
         elif isinstance(message, Drain):
@@ -132,11 +134,14 @@ class ServerDaemon(Daemon):
         self._wires.post(PARENT, Status({**self.report(), "left": self._left}))
         self._left = []
 
-    def _serve(self, settings: dict[str, Any], listener: socket.socket, note: ShardNote) -> None:
+    def _serve(self, settings: dict[str, Any], listener: socket.socket) -> None:
         logs.configure(settings["log_format"], "daemon")
         self._limits = Limits(**{each.name: settings[each.name] for each in fields(Limits)})
         self._workers = settings["workers"] or default_workers()
-        self._catalog = load_catalog(settings["targets"], self._workers, self._workforce, note)
+        manifests = None if settings["manifests"] is None else Manifests(settings["manifests"])
+        self._catalog = load_catalog(
+            settings["targets"], self._workers, self._workforce, manifests, settings["current"]
+        )
         self._workforce.start(self._workers)
         self._listener = listener
         listener.setblocking(False)
@@ -280,6 +285,7 @@ class ServerDaemon(Daemon):
         description = served.stream(wanted, message.start, self._limits.max_memory)
         prepared, prepare = served.prepare(description, self._workforce)
         group = _GROUPS.get(wanted.sharing)
+        of = {} if message.start is None else Position.from_json(message.start).of
         session = Session(
             number,
             description,
@@ -288,9 +294,11 @@ class ServerDaemon(Daemon):
             self._wires.post,
             prepared=prepared,
             prepare=prepare,
+            earlier=None if prepare is not None else partial(served.earlier, of, self._workforce),
             group=group and partial(group, num_members=wanted.consumers),
             log=partial(_logger.warning, "%s, stream %d: %s", served.name, number),
         )
+        session.dataset = served.name
         session.held_batches = wanted.held_batches
         self._sessions[number] = session
         return session
@@ -344,8 +352,11 @@ class ServerDaemon(Daemon):
 
     def _prepare(self) -> None:
         for served in self._catalog.values():
+            kept = served.kept
             for text in served.advance(self._workforce):
                 _logger.warning("%s: %s", served.name, text)
+            if served.kept != kept:
+                self._tell_supervisor()  # before a consumer hears of these shards: the next daemon must know them
 
     def _session_failed(self, session: Session, error: LoaderdError) -> None:
         if error.traceback:
@@ -361,6 +372,11 @@ class ServerDaemon(Daemon):
         for consumer in list(self._consumers.values()):
             if error := consumer.overdue(now_s, self._limits):
                 self._part(consumer, error)
+        if now_s - self._marked_s > _MARKED_S:
+            self._marked_s = now_s
+            for session in self._sessions.values():
+                if session.opened is not None:
+                    self._catalog[session.dataset].mark_used(session.opened.listed_message().of)
 
     # ------------------------------------------------------------------------------------------ report
 

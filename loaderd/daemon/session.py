@@ -59,8 +59,10 @@ class Session:
 
     ``pickled``: ``description``, as Attach has it. ``tell`` sends a message, with descriptors, to a member.
     ``prepared``: the preparation of the data. ``prepare`` makes another one, for a listing; None: other streams use
-    ``prepared``, too. ``group`` makes what shares the stream among its members; None: there is one member, which
-    reads the stream's page. ``log``: where else warnings go. ``error``: why the stream cannot go on, for any member.
+    ``prepared``, too. ``earlier``, called when ``prepared`` is finished, returns the preparation of other data, which
+    the stream's position belongs to, or None. ``group`` makes what shares the stream among its members; None: there
+    is one member, which reads the stream's page. ``log``: where else warnings go. ``error``: why the stream cannot go
+    on, for any member.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Session:
         *,
         prepared: Preparation,
         prepare: Prepare | None = None,
+        earlier: Callable[[], Preparation | None] | None = None,
         group: Callable[[Feed], Members] | None = None,
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -81,6 +84,8 @@ class Session:
         self.opened: OpenedStream | None = None
         self.members: Members | None = None
         self.present: set[int] = set()
+        self.dataset = ""
+        """Its name, at a server."""
         self.held_batches = description.options.held_batches
         """How many batches each member may hold."""
         self._description = description
@@ -91,6 +96,7 @@ class Session:
         self._prepare = prepare
         self._own = None if prepare is None else prepared
         self._preparation: Preparation | None = prepared
+        self._earlier = earlier
         self._group = group
         self._log = log
         self._outage_s = 0.0
@@ -185,7 +191,10 @@ class Session:
                 self.warn(text)
         if not preparation.finished:
             return
-        self._preparation = None
+        earlier, self._earlier = self._earlier, None
+        self._preparation = None if earlier is None else earlier()
+        if self._preparation is not None:
+            return
         opened = self.opened
         try:
             self._use(preparation)

@@ -160,6 +160,7 @@ class Course:
 
     @property
     def _counted(self) -> dict[str, Any]:
+        """``position_of_pass`` knows the names."""
         return {**self._of, "hosts": self._options.shard[1], "batch_size": self._options.batch_size}
 
     def next_pass(self, pass_: Pass) -> Pass:
@@ -278,6 +279,13 @@ def check_epoch(epoch: int) -> None:
 def check_step(step: int) -> None:
     """Raise OptionError where no pass can have a batch of this number, whatever the data are."""
     require(step <= MAX_STEP, "the number of a batch in its pass", f"at most {MAX_STEP}", step, _SHORTER)
+
+
+def position_of_pass(text: str | bytes) -> Position:
+    """A position in the data of the pass that :meth:`Course.pass_to_json` wrote."""
+    values = json.loads(text)
+    of = {name: value for name, value in values["of"].items() if name not in ("hosts", "batch_size")}
+    return Position(listing=pass_of(values["pass"]).listing, of=of)
 
 
 def compare_listings(then: Listing | None, now: Listing | None) -> None:

@@ -112,7 +112,7 @@ class Status(NamedTuple):
 class Serve(NamedTuple):
     """Supervisor: serve this (``server.settings``).
 
-    The listening Unix socket comes with the message, and the file of ``daemon.shard_note``.
+    The listening Unix socket comes with the message.
     """
 
     settings: dict[str, Any]

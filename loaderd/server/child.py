@@ -10,7 +10,6 @@ from typing import Any
 
 from loaderd.errors import DaemonError, LoaderdError, from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.descriptors import above_standard
 from loaderd.protocol.messages import AskStatus, Failed, Message, Status
 from loaderd.protocol.process import how_it_ended
 from loaderd.protocol.starting import not_started, start_process
@@ -18,20 +17,6 @@ from loaderd.server.output import Output
 
 Report = dict[str, Any]
 Heard = Callable[[Report | None, Report], None]
-
-
-class NoteFile:
-    """The file ``fd`` of a new ``daemon.shard_note``, open as long as this object lives. Raises DaemonError."""
-
-    def __init__(self) -> None:
-        try:
-            self.fd = above_standard(os.memfd_create("loaderd-shards"))
-        except OSError as error:
-            raise not_started("loaderd.daemon.server_daemon", error) from None
-
-    def __del__(self) -> None:
-        if "fd" in vars(self):
-            os.close(self.fd)
 
 
 class Child:

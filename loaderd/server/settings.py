@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,13 @@ def parse_bytes(text: str, what: str = "a number of bytes") -> int:
     number = round(wanted) if math.isfinite(wanted) else 0
     require(number > 0, what, f"like 100MB, with a unit of {', '.join(_UNITS)}", text)
     return number
+
+
+def default_state_folder() -> str:
+    """Where a server keeps what outlives it: systemd's ``$STATE_DIRECTORY``, else in the user's state folder."""
+    if folder := os.environ.get("STATE_DIRECTORY", "").partition(":")[0]:
+        return folder
+    return os.path.join(os.path.expanduser(os.environ.get("XDG_STATE_HOME") or "~/.local/state"), "loaderd")
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,8 @@ class ServerOptions:
     ``token``: what every consumer on the network must show. ``makers``: processes that make rows for the network;
     None: as many as workers. ``cache``: bytes of answers that are kept. ``max_bandwidth``: bytes/s over the network,
     to all consumers together. ``max_memory``: bytes of windows and batches of a consumer at the Unix socket, or of a
-    group. ``idle_timeout``, ``grace``, ``watchdog``: seconds.
+    group. ``idle_timeout``, ``grace``, ``watchdog``: seconds. ``state``: a folder for what outlives the server; None:
+    :func:`default_state_folder`.
     """
 
     targets: tuple[str, ...]
@@ -94,6 +103,7 @@ class ServerOptions:
     log_format: LogFormat = "lines"
     grace: float = 10.0
     watchdog: float = 30.0
+    state: str | None = None
 
     def __post_init__(self) -> None:
         require(len(self.targets) > 0, "what is served", "at least one mypackage.module:dataset", self.targets)
@@ -148,10 +158,15 @@ class ServerOptions:
         """The same options, with the token that is in its file now. Raises OptionError."""
         return self if self.token_file is None else replace(self, token=read_token(self.token_file))
 
-    def for_daemon(self) -> dict[str, Any]:
-        """The settings of the message Serve."""
+    def for_daemon(self, manifests: str | None, current: Mapping[str, str]) -> dict[str, Any]:
+        """The settings of the message Serve.
+
+        ``manifests``: the folder of ``daemon.preparing.shard_manifest``. ``current``: the keys of those that the
+        daemon before had, by the names of their data sets.
+        """
         names = ("workers", "max_consumers", "max_held_batches", "max_memory", "idle_timeout", "log_format")
-        return {"targets": list(self.targets), **{name: getattr(self, name) for name in names}}
+        settings = {name: getattr(self, name) for name in names}
+        return {"targets": list(self.targets), **settings, "manifests": manifests, "current": dict(current)}
 
     def for_gateway(self, listen: Address) -> dict[str, Any]:
         """The settings of the message Gateway. It holds paths of certificates: a new gateway reads renewed ones."""

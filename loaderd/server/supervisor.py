@@ -20,19 +20,22 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loaderd.errors import DaemonError, LoaderdError
+from loaderd.daemon.catalog import HOW_TRAININGS_END
+from loaderd.daemon.preparing.shard_manifest import Manifests
+from loaderd.errors import DaemonError, LoaderdError, ServerError
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Drain, Gateway, Message, Serve, Stop
 from loaderd.server import announce, systemd
 from loaderd.server.certificates import check_secrets
-from loaderd.server.child import Child, Heard, NoteFile
+from loaderd.server.child import Child, Heard
 from loaderd.server.health import HealthServer, Page, healthz, livez, readyz
 from loaderd.server.output import Output
 from loaderd.server.post import Post
-from loaderd.server.settings import Address, ServerOptions
+from loaderd.server.settings import Address, ServerOptions, default_state_folder
 from loaderd.server.unix_socket import UnixSocket
 from loaderd.version import VERSION
 
@@ -44,6 +47,22 @@ _STARTING_TICK_S = 0.25
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _logger = logging.getLogger("loaderd")
+
+
+def _manifest_folder(options: ServerOptions) -> str | None:
+    """The folder of ``daemon.preparing.shard_manifest``; None: the default one cannot be used.
+
+    Raises ServerError if the one that was asked for cannot.
+    """
+    folder = os.path.join(options.state or default_state_folder(), "manifests")
+    try:
+        Manifests(folder).close()
+    except ServerError as error:
+        if options.state is not None:
+            raise
+        _logger.warning("%s: %s. Choose another one with --state", error.message, HOW_TRAININGS_END)
+        return None
+    return folder
 
 
 class Supervisor:
@@ -60,7 +79,9 @@ class Supervisor:
         self._children: list[Child] = []
         self._next_daemon: Child | None = None
         self._next_options = options
-        self._note = self._next_note = NoteFile()
+        self._manifests = _manifest_folder(options)
+        self._current: dict[str, str] = {}
+        """The keys of the manifests that the daemon has, by data set, for the one that takes its place."""
         self._reload_wanted = False
         self._stopping = ""
         self._kill_at_s = 0.0
@@ -166,8 +187,7 @@ class Supervisor:
             for warning in check_secrets(options):
                 _logger.warning("%s", warning)
             _logger.info("reload: another daemon is started")
-            self._next_note = NoteFile()
-            self._next_daemon = self._child_of(self._daemon, self._next_note)
+            self._next_daemon = self._child_of(self._daemon, {})
         except LoaderdError as error:
             _logger.error("reload failed, the server goes on as it was: %s", error)
             systemd.notify("READY=1")
@@ -177,15 +197,15 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------- children
 
-    def _first_message(self, post: Post, note: NoteFile) -> tuple[Message, tuple[int, ...]]:
+    def _first_message(self, post: Post, current: Mapping[str, str]) -> tuple[Message, tuple[int, ...]]:
         if post is self._daemon:
-            return Serve(self._options.for_daemon()), (self._socket.socket.fileno(), note.fd)
+            return Serve(self._options.for_daemon(self._manifests, current)), (self._socket.socket.fileno(),)
         assert self._listen is not None
         return Gateway(self._options.for_gateway(self._listen)), ()
 
-    def _child_of(self, post: Post, note: NoteFile) -> Child:
+    def _child_of(self, post: Post, current: Mapping[str, str]) -> Child:
         heard, captures = self._count_of(post), self._options.log_format == "json"
-        child = Child(post.name, post.module, *self._first_message(post, note), heard, captures)
+        child = Child(post.name, post.module, *self._first_message(post, current), heard, captures)
         self._children.append(child)
         if child.output is not None:
             self._selector.register(child.output, selectors.EVENT_READ, partial(self._pass_on, child.output))
@@ -207,7 +227,7 @@ class Supervisor:
         post.due_s = None
         post.began_s = time.monotonic()
         try:
-            post.child = self._child_of(post, self._note)
+            post.child = self._child_of(post, self._current)
         except DaemonError as error:
             self._missed(post, error)
 
@@ -227,6 +247,8 @@ class Supervisor:
         post = self._post_of(child)
         if not self._stopping and post is not None:
             post.has_ever_served = True
+            kept = {each["name"]: each["manifest"] for each in child.report.get("datasets", ())}
+            self._current |= {name: key for name, key in kept.items() if key}
             self._announce(child, is_first=before is None)
         if self._reload_wanted:
             self._reload()
@@ -238,7 +260,7 @@ class Supervisor:
         """The next daemon is ready: have it replace the current one."""
         before = self._daemon.child
         self._daemon.child, self._daemon.due_s, self._next_daemon = child, None, None
-        self._note = self._next_note
+        self._current = {}
         self._options = self._next_options
         self._daemon.began_s = time.monotonic()
         _logger.info("reloaded: %s serves now", child)

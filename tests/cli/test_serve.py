@@ -46,7 +46,7 @@ def test_every_option_arrives(tmp_path: Path):
         f"--tls-key {files['key']} --tls-client-ca {files['ca']} --token-file {files['token']} --insecure "
         "--max-consumers 5 --max-held-batches 6 "
         "--max-bandwidth 100MB --max-memory 2GiB --makers 4 --cache 0 --watchdog 60 "
-        "--idle-timeout 7.5 --health [::1]:9 --log-format json --grace 0"
+        "--idle-timeout 7.5 --health [::1]:9 --log-format json --grace 0 --state /state"
     )
     expected: dict[str, Any] = {
         "targets": ("a.b:train", "c:valid"),
@@ -70,6 +70,7 @@ def test_every_option_arrives(tmp_path: Path):
         "health": Address("::1", 9),
         "log_format": "json",
         "grace": 0.0,
+        "state": "/state",
     }
     assert options(*text.split()) == ServerOptions(**expected)
     assert set(expected) == set(ServerOptions.__dataclass_fields__)

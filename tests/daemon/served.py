@@ -42,7 +42,6 @@ from loaderd.protocol.messages import (
 )
 from loaderd.protocol.starting import start_process
 from loaderd.schema.wire import from_wire as schema_from_wire
-from loaderd.server.child import NoteFile
 from loaderd.subscription import Subscription
 
 Kind = TypeVar("Kind", bound=Message)
@@ -203,7 +202,6 @@ def serve(folder: Path, module: str, source: str, *names: str, **settings: Any) 
     """A daemon that serves data sets of a module of that ``source``."""
     (folder / f"{module}.py").write_text(source)
     path = folder / f"{module}.sock"
-    note = NoteFile()
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener, pytest.MonkeyPatch.context() as patch:
         listener.bind(str(path))
         listener.listen(64)
@@ -218,9 +216,11 @@ def serve(folder: Path, module: str, source: str, *names: str, **settings: Any) 
             "max_memory": None,
             "idle_timeout": None,
             "log_format": "lines",
+            "manifests": None,
+            "current": {},
             **settings,
         }
-        supervisor.send(Serve(chosen), (listener.fileno(), note.fd))
+        supervisor.send(Serve(chosen), (listener.fileno(),))
         daemon = ServedDaemon(process, supervisor, path)
         try:
             daemon.answer(Status)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,9 +9,9 @@ import pytest
 
 from loaderd.daemon import catalog
 from loaderd.daemon.catalog import Served
-from loaderd.daemon.shard_note import ShardNote
 from loaderd.errors import NoShardsError
 from loaderd.plan.passes import Listing
+from loaderd.shards.shard_file import ShardFile
 
 
 class Preparation:
@@ -29,6 +28,7 @@ class Preparation:
         listing: Listing | None = None,
         known: Any = None,
         found_before: Any = None,
+        manifests: Any = (),
     ) -> None:
         self.listing, self.found_before = listing, found_before
         self.rounds = 0
@@ -55,8 +55,9 @@ class Preparation:
     def take_warnings(self) -> list[str]:
         return []
 
-    def found(self) -> list[list[str] | None]:
-        return [None, ["/fixed/0"]]
+    @property
+    def fixed_sets(self) -> list[list[ShardFile] | None]:
+        return [None, [ShardFile("/fixed/0", 1, 2)]]
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -69,9 +70,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setattr(Preparation, "held", False)
     monkeypatch.setattr(catalog, "LocalPreparation", Preparation)
     monkeypatch.setattr(catalog, "time", SimpleNamespace(monotonic=lambda: Preparation.now_s))
-    note = ShardNote(os.memfd_create("note"))
-    grows = cast(Any, SimpleNamespace(grows=True, leaves=lambda: [SimpleNamespace(grows=g) for g in (True, False)]))
-    return Served("train", grows, cast(Any, None), cast(Any, Preparation(None, None, None)), note)
+    leaves = [SimpleNamespace(grows=grows) for grows in (True, False)]
+    grows = cast(Any, SimpleNamespace(grows=True, leaves=lambda: leaves, names=lambda: ["a", "b"]))
+    return Served("train", grows, cast(Any, None), cast(Any, Preparation(None, None, None)), "sets:train", None, None)
 
 
 def ask(served: Served, number: int | None) -> Preparation:
@@ -152,6 +153,7 @@ def test_an_early_consumer_has_the_same_shards_as_others_in_later_epochs(served:
     description = cast(Any, SimpleNamespace(dataset=None, options=None, start=None))
     first, prepare = cast(Any, served.prepare(description, cast(Any, None)))
     assert first.found_before is None
-    cast(Any, served.preparation).data = SimpleNamespace(left_out="")
+    digests = {"b shards": "1 records in 1 shards, digest 0"}
+    cast(Any, served.preparation).data = SimpleNamespace(left_out="", digests=digests)
     served.advance(cast(Any, None))
     assert prepare(None, {}).found_before == [None, ["/fixed/0"]]

@@ -19,7 +19,6 @@ from loaderd.errors import from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Failed, Gateway, Message, Serve, Status, Stop
 from loaderd.protocol.starting import start_process
-from loaderd.server.child import NoteFile
 
 SETTINGS = {
     "host": "127.0.0.1",
@@ -69,7 +68,7 @@ class NetworkServer:
         self._path.unlink(missing_ok=True)
         self._listener.bind(str(self._path))
         self._listener.listen()
-        self._note = NoteFile()
+        self._manifests = folder / f"{name}-state"
         self._children: list[tuple[Any, Channel]] = []
         self.start_daemon()
         self.start_gateway(**settings)
@@ -80,23 +79,22 @@ class NetworkServer:
         assert isinstance(dataset, loaderd.Dataset)
         return dataset
 
-    def start_daemon(self) -> None:
-        serve = Serve({"targets": ["datasets_of_test:train"], "workers": 2, "log_format": "lines", **LIMITS})
+    def start_daemon(self, *, is_reload: bool = False) -> None:
+        kept = [] if is_reload else [("train", path.stem) for path in self._manifests.glob("*.json")]
+        state = {"manifests": str(self._manifests), "current": dict(kept)}
+        serve = Serve({"targets": ["datasets_of_test:train"], "workers": 2, "log_format": "lines", **state, **LIMITS})
         sys.path.insert(0, str(self._module.parent))  # where a process that is started here imports from
         try:
-            self.daemon, _ = self._start(
-                "loaderd.daemon.server_daemon", serve, (self._listener.fileno(), self._note.fd)
-            )
+            self.daemon, _ = self._start("loaderd.daemon.server_daemon", serve, (self._listener.fileno(),))
         finally:
             sys.path.pop(0)
 
     def reload(self) -> None:
         """As on SIGHUP, if all consumers of the daemon have gone: shards that came later are served."""
-        self._note = NoteFile()
         for process in (self.daemon, self.gateway):
             process.kill()
             process.wait()
-        self.start_daemon()
+        self.start_daemon(is_reload=True)
         self.start_gateway(port=self.port)
 
     def start_gateway(self, **settings: Any) -> None:

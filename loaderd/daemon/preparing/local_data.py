@@ -118,11 +118,13 @@ class Data:
         self.rows = dataset.combine(iter(rows))
         entries = [_entry(*found) for found in zip(leaves, sets, self._tables, strict=True)]
         self.listing: Listing | None = _as_wanted(entries, wanted) if any(entries) else None
-        self.of = joined_text(dataset)
-        for name, table, entry in zip(dataset.names(), self._tables, entries, strict=True):
-            if entry is None:
-                content = f"{table.num_records} records in {table.num_shards} shards, digest {table.digest}"
-                self.of[" ".join(filter(None, (name, "shards")))] = content
+        fixed = [table for table, entry in zip(self._tables, entries, strict=True) if entry is None]
+        self.digests = {
+            name: f"{table.num_records} records in {table.num_shards} shards, digest {table.digest}"
+            for name, table in zip(digest_names(dataset), fixed, strict=True)
+        }
+        """What positions say of the shards of sets that do not grow: see :func:`digest_names`."""
+        self.of = {**joined_text(dataset), **self.digests}
 
     @property
     def num_blocks(self) -> int:
@@ -189,6 +191,12 @@ class Data:
         """(number in its set, set) of a block."""
         of_set = bisect_right(self._block_ends, block)
         return block - (self._block_ends[of_set - 1] if of_set else 0), of_set
+
+
+def digest_names(dataset: AnyDataset) -> list[str]:
+    """The names of what a position says in ``of`` of the shards: one for each set that does not grow."""
+    pairs = zip(dataset.names(), dataset.leaves(), strict=True)
+    return [" ".join(filter(None, (name, "shards"))) for name, leaf in pairs if not leaf.grows]
 
 
 def _as_wanted(entries: Sequence[_Entry], wanted: Listing | None) -> Listing:

@@ -20,11 +20,13 @@ from loaderd.daemon.preparing.index_pass import IndexPass
 from loaderd.daemon.preparing.list_pass import ListPass
 from loaderd.daemon.preparing.local_data import Data, of_listing
 from loaderd.daemon.preparing.preparation import Preparation
+from loaderd.daemon.preparing.shard_manifest import Manifest, choose_by
 from loaderd.dataset import AnyDataset
 from loaderd.errors import LoaderdError
 from loaderd.options import StreamOptions, pickled_storage
 from loaderd.plan.passes import Listing
 from loaderd.protocol.worker_messages import IndexTask, ListTask
+from loaderd.redaction import redacted
 from loaderd.shards.credentials import asked_of
 from loaderd.shards.files import path_order
 from loaderd.shards.index_cache import IndexCache
@@ -40,7 +42,8 @@ class LocalPreparation(Preparation):
     """See the module's docstring.
 
     ``known``: indexes that are here already. ``found_before``: what :meth:`found` said of an earlier listing; of a
-    set that does not grow, shards that have come since then are left out.
+    set that does not grow, shards that have come since then are left out. ``manifests``: the shards of which the data
+    must be, as the first of these says whose shards are all there; if none fits, that is an error.
     """
 
     def __init__(
@@ -51,9 +54,13 @@ class LocalPreparation(Preparation):
         listing: Listing | None = None,
         known: Mapping[ShardFile, ShardIndex] | None = None,
         found_before: Sequence[Sequence[str] | None] | None = None,
+        manifests: Sequence[Manifest] = (),
     ) -> None:
         super().__init__(workforce, listing)
+        self.data: Data | None = None
         self._found_before = found_before or [None] * len(dataset.leaves())
+        self._manifests = manifests
+        self._manifest: Manifest | None = None
         self.index_pass: IndexPass | None = None
         self._dataset = dataset
         self._options = options
@@ -111,6 +118,8 @@ class LocalPreparation(Preparation):
         if self.error is None:
             try:
                 sets = [_of_before(done.files[number], uris) for number, uris in enumerate(self._found_before)]
+                if self._manifests:
+                    self._manifest, sets = choose_by(self._manifests, sets)
                 self.sets = of_listing(sets, self.listing)
             except LoaderdError as error:
                 self.error = error
@@ -172,14 +181,22 @@ class LocalPreparation(Preparation):
         self.indexes = done.indexes
         try:
             index_of, known = self.indexes.__getitem__, self._known or ()
-            self.data = Data(self._dataset, self._options, self.sets, index_of, self.listing, known)
+            data = Data(self._dataset, self._options, self.sets, index_of, self.listing, known)
+            if self._manifest is not None:
+                self._manifest.check(data.digests, self.sets)
         except LoaderdError as error:
             self.error = error
+        else:
+            self.data = data
 
     def found(self) -> list[list[str] | None]:
-        """The URIs of the shards of each set; None of one that grows."""
-        sets = zip(self._dataset.leaves(), self.sets, strict=True)
-        return [None if leaf.grows else [file.uri for file in files] for leaf, files in sets]
+        """The URIs of the shards of each set, without secrets; None of one that grows."""
+        return [None if files is None else [redacted(file.uri) for file in files] for files in self.fixed_sets]
+
+    @property
+    def fixed_sets(self) -> list[list[ShardFile] | None]:
+        """The shards of each set; None of one that grows."""
+        return [None if leaf.grows else files for leaf, files in zip(self._dataset.leaves(), self.sets, strict=True)]
 
     def cancel(self) -> None:
         for source in (self.list_pass, self.index_pass):
@@ -190,7 +207,8 @@ class LocalPreparation(Preparation):
 
 def _of_before(files: list[ShardFile], uris: Sequence[str] | None) -> list[ShardFile]:
     """Those that were found before; all, if some of them are gone: whoever had these data cannot go on."""
-    before = set(uris or ())
-    if uris is None or not before.issubset(file.uri for file in files):
+    if uris is None:
         return files
-    return [file for file in files if file.uri in before]
+    before = set(uris)
+    kept = [file for file in files if redacted(file.uri) in before]
+    return kept if before == {redacted(file.uri) for file in kept} else files

@@ -1,0 +1,257 @@
+"""Manifests: the shards that a server's data sets had when they were listed, for trainings that began with these.
+
+A position says by digests which records it belongs to. The manifest with these digests says in which shards they are.
+So a server that is started or reloaded after shards were added lists all of them for new trainings, and goes on with
+the shards of then where a training comes back.
+
+Each manifest is a file in the server's state folder: ``<data set>-<digests>-<shards>.json``, each part a hash. The
+time of its last change is when it was used last. Files that are no longer used are deleted.
+
+The folder and its files must be this user's, and nobody else's. A file is checked all the same, and it only chooses
+among the shards that the data set's own patterns match: it cannot name others. It holds no secrets of URIs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loaderd.errors import OptionError, ServerError
+from loaderd.redaction import redacted
+from loaderd.shards.names import some_of
+from loaderd.shards.shard_file import ShardFile
+
+_logger = logging.getLogger("loaderd")
+
+MOST_MANIFESTS = 64
+"""Of each data set, the last ones that were used are kept."""
+UNUSED_S = 30 * 24 * 3600.0
+"""A manifest that was not used for so long is deleted."""
+
+_SUFFIX = ".json"
+_MAX_BYTES = 1 << 28
+_HINT = "Bring them back as they were, or go without the position."
+
+Shards = list[tuple[str, int, int]]
+"""Of each shard: its URI without secrets, its size in bytes, when it was written in nanoseconds."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """``digests``: what positions say of the shards. ``sets``: the shards of each set; None of one that grows."""
+
+    dataset: str
+    digests: Mapping[str, str]
+    sets: Sequence[Shards | None]
+
+    @classmethod
+    def of(cls, dataset: str, digests: Mapping[str, str], sets: Iterable[Sequence[ShardFile] | None]) -> Manifest:
+        """The manifest of these shards."""
+        return cls(dataset, digests, [None if files is None else _described(files) for files in sets])
+
+    @property
+    def key(self) -> str:
+        """The name of its file, without the suffix."""
+        return f"{_prefix(self.dataset, self.digests)}{_hash(self.uris)}"
+
+    @property
+    def uris(self) -> list[list[str] | None]:
+        """The URIs of the shards of each set, without secrets; None of one that grows."""
+        return [None if shards is None else [uri for uri, *_ in shards] for shards in self.sets]
+
+    def fits(self, grows: Sequence[bool]) -> bool:
+        """Whether it is of as many sets, and the same of them grow."""
+        return [shards is None for shards in self.sets] == list(grows)
+
+    def choose(self, listed: Sequence[list[ShardFile]]) -> list[list[ShardFile]]:
+        """Of the shards ``listed`` for each set, those of the manifest. Raises OptionError if some are gone."""
+        chosen = []
+        for files, shards in zip(listed, self.sets, strict=True):
+            wanted = {uri for uri, *_ in shards or ()}
+            found = files if shards is None else [file for file in files if redacted(file.uri) in wanted]
+            chosen.append(found)
+            if gone := sorted(wanted - {redacted(file.uri) for file in found}):
+                raise OptionError(
+                    f"the position belongs to {len(wanted)} shards, of which {len(gone)} are gone: {some_of(gone)}",
+                    hint=_HINT,
+                )
+        return chosen
+
+    def check(self, digests: Mapping[str, str], chosen: Sequence[Sequence[ShardFile]]) -> None:
+        """Raise OptionError, which names the shards, where those ``chosen`` hold records of other ``digests``."""
+        if digests == self.digests:
+            return
+        before = {shard for shards in self.sets for shard in shards or ()}
+        changed = [uri for shards in map(_described, chosen) for uri, *rest in shards if (uri, *rest) not in before]
+        which = f"{some_of(changed)} changed" if changed else "the data set takes others of their records now"
+        raise OptionError(
+            f"the position belongs to shards with {_in_words(self.digests)}, and {which}: found {_in_words(digests)}",
+            hint=_HINT,
+        )
+
+    def encode(self) -> bytes:
+        """The content of its file."""
+        return json.dumps({"dataset": self.dataset, "digests": dict(self.digests), "sets": self.sets}).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Manifest:
+        """The way back from :meth:`encode`. Raises ValueError for anything else."""
+        try:
+            values = json.loads(content)
+            dataset, digests, sets = values["dataset"], values["digests"], values["sets"]
+            sets = [None if shards is None else [(uri, size, time) for uri, size, time in shards] for shards in sets]
+        except (KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"it is no manifest: {error!r:.200}") from None
+        texts = [dataset, *digests, *digests.values()] if isinstance(digests, dict) else [None]
+        numbers = [number for shards in sets for _, *rest in shards or () for number in rest]
+        uris = [uri for shards in sets for uri, *_ in shards or ()]
+        if not all(type(text) is str for text in (*texts, *uris)) or not all(type(each) is int for each in numbers):
+            raise ValueError("it is no manifest: a value has another type")
+        return cls(dataset, digests, sets)
+
+
+class Manifests:
+    """The manifests in ``folder``, which is made if need be.
+
+    Raises ServerError if it cannot be used, or belongs to another user, or if others have access.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        try:
+            Path(folder).parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+            self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise ServerError(f"cannot use the state folder {folder}: {error.strerror}") from None
+        try:
+            _require_own(os.fstat(self._fd))
+        except ValueError as error:
+            self.close()
+            raise ServerError(f"cannot use the state folder {folder}: {error}") from None
+
+    def close(self) -> None:
+        """Close the folder."""
+        os.close(self._fd)
+
+    def add(self, manifest: Manifest) -> OSError | None:
+        """Keep a manifest, and delete those that are not used; returns the error where that fails."""
+        temporary = f".{os.urandom(8).hex()}.tmp"
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+            try:
+                with open(fd, "wb") as out:
+                    out.write(manifest.encode())
+                    out.flush()
+                    os.fsync(out.fileno())
+                os.replace(temporary, manifest.key + _SUFFIX, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=self._fd)
+                raise
+            self._delete_unused(_prefix(manifest.dataset))
+        except OSError as error:
+            return error
+        return None
+
+    def find(self, dataset: str, digests: Mapping[str, str]) -> list[Manifest]:
+        """The manifests with these digests, the one that was used last in front: the same records may have moved."""
+        found = self._sound(self._names(_prefix(dataset, digests)))
+        return [each for each in found if (each.dataset, each.digests) == (dataset, digests)]
+
+    def get(self, key: str) -> Manifest | None:
+        """The manifest with this key; None: there is none that can be used."""
+        return next(self._sound(name for name in self._names() if name == key + _SUFFIX), None)
+
+    def touch(self, dataset: str, digests: Mapping[str, str]) -> None:
+        """Note that the shards with these digests are in use now."""
+        for name in self._names(_prefix(dataset, digests)):
+            with contextlib.suppress(OSError):
+                os.utime(name, dir_fd=self._fd, follow_symlinks=False)
+
+    def _sound(self, names: Iterable[str]) -> Iterator[Manifest]:
+        for name in names:
+            try:
+                yield Manifest.decode(self._read(name))
+            except (OSError, ValueError) as error:
+                _logger.warning("%s/%s is not used: %s", self._folder, name, error)
+
+    def _read(self, name: str) -> bytes:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(name, flags, dir_fd=self._fd), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ValueError("it must be a file")
+            _require_own(found)
+            if found.st_size > _MAX_BYTES:
+                raise ValueError(f"it must have at most {_MAX_BYTES} bytes, found {found.st_size}")
+            return file.read(_MAX_BYTES)
+
+    def _names(self, prefix: str = "") -> list[str]:
+        """The files whose names begin so, the one that was used last in front."""
+        used_ns = {}
+        for name in os.listdir(self._fd):
+            if name.startswith(prefix):
+                with contextlib.suppress(OSError):  # another server has deleted it
+                    used_ns[name] = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mtime_ns
+        return sorted(used_ns, key=used_ns.__getitem__, reverse=True)
+
+    def _delete_unused(self, prefix: str) -> None:
+        """Delete what nobody has used for long, and of the data set of ``prefix`` all but the last ones."""
+        names = self._names()
+        since_s = time.time() - UNUSED_S
+        surplus = [name for name in names if name.startswith(prefix)][MOST_MANIFESTS:]
+        for name in names:
+            with contextlib.suppress(OSError):
+                if name in surplus or os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mtime < since_s:
+                    os.unlink(name, dir_fd=self._fd)
+
+
+def choose_by(
+    manifests: Sequence[Manifest], listed: Sequence[list[ShardFile]]
+) -> tuple[Manifest, list[list[ShardFile]]]:
+    """The first of the manifests whose shards are all among those ``listed``, and these. Raises as ``choose``."""
+    first_error: OptionError | None = None
+    for manifest in manifests:
+        try:
+            return manifest, manifest.choose(listed)
+        except OptionError as error:
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
+
+
+def _described(files: Iterable[ShardFile]) -> Shards:
+    return [(redacted(file.uri), file.size_bytes, file.mtime_ns) for file in files]
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _prefix(dataset: str, digests: Mapping[str, str] | None = None) -> str:
+    """With what the names of the files of a data set begin; with ``digests``, of those that have these."""
+    of_digests = "" if digests is None else f"{_hash(sorted(digests.items()))}-"
+    return f"{_hash(dataset)}-{of_digests}"
+
+
+def _require_own(found: os.stat_result) -> None:
+    """Raise ValueError for what others own, or may write or read."""
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ValueError(
+            f"it must belong to user {os.getuid()}, and nobody else may have access: "
+            f"found {stat.filemode(found.st_mode)} of user {found.st_uid}"
+        )
+
+
+def _in_words(digests: Mapping[str, str]) -> str:
+    return "; ".join(digests.values())

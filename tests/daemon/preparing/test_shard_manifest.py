@@ -1,0 +1,41 @@
+"""The folder of manifests stays small."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from loaderd.daemon.preparing.shard_manifest import MOST_MANIFESTS, UNUSED_S, Manifest, Manifests
+from loaderd.shards.shard_file import ShardFile
+
+
+def manifest(number: int, dataset: str = "sets:train") -> Manifest:
+    """Of a shard whose name is no Unicode, and whose URI has a secret."""
+    files = [ShardFile(f"s3://KEY:SECRET@bucket/{number}\udcff", number, 2)]
+    return Manifest.of(dataset, {"shards": f"digest {number}"}, [files, None])
+
+
+def test_what_nobody_uses_is_deleted(tmp_path: Path):
+    manifests = Manifests(str(tmp_path / "state" / "manifests"))
+    assert manifests.add(manifest(0, "sets:valid")) is None
+    for number in range(MOST_MANIFESTS + 10):
+        assert manifests.add(manifest(number)) is None
+        manifests.touch("sets:train", {"shards": "digest 0"})
+        (path,) = (tmp_path / "state" / "manifests").glob(manifest(number).key + ".json")
+        assert b"SECRET" not in path.read_bytes()
+        os.utime(path, (time.time(), time.time() + number - 1000))
+        manifests.touch("sets:train", {"shards": "digest 0"})
+    kept = [
+        number
+        for number in range(MOST_MANIFESTS + 10)
+        if manifests.find("sets:train", {"shards": f"digest {number}"})
+    ]
+    assert kept == [0, *range(11, MOST_MANIFESTS + 10)]
+    assert manifests.find("sets:train", {"shards": "digest 0"}) == [manifest(0)] == [manifests.get(manifest(0).key)]
+    old_s = time.time() - UNUSED_S - 10
+    for path in (tmp_path / "state" / "manifests").iterdir():
+        os.utime(path, (old_s, old_s))
+    assert manifests.add(manifest(1)) is None
+    assert [path.stem for path in (tmp_path / "state" / "manifests").iterdir()] == [manifest(1).key]
+    manifests.close()
