@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     """The exit status: 0; 1 if there is damage, or a record that does not match; 2 if nothing can be checked."""
     began_s = time.monotonic()
     checked, damages, damaged, records, num_bytes = 0, 0, 0, 0, 0
-    mismatches, mismatched = 0, 0
+    mismatches, mismatched, empty = 0, 0, 0
     try:
         schema = None if arguments.schema is None else load_schema(arguments.schema)
         for index, of_shard in read_all(arguments, "checking shards", _Check(schema), ProgressDisplay(None)):
@@ -63,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             checked += 1
             mismatches += of_shard.num_records
             mismatched += of_shard.num_records > 0
+            empty += not index.num_records and not index.damages
             damages += len(index.damages)
             damaged += bool(index.damages)
             records += index.num_records
@@ -73,13 +74,15 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = time.monotonic() - began_s
     if arguments.json:
         total = {"shards": checked, "records": records, "bytes": num_bytes, "damages": damages, "seconds": seconds}
+        total["empty_shards"] = empty
         say(json.dumps({"kind": "total", **total, "mismatches": mismatches}))
     else:
         faults = [f"{count(damages, 'damage')} in {damaged:,} of them"] if damages else []
         if mismatches:
             faults.append(f"{count(mismatches, 'record')} in {mismatched:,} of them not as the schema says")
         sum_up = ", ".join(faults) or "all is well"
-        say(f"{count(checked, 'shard')}, {count(records, 'healthy record')}, {num_bytes:,} bytes: {sum_up}")
+        of_them = f" ({empty:,} of them empty)" if empty else ""
+        say(f"{count(checked, 'shard')}{of_them}, {count(records, 'healthy record')}, {num_bytes:,} bytes: {sum_up}")
         say(rate(records, num_bytes, seconds))
     return int(damages > 0 or mismatches > 0)
 

@@ -241,3 +241,12 @@ def test_a_loader_takes_the_index_of_games_and_rows(tmp_path: Path):
     schema = loaderd.schemas.katago(board_size=9, num_targets=80)
     with loaderd.Loader(rows, schema, batch_size=10, index_cache=kept) as loader:
         assert loader.statistics().index_cached == 1
+
+
+def test_empty_shards_are_counted(paths: list[Path]):
+    for path in paths[1:3]:
+        path.write_bytes(b"")
+    done = run("verify", *map(str, paths))
+    assert done.returncode == 0 and "4 shards (2 of them empty), 500 healthy records" in done.stdout, done
+    total = json.loads(run("verify", *map(str, paths), "--json").stdout.splitlines()[-1])
+    assert (total["shards"], total["empty_shards"]) == (4, 2)
