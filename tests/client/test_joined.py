@@ -15,7 +15,7 @@ import pytest
 
 import loaderd
 from loaderd import Concat, Dataset, Mix, Position
-from loaderd.errors import CorruptRecordError, OptionError
+from loaderd.errors import CorruptRecordError, NoShardsError, OptionError
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
@@ -280,3 +280,20 @@ def test_weights_of_a_mix_in_a_row_of_sets_are_part_of_a_position(apart: dict[st
         position = loader.position
     with pytest.raises(OptionError, match=r"0 weights: .*1/2.* when the position was taken, .*9/10.* now"):
         loaderd.Loader(rows({"a": 0.9, "b": 0.1}), batch_size=20, workers=1, start=position)
+
+
+@pytest.mark.parametrize("kind", ["Mix", "Concat"])
+def test_the_set_that_is_empty_is_named(
+    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path, kind: str
+):
+    (tmp_path / "nothing.tfrecord").touch()
+    full = Dataset(write_numbered([40]), numbered_schema)
+    empty = Dataset(tmp_path / "nothing.tfrecord", numbered_schema)
+    for bad, why in (
+        (empty, f"no record can be read from 1 shard, such as {tmp_path}/nothing.tfrecord"),
+        (full.skip(40), r"skip\(40\) holds no record, of 40 records in 1 shards"),
+    ):
+        joined = Concat([full, bad]) if kind == "Concat" else Mix({"a": 0.5, "b": 0.5}, {"a": full, "b": bad})
+        name = "1" if kind == "Concat" else "b"
+        with pytest.raises(NoShardsError, match=f"^the set '{name}' of a {kind} is empty: {why}"):
+            loaderd.Loader(joined, batch_size=5, workers=1)

@@ -101,17 +101,13 @@ class Data:
         """What is left out, in words; "": nothing."""
         leaves = dataset.leaves()
         first_shards = accumulate((len(files) for files in sets[:-1]), initial=0)
-        self._tables = [
-            BlockTable(of_set, options.on_corrupt, leaf.selection, first_shard, dataset.schema.needs_record_key)
-            for leaf, of_set, first_shard in zip(leaves, indexes, first_shards, strict=True)
-        ]
-        for table, files in zip(self._tables, sets, strict=True):
-            if not table.num_records:
-                raise NoShardsError(
-                    f"no record can be read from {len(files)} shard{'s' * (len(files) != 1)}"
-                    + (f": {damages[0]}" if damages else f", such as {files[0].uri}"),
-                    hint="Check that these are the right files, and that nobody writes to them at this moment.",
-                )
+        self._tables = []
+        for name, leaf, of_set, first_shard in zip(dataset.names(), leaves, indexes, first_shards, strict=True):
+            try:
+                self._tables.append(_table(leaf, of_set, options.on_corrupt, first_shard))
+            except NoShardsError as error:
+                place = f"the set {name!r} of a {type(dataset).__name__} is empty: " if name else ""
+                raise NoShardsError(place + error.message, hint=error.hint) from None
         self._block_ends = list(accumulate(len(table.counts) for table in self._tables))
         self.compressions = [compression for table in self._tables for compression in table.compressions]
         rows = [SetRows(table.counts, options.seed, bool(options.shuffle)) for table in self._tables]
@@ -229,6 +225,19 @@ def _left_out(damaged: Sequence[ShardIndex], num_shards: int, on_corrupt: OnCorr
                 said.append(f"no record can be read from {len(lost)} of {num_shards} shards: {some_of(lost)}")
         said.append(f"the first damage: {damaged[0].damages[0]}")
     return f'on_corrupt="{on_corrupt}": {"; ".join(said)}' if said else ""
+
+
+def _table(leaf: Dataset, indexes: list[ShardIndex], on_corrupt: OnCorrupt, first_shard: int) -> BlockTable:
+    """The blocks of a set. Raises NoShardsError where it has no record."""
+    table = BlockTable(indexes, on_corrupt, leaf.selection, first_shard, leaf.schema.needs_record_key)
+    if table.num_records:
+        return table
+    damage = next((damage for index in indexes for damage in index.damages), None)
+    shards = f"{len(indexes)} shard{'s' * (len(indexes) != 1)}"
+    raise NoShardsError(
+        f"no record can be read from {shards}" + (f": {damage}" if damage else f", such as {indexes[0].file.uri}"),
+        hint="Check that these are the right files, and that nobody writes to them at this moment.",
+    )
 
 
 def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> _Entry:
