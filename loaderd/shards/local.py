@@ -50,8 +50,9 @@ def find_files(name: str, on_found: Callable[[int], None] = lambda number: None)
         return _files_of(path, on_found)
     found = _find(path)
     if found is None:
+        other = _in_another_form(path)
         why = f"is a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else "does not exist"
-        raise NoShardsError(f"{path} {why}", hint=_what_there_is(path))
+        raise NoShardsError(f"{path} {why}", hint=other or _what_there_is(path))
     if stat.S_ISDIR(found.status.st_mode):
         raise is_a_folder(path)
     if not stat.S_ISREG(found.status.st_mode):
@@ -87,7 +88,7 @@ def _files_of(pattern: str, on_found: Callable[[int], None]) -> list[Found]:
             hint="Move them elsewhere, or give a glob that matches the shards alone.",
         )
     if not found:
-        hints = [bracket_hint(pattern), _what_there_is(pattern)]
+        hints = [bracket_hint(pattern), _in_another_form(pattern) or _what_there_is(pattern)]
         raise NoShardsError(f"{pattern} matches no file", hint=" ".join(filter(None, hints)))
     return found
 
@@ -208,6 +209,25 @@ def _cannot_be_read(path: str, error: OSError) -> OSError | ShardReadError:
     return ShardReadError(
         f"{path} cannot be read: {error.strerror}", hint="Shards may be missed where it is left out."
     )
+
+
+def _in_another_form(path: str) -> str:
+    """For a path or a glob that names nothing: what differs from it in the Unicode form alone, as a hint; or "".
+
+    The two look alike (an é is one character, or an e and an accent), so the hint shows them with escapes.
+    """
+    if path.isascii():
+        return ""
+    from unicodedata import normalize  # few names need it
+
+    folder, _, name = path.rpartition("/")
+    while folder and not os.path.isdir(folder):
+        folder, _, name = folder.rpartition("/")
+    pattern = normalize("NFC", name)
+    for entry in sorted(each.name for each in _entries(folder or "/")):
+        if entry != name and not entry.isascii() and fnmatchcase(normalize("NFC", entry), pattern):
+            return f"Did you mean {entry!a}? It looks like {name!a}, but is another Unicode form of it."
+    return ""
 
 
 def _what_there_is(path: str) -> str:

@@ -294,3 +294,17 @@ def test_the_folder_above_a_link_is_that_above_its_target(tmp_path: Path, monkey
     assert absolute_names("current/.././common//a.rec") == f"{tmp_path}/top/current/../common/a.rec"
     assert absolute_names("common/../current/x/..") == f"{tmp_path}/top/current"
     assert absolute_names("/../../a/../..") == "/"
+
+
+@pytest.mark.parametrize("name", ["caf\u00e9/\u00fcber.rec", "caf\u00e9/\u00fcbe*.rec", "caf\u00e9/x.rec"])
+def test_a_name_in_another_unicode_form_is_shown_with_escapes(tmp_path: Path, name: str):
+    folder = tmp_path / "cafe\u0301"
+    folder.mkdir()
+    (folder / "u\u0308ber.rec").touch()
+    with pytest.raises(NoShardsError) as caught:
+        list_shards(str(tmp_path / name))
+    assert r"Did you mean 'cafe\u0301'? It looks like 'caf\xe9', but is another Unicode form" in str(caught.value)
+    with pytest.raises(NoShardsError) as caught:
+        list_shards(str(folder / Path(name).name))
+    is_there = "ber" not in name or r"Did you mean 'u\u0308ber.rec'? It looks like '\xfcbe" in str(caught.value)
+    assert is_there and ("Did you mean" in str(caught.value)) == ("x.rec" not in name)
