@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from loaderd.shards.shard_index import INDEX_VERSION, ShardIndex, decode_indexes
 
 _logger = logging.getLogger("loaderd")
 
+_SHARED = 0o022
+"""The bits of a folder into which others than its owner may write."""
 _MOST_GROUPED = 256
 _MOST_GROUP_BYTES = 4 << 20
 _SMALL_BYTES = 256 << 10
@@ -72,6 +75,29 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise FileNotFoundError(f"{error} Set LOADERD_CACHE_DIR to a folder for the index.") from None
+
+
+def _make_folders(folder: Path, top: Path) -> int:
+    """Make ``folder``, which lies below ``top``; returns the mode of ``top``.
+
+    Where several users may write into ``top``, what is made below gets its mode, and they may write there, too.
+    """
+    top.mkdir(parents=True, exist_ok=True)
+    mode = stat.S_IMODE(os.stat(top).st_mode)
+    for name in (folder.parent, folder):
+        try:
+            os.mkdir(name)
+        except FileExistsError:
+            continue
+        if mode & _SHARED:
+            # Without the sticky bit, another user may have put a link in its place meanwhile.
+            made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(made).st_uid == os.geteuid():
+                    os.fchmod(made, mode)
+            finally:
+                os.close(made)
+    return mode
 
 
 class IndexCache:
@@ -120,14 +146,17 @@ class IndexCache:
             path = self.path_of(*group)
             if path is None:
                 return None
-            path.parent.mkdir(parents=True, exist_ok=True)
+            is_beside = path.name.startswith(".")
+            mode = 0 if is_beside else _make_folders(path.parent, path.parent.parent.parent)
             # Hidden, so that no glob over the shards finds it; with usual permissions, so that others may read it.
             temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
             try:
                 with open(temporary, "xb") as out:
+                    if mode & _SHARED:  # whatever the umask
+                        os.fchmod(out.fileno(), 0o600 | mode & 0o044)
                     out.write(encoded)
                 os.replace(temporary, path)
-                if not path.name.startswith("."):  # it is in a folder of indexes
+                if not is_beside:
                     prune_if_due(path.parent.parent)
             except BaseException:
                 with contextlib.suppress(OSError):

@@ -7,6 +7,7 @@ import resource
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -369,3 +370,60 @@ def test_indexes_beside_their_shards_are_left_alone(tmp_path: Path):
     used_days_ago(path_in(cache, file), 100)
     keep(cache, make_shard(tmp_path / "b.tfrecord", frames(payloads_of(5))))
     assert cache.load(file) is not None and not (tmp_path / ".pruned").exists()
+
+
+_STORE = """
+import os, sys
+from pathlib import Path
+from loaderd.shards.files import list_shards
+from loaderd.shards.index_cache import IndexCache
+from loaderd.shards.shard_index import build_index, encode_indexes
+
+os.umask(0o077)
+os.setgroups([])
+os.setgid(int(sys.argv[1]))
+os.setuid(int(sys.argv[1]))
+cache = IndexCache(sys.argv[2], 4)
+(file,) = list_shards(sys.argv[3])
+print("found" if cache.load(file) else "made", cache.store([file], encode_indexes([build_index(file, 4)])))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+@pytest.mark.parametrize("mode", [0o1777, 0o2777])
+def test_a_folder_that_users_share_takes_the_indexes_of_each(tmp_path: Path, mode: int):
+    """Two users of other groups, with a umask that lets nobody else read."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        shared = Path(folder, "indexes")
+        shared.mkdir()
+        shared.chmod(mode)
+        shard = Path(folder, "a.tfrecord")
+        of_user = {}
+        for number in range(600):  # two whose indexes lie in one subfolder
+            shard = Path(folder, f"{number}.tfrecord")
+            file = make_shard(shard, frames(payloads_of(3)))
+            shard.chmod(0o644)
+            inner = path_in(IndexCache(str(shared), 4), file).parent.name
+            if inner in of_user:
+                break
+            of_user[inner] = shard
+        first, second = of_user[inner], shard
+
+        def run(user: int, shard: Path) -> str:
+            code = [sys.executable, "-c", _STORE, str(user), str(shared), str(shard)]
+            return subprocess.run(code, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+        assert run(12345, first) == "made None" and run(23456, second) == "made None"
+        assert run(23456, first).startswith("found") and run(12345, second).startswith("found")
+        for path in (shared / "index", shared / "index" / inner):
+            assert stat.S_IMODE(path.stat().st_mode) & 0o1777 == mode & 0o1777
+
+
+def test_a_folder_of_ones_own_stays_so(file: ShardFile, tmp_path: Path):
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    assert keep(IndexCache(str(own), 4), file) is None
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE((own / "index").stat().st_mode) == 0o777 & ~umask
