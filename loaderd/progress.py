@@ -1,4 +1,5 @@
-"""How far a long pass over shards is, on standard error: a bar on a terminal; else a line in the log after 5 s.
+"""How far a long pass over shards is, on standard error: a bar on a terminal, if rich is installed;
+else a line in the log after 5 s.
 
 The lines become rarer: the second comes 10 s after the first, the next ones at most once a minute. What is quick says
 nothing. Whoever makes progress calls a ``ProgressDisplay``, which has no thread; a caller that may be stuck in one
@@ -63,14 +64,15 @@ class ProgressDisplay:
     def __init__(self, show: bool | None) -> None:
         """``show``: True, a bar; False, nothing; None: a bar if standard error is a terminal, else lines.
 
-        A service may have no standard error. Then there are lines in its log, if it has one.
+        Without rich (the extra ``console``), there are lines instead of a bar. A service may have no standard error.
+        Then there are lines in its log, if it has one.
         """
         self._bar: _Bar | None = None
         self._lines: ProgressLines | None = None
-        if show is None and not _is_terminal():
+        if (show or (show is None and _is_terminal())) and _has_rich():
+            self._bar = None if _is_gone() else _Bar()
+        elif show is not False:
             self._lines = ProgressLines()
-        elif show is not False and not _is_gone():
-            self._bar = _Bar()
 
     def __call__(self, progress: Progress) -> None:
         if self._lines is not None:
@@ -171,6 +173,12 @@ def _can_be_said(record: logging.LogRecord) -> bool:
 
 _logger.addFilter(_can_be_said)
 _logger.addFilter(make_readable)
+
+
+def _has_rich() -> bool:
+    from importlib.util import find_spec  # few need it
+
+    return find_spec("rich") is not None
 
 
 def _is_terminal() -> bool:

@@ -23,12 +23,17 @@ def try_it(folder: Path) -> None:
     home = Path(loaderd.__file__).parent
     assert Path(sys.prefix) in home.parents and (home / "py.typed").exists(), home
     for module in pkgutil.walk_packages([str(home)], "loaderd."):
-        importlib.import_module(module.name)
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            assert error.name == "prometheus_client", error  # the extra metrics, which is not installed here
     for binding in ("loaderd_jax", "loaderd_ray", "loaderd_tf", "loaderd_torch"):
         assert (home.parent / binding / "py.typed").exists(), binding
     arrays = {"planes": np.random.default_rng(0).random((1000, 8, 8)) < 0.5, "number": np.arange(1000)}
     paths = loaderd.testing.write_shards(folder / "shards", arrays, num_shards=3)
     subprocess.run([command, "verify", *paths], check=True, stdout=subprocess.DEVNULL)
+    top = subprocess.run([command, "top", "--once"], capture_output=True, text=True)
+    assert (top.returncode, top.stderr) == (1, "loaderd top needs rich: pip install 'loaderd[console]'\n"), top
     with loaderd.Loader(paths, loaderd.testing.schema_of(arrays), batch_size=100, index_cache="none") as loader:
         batches = [(batch["number"].copy(), batch["planes"].copy()) for batch in loader]
     numbers = np.concatenate([number for number, _ in batches])

@@ -117,6 +117,15 @@ def test_a_bar_shows_what_is_done_and_is_taken_away(monkeypatch: pytest.MonkeyPa
     assert "listing shards: 300 so far" in shown.getvalue() and "1.0/5.0 GB" in shown.getvalue()
 
 
+def test_without_rich_lines_take_the_place_of_a_bar(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(sys, "stderr", shown := io.StringIO())
+    monkeypatch.setitem(sys.modules, "rich", None)
+    Clock(monkeypatch).run(ProgressDisplay(True), 6, INDEXING)
+    assert shown.getvalue() == "" and [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 def test_a_caller_in_a_long_call_shows_it_from_a_thread():
     display, shown, has_come = ProgressDisplay(False), list[str](), threading.Event()
 

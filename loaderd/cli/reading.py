@@ -12,8 +12,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from importlib.util import find_spec
 from typing import TypeVar
 
+from loaderd.errors import OptionError
 from loaderd.machine import usable_cores
 from loaderd.options import as_count
 from loaderd.progress import ProgressDisplay
@@ -107,6 +109,12 @@ def _result(future: Future[list[_Seen]], show: Callable[[], None]) -> list[_Seen
     while not wait([future], _SHOW_EVERY_S).done:
         show()
     return future.result()
+
+
+def needs_rich(what: str) -> None:
+    """Raise OptionError where rich, which draws tables and bars, is not installed."""
+    if find_spec("rich") is None:
+        raise OptionError(f"{what} needs rich: pip install 'loaderd[console]'")
 
 
 def say(text: str) -> None:

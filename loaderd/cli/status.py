@@ -9,12 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
-from loaderd.cli.reading import say
+from loaderd.cli.reading import needs_rich, say
 from loaderd.cli.server_access import access_of, add_access
 from loaderd.cli.spans import span
 from loaderd.client.connect import ask_status
@@ -23,6 +18,10 @@ from loaderd.machine import in_mib
 from loaderd.redaction import readable_line
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 Report = Mapping[str, Any]
@@ -64,9 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
 
         if arguments.json:
             say(json.dumps(ask()[1], indent=2))
-        elif arguments.watch:
+            return 0
+        needs_rich("loaderd status without --json")
+        if arguments.watch:
             _watch(ask)
         else:
+            from rich.console import Console
+
             before = ask()
             if before[1]["consumers"]:
                 time.sleep(_INTERVAL_S)
@@ -78,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _watch(ask: Callable[[], tuple[float, Report]]) -> None:
+    from rich.live import Live
+
     before = ask()
     with Live(screen(before, before), auto_refresh=False, screen=True) as live:
         while True:
@@ -89,6 +94,9 @@ def _watch(ask: Callable[[], tuple[float, Report]]) -> None:
 
 def screen(before: tuple[float, Report], now: tuple[float, Report]) -> RenderableType:
     """A server's report ``now``, with rates since ``before``; each is (time in seconds, report)."""
+    from rich.console import Group
+    from rich.text import Text
+
     report = now[1]
     since = span(time.time() - report["started_s"])
     head = (
@@ -104,10 +112,14 @@ def screen(before: tuple[float, Report], now: tuple[float, Report]) -> Renderabl
 
 def _text(text: str) -> Text:
     """What a server says, and what its consumers call themselves, in a cell."""
+    from rich.text import Text
+
     return Text(readable_line(text))
 
 
 def _datasets(report: Report) -> Table:
+    from rich.table import Table
+
     table = Table("data set", "state", box=None, pad_edge=False)
     for title in ("shards", "records"):
         table.add_column(title, justify="right")
@@ -120,6 +132,8 @@ def _datasets(report: Report) -> Table:
 
 
 def _consumers(before: tuple[float, Report], now: tuple[float, Report]) -> Table:
+    from rich.table import Table
+
     table = Table("consumer", "data set", "sharing", "epoch, batch", box=None, pad_edge=False)
     for title in ("records", "records/s", "MB/s", "lent", "idle"):
         table.add_column(title, justify="right")

@@ -15,18 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
+from loaderd.cli.reading import needs_rich
 from loaderd.cli.spans import span
 from loaderd.cli.top_rows import SORTS, Row, bar, row_of, short
 from loaderd.client.running import RunningStream, running_streams
 from loaderd.diagnosis import Verdict
+from loaderd.errors import OptionError
 from loaderd.redaction import readable_line
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _LOOK_EVERY_S = 1.0
@@ -48,7 +47,15 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 1 without a terminal; if a signal ended it, 128 plus its number, as in a shell."""
+    """The exit status: 0; 1 without a terminal or rich; if a signal ended it, 128 plus its number, as in a shell."""
+    try:
+        needs_rich("loaderd top")
+    except OptionError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    from rich.console import Console
+    from rich.live import Live
+
     streams = _Streams(frozenset(arguments.pids))
     if arguments.once:
         console = Console(width=None if sys.stdout.isatty() else 200)
@@ -164,6 +171,10 @@ _STYLES: dict[Verdict, str] = {
 
 def screen(rows: list[Row], sort: str, width: int) -> RenderableType:
     """All rows as a table of ``width`` characters."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
     title, key = SORTS[sort]
     head = Text(f"loaderd top: {len(rows)} loaders, by {title}.  ", style="bold")
     head.append("p process  r rate  w waiting  q quit", style="dim")

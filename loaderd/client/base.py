@@ -231,7 +231,8 @@ class BaseLoader(Standing):
         """Serve the figures of :meth:`statistics` to Prometheus at a port of this process, and return the port.
 
         ``port``: 0 chooses one that is free. ``host``: the address to listen at; "": all. A thread answers until
-        :meth:`close`, or until the loader is garbage. Raises OptionError where the port cannot be had.
+        :meth:`close`, or until the loader is garbage. Raises OptionError where the port cannot be had, and
+        ModuleNotFoundError without prometheus-client (the extra ``metrics``).
         """
         from loaderd.client.exporter import serve_metrics  # few need it, and the import takes 50 ms
 

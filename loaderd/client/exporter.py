@@ -12,12 +12,17 @@ from socketserver import ThreadingMixIn
 from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
 from loaderd.errors import OptionError
 from loaderd.options import is_count, require
 from loaderd.statistics import Statistics
+
+try:
+    from prometheus_client import CollectorRegistry, make_wsgi_app
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "serve_metrics() needs prometheus-client: pip install 'loaderd[metrics]'", name="prometheus_client"
+    ) from None
 
 _MOST_PORT = (1 << 16) - 1
 

@@ -23,7 +23,14 @@ from loaderd.server.settings import Address
 _MAX_CONNECTIONS = 32
 _MAX_REQUEST_BYTES = 8 << 10
 _LIMIT_S = 5.0
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
 
 
 @dataclass(frozen=True)

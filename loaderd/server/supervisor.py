@@ -22,6 +22,7 @@ import socket
 import time
 from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from loaderd.daemon.catalog import HOW_TRAININGS_END
@@ -102,9 +103,10 @@ class Supervisor:
                 raise
 
     def _open_health(self, address: Address) -> None:
-        from loaderd.server.metrics import Metrics  # imports prometheus_client, which only this needs
+        if find_spec("prometheus_client") is not None:  # else the page of metrics says what to install
+            from loaderd.server.metrics import Metrics
 
-        self._metrics = Metrics()
+            self._metrics = Metrics()
         pages = {"/livez": self._livez, "/readyz": self._readyz, "/healthz": self._healthz}
         self._health = HealthServer(address, {**pages, "/metrics": self._metrics_page})
         self._selector.register(self._health, selectors.EVENT_READ, self._health.serve)
@@ -407,7 +409,8 @@ class Supervisor:
         return healthz(self._why_not(), self._report())
 
     def _metrics_page(self) -> Page:
-        assert self._metrics is not None
+        if self._metrics is None:
+            return Page(501, "text/plain", b"/metrics needs prometheus-client: pip install 'loaderd[metrics]'\n")
         daemons = [child for child in self._children if child.name == self._daemon.name]
         reports = [child.report for child in daemons if child.report is not None]
         restarts = {post.name: post.restarts for post in self._posts}

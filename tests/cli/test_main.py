@@ -55,3 +55,14 @@ def test_no_error_shows_a_secret_that_was_typed(capsys: pytest.CaptureFixture[st
         main(arguments.format("s3://KEY:SECRET@bucket/x").split())
     error = capsys.readouterr().err
     assert ended.value.code == 2 and "s3://***@bucket/x" in error and "SECRET" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [("top --once", "loaderd top"), ("status unix:///nowhere", "loaderd status without --json")],
+)
+def test_without_rich_it_says_what_to_install(arguments: str, what: str) -> None:
+    program = "import sys; sys.modules['rich'] = None; from loaderd.cli.main import main; main()"
+    command = [sys.executable, "-c", program, *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, f"{what} needs rich: pip install 'loaderd[console]'\n")

@@ -155,3 +155,10 @@ def test_garbage_in_a_fork_leaves_the_port_to_its_parent(
     print("it answers")
     """
     assert run(tmp_path, write_numbered([50]), lines) == "it answers\n"
+
+
+def test_without_prometheus_client_it_says_what_to_install():
+    program = "import sys; sys.modules['prometheus_client'] = None; import loaderd.client.exporter"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    said = "ModuleNotFoundError: serve_metrics() needs prometheus-client: pip install 'loaderd[metrics]'"
+    assert done.stderr.splitlines()[-1] == said

@@ -36,7 +36,7 @@ def start(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]])
     (tmp_path / "sets.py").write_text(MODULE)
     servers: list[Server] = []
 
-    def start(*arguments: str, until: str = "connect with", **environment: str) -> Server:
+    def start(*arguments: str, until: str = "connect with", **environment: Any) -> Server:
         servers.append(Server(tmp_path, "sets:train", "sets:valid", "--workers", "2", *arguments, **environment))
         servers[-1].wait_line(until)
         return servers[-1]
@@ -393,3 +393,11 @@ def test_lines_for_people_are_no_json(tmp_path: Path, start: Start):
         os.kill(server.pid, signal.SIGTERM)
         out, lines = server.communicate(timeout=60)
     assert out == "a print\n" and lines.splitlines()[-1].endswith("the server has ended") and server.returncode == 0
+
+
+def test_without_prometheus_client_the_page_of_metrics_says_what_to_install(start: Start):
+    program = "import runpy, sys; sys.modules['prometheus_client'] = None; sys.argv = sys.argv[1:]; "
+    program += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    server = start(*HEALTH, through=[sys.executable, "-c", program])
+    assert page(server, "livez")[0] == 200
+    assert page(server, "metrics") == (501, "/metrics needs prometheus-client: pip install 'loaderd[metrics]'\n")
