@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-EXTRAS = ["tensorflow", "compiled", "fast"]
+EXTRAS = ["tensorflow", "compiled", "console", "fast", "metrics"]
 TESTED_WITH = ["pytest", "pytest-timeout", "hypothesis"]
 TESTS = [
     *("tests/decode/test_bits.py", "tests/decode/test_example.py", "tests/shards/test_crc.py"),
