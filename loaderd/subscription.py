@@ -9,7 +9,7 @@ from typing import Any, Literal
 from loaderd.errors import BusyError, OptionError, ServerError
 from loaderd.options import Remainder, StreamOptions, as_count, require, require_choice
 
-Sharing = Literal["independent", "split", "shared", "mirrored"]
+Sharing = Literal["independent", "split", "mirrored"]
 
 _MAX_NAME = 200
 _MAX_HOSTS = 1024
@@ -39,6 +39,11 @@ class Subscription:
         for what in ("batch_size", "epochs", "shard", "held_batches"):
             object.__setattr__(self, what, getattr(options, what))
         require(self.shard[1] <= _MAX_HOSTS, "shard", f"of at most {_MAX_HOSTS} hosts", self.shard)
+        if str(self.sharing) == "shared":
+            raise OptionError(
+                'sharing="shared" is no more: a batch could come twice',
+                hint="Give each of n consumers an n-th of each epoch: shard=(i, n).",
+            )
         require_choice(self.sharing, "sharing", Sharing)
         object.__setattr__(self, "consumers", as_count(self.consumers, "consumers"))
         for what in ("group", "name"):
@@ -49,7 +54,7 @@ class Subscription:
         if self.shard[1] > 1 and self.sharing != "split":
             raise OptionError(f'shard={self.shard} is for sharing="split", got sharing={self.sharing!r}')
         if self.consumers > 1 and not self.is_group:
-            raise OptionError(f'consumers is for sharing="shared" or "mirrored", got sharing={self.sharing!r}')
+            raise OptionError(f'consumers is for sharing="mirrored", got sharing={self.sharing!r}')
 
     def stream_options(self, **others: Any) -> StreamOptions:
         """The options of the consumer's stream; ``others``: those that are not sent to the server."""
@@ -59,7 +64,7 @@ class Subscription:
     @property
     def is_group(self) -> bool:
         """Whether several consumers have one stream."""
-        return self.sharing in ("shared", "mirrored")
+        return self.sharing == "mirrored"
 
     @property
     def group_key(self) -> Subscription:

@@ -72,7 +72,7 @@ NOT_AT_THE_START = [
     *("importlib.metadata", "llvmlite", "prometheus_client", "pyarrow", "random", "secrets", "subprocess", "tarfile"),
     *("tempfile", "uuid", "zipfile", "loaderd.client", "loaderd.diagnosis", "loaderd.gateway", "loaderd.remote"),
     *("loaderd.schemas", "loaderd.server", "loaderd.statistics", "loaderd.subscription", "loaderd.tls"),
-    *("loaderd.daemon.groups.mirrored_group", "loaderd.daemon.groups.shared_group", "loaderd.shards.npz"),
+    *("loaderd.daemon.groups.mirrored_group", "loaderd.shards.npz"),
 ]
 
 # Nor is this part of `from loaderd import Loader`: it is for servers, for those who ask, or for workers alone.

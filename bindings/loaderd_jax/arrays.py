@@ -54,10 +54,10 @@ def batches(
     ``device``: a device or a sharding; None: JAX's default device. On the first CPU, arrays lie in the loader's
     shared memory, which is lent as long as any of them is alive; if you keep more than ``held_batches`` batches, you
     get copies. To any other device batches are copied, the next ``prefetch`` of them while the loop works on this
-    one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass, or with
-    ``sharing="shared"``. With a sharding over several processes, an array is made of the batches of all of them; each
-    process gives its own part. A sharding that divides the records needs batches that it can divide: with
-    ``remainder="drop"`` and ``on_corrupt="raise"``, a loader has no short one.
+    one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass. With a sharding over
+    several processes, an array is made of the batches of all of them; each process gives its own part. A sharding
+    that divides the records needs batches that it can divide: with ``remainder="drop"`` and ``on_corrupt="raise"``,
+    a loader has no short one.
 
     ``state_dict()`` returns where the loop stands, in an array; after ``load_state_dict()``, the next iteration
     begins there.

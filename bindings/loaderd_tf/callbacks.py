@@ -74,7 +74,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     TensorFlow saves their mean.
 
     ``fit`` trains on ``dataset`` or on what ``map`` and ``prefetch`` make of it: each step must be its next batch.
-    Raises OptionError for data that grow, for ``sharing="shared"``, and for a ``directory`` that TensorFlow would
+    Raises OptionError for data that grow, and for a ``directory`` that TensorFlow would
     take for a pattern. When ``fit`` begins, raises it if the backup is of another model or of other data, and for
     what cannot be resumed: a model of tf_keras, other data than ``dataset``, what ``cache``, ``shuffle``, ``batch``
     and the like make of it, a MultiWorkerMirroredStrategy, ``steps_per_epoch`` for data with an end, and
@@ -95,11 +95,6 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
             raise OptionError(
                 f"dataset must come from make_dataset, from_loader or distribute, got {dataset!r}",
                 hint="Of a data set that you derived from one, by map() or the like, give that one.",
-            )
-        if loader.sharing == "shared":
-            raise OptionError(
-                'dataset must not be of a loader with sharing="shared": its position belongs to the whole group',
-                hint="A server that is started again asks its consumers what they have had. Save the weights alone.",
             )
         if loader.grows:
             raise OptionError(

@@ -60,11 +60,11 @@ def batches(
     Tensors lie in the loader's shared memory, which is lent as long as any of them, or anything made from one without
     a copy, is alive; if you keep more than ``held_batches`` batches, you get copies. TensorFlow copies text, and
     numbers of less than 16 bits that numpy does not have (float8, int4). It copies everything where several consumers
-    read the same memory (``sharing="shared"`` and ``"mirrored"`` of :func:`loaderd.connect`).
+    read the same memory (``sharing="mirrored"`` of :func:`loaderd.connect`).
 
     ``device``: such as ``"/GPU:0"``: batches are copied there, the next ``prefetch`` of them while the loop works on
-    this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass, or with
-    ``sharing="shared"``. On the host (``device`` None or ``"/CPU:0"``), ``prefetch`` has no effect.
+    this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass. On the
+    host (``device`` None or ``"/CPU:0"``), ``prefetch`` has no effect.
 
     This is no ``tf.data.Dataset``: for ``model.fit``, or to iterate in a ``tf.function``, use :func:`from_loader`.
     Raises OptionError for a field or a device that does not exist, and in a ``tf.function`` that is being traced.

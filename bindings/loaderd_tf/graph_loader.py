@@ -157,17 +157,6 @@ class GraphLoader:
     def _parsed_pass(self, which: bytes) -> Any:
         return self.alive().pass_from_json(which)
 
-    def turns(self) -> Any:
-        """An iterator over the batches that this consumer of a group gets, as tuples of arrays."""
-        iterator = iter(self.alive())
-
-        def arrays() -> tuple[np.ndarray[Any, Any], ...] | None:
-            let_go_of_arrays()
-            batch = next(iterator, None)
-            return None if batch is None else tuple(batch[name] for name in self._names)
-
-        return iter(arrays, None)  # no generator: that would hold on to what it yields
-
     def cardinality(self) -> tf.Tensor:
         """The cardinality of the data set at this moment, int64."""
         return tf.constant(cardinality(self.alive()), tf.int64)

@@ -8,8 +8,7 @@
 it, holds two integers and the pass as text, which says what it belongs to. ``fetch`` is called in the thread that
 takes the element (``calls``, ``iterators``). In a graph, TensorFlow takes over the memory of an array that a Python
 function returns, if it starts at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's
-lease ends, and its slot is filled anew. (``from_generator`` costs two calls an element and cannot be checkpointed. It
-is used only for ``sharing="shared"``, where nobody can ask for a batch by its step.)
+lease ends, and its slot is filled anew.
 """
 
 from __future__ import annotations
@@ -135,10 +134,6 @@ def from_loader(
     The data set has the attribute ``loader``, and its methods ``close()``, ``statistics()`` and ``diagnose()``. What
     is made of it by ``map()`` or the like is another object, which has none of them: keep this one.
 
-    With a loader of ``sharing="shared"``, an iteration is what this consumer gets of the group's pass. So its
-    cardinality is unknown, and its iterators cannot be checkpointed: only the group as a whole knows what is used up.
-    What TensorFlow takes ahead counts as used when the pass ends. ``fit`` assumes that all epochs have as many steps
-    as its first one, so connect with ``epochs=None`` and give it ``steps_per_epoch``.
     """
     check_loader(loader)
     structure, prefetch = check_element(structure, prefetch, device, loader.schema)
@@ -155,10 +150,6 @@ def from_loader(
 
     def element(tensors: Sequence[tf.Tensor]) -> Any:
         return pack(dict(zip(names, tensors, strict=True)))
-
-    if loader.sharing == "shared":
-        turns = tf.data.Dataset.from_generator(called.turns, output_signature=tuple(specs))
-        return attach(_ahead(turns.map(unconverted(lambda *tensors: element(tensors))), prefetch, device), loader)
 
     dataset = _of_passes(called, loader.grows, loader.on_corrupt != "raise", specs, element)
     size = cardinality(loader)

@@ -69,12 +69,12 @@ def batches(
     Tensors lie in the loader's shared memory, which is lent as long as any of them, or anything made from one without
     a copy, is alive; if you keep more than ``held_batches`` batches, you get copies. You may write to the tensors.
     A fork needs copies of those that it inherits: it does not keep them from being used for later batches.
-    Where several consumers read the same memory (``sharing="shared"`` and ``"mirrored"`` of
+    Where several consumers read the same memory (``sharing="mirrored"`` of
     :func:`loaderd.connect`), all tensors are copies.
 
     ``device``: such as ``"cuda:0"``: batches are copied there, the next ``prefetch`` of them while the loop works on
-    this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass, or with
-    ``sharing="shared"``. On the host (``device`` None or ``"cpu"``), ``prefetch`` has no effect.
+    this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass. On the
+    host (``device`` None or ``"cpu"``), ``prefetch`` has no effect.
 
     For a GPU, the loader's memory is pinned. From then on, its tensors on the host are copies, because a
     ``.to("cuda", non_blocking=True)`` of one would still be under way when its slot is filled again. Arrays that you

@@ -173,17 +173,14 @@ class SlotReader:
         """Slots that something refers to."""
         return len(self._lent) - len(self.ended)
 
-    def leases(self) -> list[_Lease]:
-        """The lease of each slot that something refers to. From any thread."""
-        return [lease for end in self._lent.copy().values() if (lease := end()) is not None]
-
     def make_private(self) -> None:
         """Keep the batches that are held as they are, whoever writes to their slots. From any thread, more than once.
 
         Batches that are lent later are not protected. Raises DaemonError where there is not enough memory.
         """
-        for lease in self.leases():
-            lease.make_private()
+        for end in self._lent.copy().values():
+            if (lease := end()) is not None:
+                lease.make_private()
 
     def take_back(self) -> list[int]:
         """The slots that nothing refers to any more, each of them once."""

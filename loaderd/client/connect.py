@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 from loaderd.client.base import BaseLoader
-from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.discovery import first_addresses
 from loaderd.client.link import LinkLost, ask_server
 from loaderd.client.served_sources import HOW_TO_START, RemoteSource, ServedSource
-from loaderd.client.shared_stream import SharedIteration, SharedStream
 from loaderd.client.sources import Source
 from loaderd.client.standing import checked_start
 from loaderd.client.supervised import SupervisedStream
 from loaderd.dataset import Concat, Dataset, Mix
 from loaderd.errors import OptionError, ServerError
 from loaderd.options import Remainder, as_float, as_shard, require, suggests_options
-from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 from loaderd.progress import ProgressDisplay
 from loaderd.protocol.messages import AskStatus, Status
@@ -33,46 +30,6 @@ from loaderd.tls import TLS
 
 class ServedLoader(BaseLoader):
     """Batches of a server's data set, from :func:`loaderd.connect`; to be used as a :class:`~loaderd.Loader`."""
-
-
-class SharedLoader(ServedLoader):
-    """The loader of a consumer that takes batches by turns: whoever of the group asks gets the next one.
-
-    An iteration joins the pass that the group is in, and ends with it. :attr:`position` is that of the group: all
-    batches before it are used up, by one consumer or another.
-    """
-
-    sharing = "shared"
-    _stream: SharedStream
-
-    def iterate(self, hand_over: HandOver = as_it_is, ahead: int = 0) -> Iterator[Any]:
-        """``ahead`` has no effect: each batch is asked for when it is needed."""
-        return SharedIteration(self._stream, hand_over)
-
-    @property
-    def position(self) -> Position:
-        pass_, mark = self._stream.place
-        return self._stream.course_of(pass_).position(pass_, mark)
-
-    next_position = position
-
-    def __len__(self) -> int:
-        raise TypeError('a loader of sharing="shared" has no length: nobody knows how many batches it will ask for')
-
-    def new_pass(self) -> tuple[Pass, int]:
-        self._refuse()
-
-    def fetch(self, pass_: Pass, step: int, copy_ns: int = 0) -> Batch | None:
-        self._refuse()
-
-    def seek(self, position: Position) -> None:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise OptionError(
-            'with sharing="shared", batches go to whoever asks: none can be asked for by its number',
-            hint='Iterate; or connect with sharing="independent", "split" or "mirrored".',
-        )
 
 
 @suggests_options
@@ -109,11 +66,10 @@ def connect(
       and unpack them here.
     - ``sharing``: how this consumer shares the data set with others. ``"independent"``: each has its own order and
       position. ``"split"``: this is consumer i of n, ``shard=(i, n)``; together they get each record once an epoch.
-      On one machine also ``"shared"``: each batch goes to one consumer of the group, whoever asks next; and
-      ``"mirrored"``: each consumer of the group gets all batches, which are made once; the fastest waits for the
-      slowest. None: ``"split"`` where a shard is given, else ``"independent"``.
-    - ``consumers``: how many there are in the group (``"shared"``, ``"mirrored"``). ``group``: its name, where there
-      are several. A consumer is refused if its options of the order differ from the group's, or its shard is taken.
+      On one machine also ``"mirrored"``: each consumer of the group gets all batches, which are made once; the
+      fastest waits for the slowest. None: ``"split"`` where a shard is given, else ``"independent"``.
+    - ``consumers``: how many there are in the group (``"mirrored"``). ``group``: its name, where there are several.
+      A consumer is refused if its options of the order differ from the group's, or its shard is taken.
     - ``stall_timeout``: seconds of silence after which the connection is given up; None: never.
     - ``reconnect_timeout``: for how many seconds to go on calling servers that are away, or at first a function that
       fails or names none. (At first, a server on this machine is called only once.) When one is back, the loader goes
@@ -124,9 +80,7 @@ def connect(
 
     Raises ServerError, here or in the middle of an iteration, if a server cannot be reached or refuses (its token,
     limits, version; a data set that it does not have). If it was away for too long, the same iterator goes on with
-    the same batch when it is asked again; a new one begins the next pass, unless ``seek(position)`` was called. With
-    ``"shared"``, the batches that a consumer held when it died go to another one, so these may come twice, all others
-    once; there is no ``len()``, ``fetch`` or ``seek``.
+    the same batch when it is asked again; a new one begins the next pass, unless ``seek(position)`` was called.
     """
     first = checked_start(start)
     if isinstance(dataset, (Dataset, Concat, Mix)):
@@ -166,8 +120,6 @@ def connect(
             addresses = checked_addresses([address] if isinstance(address, str) else address)
         settings = network_settings(addresses, token, tls, compression, subscription.name)
         source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
-    if subscription.sharing == "shared":
-        return SharedLoader(source, SharedStream(source, first, ProgressDisplay(None)), first)
     loader = ServedLoader(source, SupervisedStream(source, first, ProgressDisplay(None)), first)
     loader.sharing = subscription.sharing
     return loader

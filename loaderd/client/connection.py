@@ -2,7 +2,6 @@
 
 It has no thread. The caller's thread takes one batch at a time (see ``intake``), and gives back the slots that
 nothing refers to any more; there are enough slots for the workers even while a consumer holds as many as it may.
-(When a member of a group has left its loop, another thread gives its slots back: see ``returner``.)
 
 **Interrupts.** Ctrl-C may come at any bytecode. While we sleep for a batch, it does no harm. Anywhere else, a message
 may get lost or be read by half. So ``torn`` is set before anything is touched, and reset when all is in order again.
@@ -15,7 +14,6 @@ import logging
 import select
 import time
 import weakref
-from collections.abc import Collection
 from dataclasses import astuple
 from itertools import zip_longest
 from typing import Any
@@ -23,7 +21,7 @@ from typing import Any
 from loaderd.client.batch import SlotReader
 from loaderd.client.batch_source import Counts
 from loaderd.client.conversation import Conversation
-from loaderd.client.intake import Intake, TurnIntake
+from loaderd.client.intake import Intake
 from loaderd.client.link import LinkLost
 from loaderd.client.sources import Source
 from loaderd.errors import LoaderdError, from_wire
@@ -39,17 +37,14 @@ from loaderd.protocol.messages import (
     Broken,
     Ended,
     Found,
-    Joined,
     List,
     Listed,
     Message,
     Opened,
     Skipped,
     Start,
-    Want,
     Warned,
 )
-from loaderd.protocol.step_sets import text_of
 from loaderd.snapshots import Progress, StorageCounts
 
 _logger = logging.getLogger("loaderd")
@@ -74,7 +69,6 @@ class Connection(Conversation):
         self.sizes: dict[str, Any] = {}
         """Fields of ``Statistics``, when the stream is open."""
         self._listed: Listed | None = None
-        self._joined: Joined | None = None
         self._away: LoaderdError | None = None
         self.torn = True
         """Whether it must not be used any more: see the module's docstring."""
@@ -94,11 +88,6 @@ class Connection(Conversation):
         """Makes batches of slots."""
         assert self._reader is not None
         return self._reader
-
-    @property
-    def step(self) -> int:
-        """The step of the batch that :meth:`next_batch` returned last."""
-        return self._intake.step
 
     @property
     def num_lent(self) -> int:
@@ -144,7 +133,7 @@ class Connection(Conversation):
         bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
         page = Page(words.bytes, num_slots, num_seats)
         self.watched = Watched.of(words.bytes) if page.words[FACTS_BYTES] else None
-        self._intake = TurnIntake(page, bells) if self._source.takes_turns else Intake(page, bells)
+        self._intake = Intake(page, bells)
         weakref.finalize(self, self._intake.close).atexit = False
         self._poll.register(bells[0], select.POLLIN)
 
@@ -172,32 +161,10 @@ class Connection(Conversation):
         self._send(Start(self._generation, pass_, step))
         self.torn = False
 
-    def join(self, pass_: Pass, step: int, taken: Collection[int]) -> None:
-        """Join the pass of a group; drops what was on its way. The arguments, as in Start, are what we know of it.
-
-        Waits until the server has said where the group is. Leaves the connection torn.
-        """
-        self.torn = True
-        self._drop(step)
-        self._send(Start(self._generation, pass_, step, text_of(taken, step)))
-        self._wait("the group", lambda: self._joined, self._stall_timeout)
-
-    @property
-    def joined(self) -> tuple[Pass, int]:
-        """The pass that the group is at, and the step before which all is used up."""
-        assert self._joined is not None
-        return self._joined.which, self._joined.step
-
-    def want(self, count: int) -> None:
-        """Ask for ``count`` more batches of the group. Leaves the connection torn."""
-        self.torn = True
-        self._send(Want(count))
-
     def _drop(self, step: int) -> None:
         if self._generation == MAX_GENERATION:
             raise LinkLost(f"{self.link.what} has begun {MAX_GENERATION} times, and can count no further")
         self._generation += 1
-        self._joined = None
         self._skips.clear()
         self._intake.begin(self._generation, step)
 
@@ -246,7 +213,7 @@ class Connection(Conversation):
         if found is None:
             return None
         self.delivered = True
-        skipped = self._skips.pop(self.step, None) if self._skips else None
+        skipped = self._skips.pop(self._intake.step, None) if self._skips else None
         if isinstance(found, Broken):
             error = from_wire(found.error)
             self._counts.report.add("epoch", error.damages)
@@ -258,12 +225,6 @@ class Connection(Conversation):
             for error in errors:
                 counts.skips.of_batch(error, counts.records_skipped, self._source.options.on_corrupt)
         return found
-
-    def give_back(self) -> None:
-        """Give back the slots that nothing refers to any more."""
-        self.torn = True
-        self._intake.give_back(self.reader.take_back())
-        self.torn = False
 
     def release(self, slot: int) -> None:
         """Give back a slot of which no lease was made."""
@@ -285,15 +246,13 @@ class Connection(Conversation):
     # ------------------------------------------------------------------------------------- what is heard
 
     def _handle(self, message: Message) -> None:
-        if isinstance(message, (Skipped, Broken, Ended, Joined, Away)):
+        if isinstance(message, (Skipped, Broken, Ended, Away)):
             self._intake.noted()
         if isinstance(message, Skipped):
             if message.generation == self._generation:
                 self._skips[message.step] = message
         elif isinstance(message, Broken):
             self._intake.broken(message)
-        elif isinstance(message, Ended):
-            self._intake.ended(message)
         elif isinstance(message, Progress):
             self._progress(message)
         elif isinstance(message, Found):
@@ -309,5 +268,3 @@ class Connection(Conversation):
             self._progress.said()
         elif isinstance(message, Away) and message.generation == self._generation:
             self._away = from_wire(message.error)
-        elif isinstance(message, Joined) and message.generation == self._generation:
-            self._joined = message

@@ -21,8 +21,8 @@ from loaderd.memory.page import (
     silence,
 )
 from loaderd.memory.samples import wait_class
-from loaderd.memory.taking import Taker, TurnTaker
-from loaderd.protocol.messages import Broken, Ended
+from loaderd.memory.taking import Taker
+from loaderd.protocol.messages import Broken
 
 Found = tuple[int, int] | Broken | None
 """(slot, records), and the slot is ours then; or why the batch cannot be had; or None: the pass is over."""
@@ -34,13 +34,13 @@ class Intake:
     ``fds``: the bells of the consumer, of the daemon, and of each seat, which it owns.
     """
 
-    def __init__(self, page: Page, fds: Sequence[int], taker: type[Taker] = Taker) -> None:
+    def __init__(self, page: Page, fds: Sequence[int]) -> None:
         self._bell, daemon_bell, *bells = fds
         self.step = 0
         """The step of the batch that was taken last."""
         self._fds = fds
         self._page = page
-        self._taker = taker(page, daemon_bell, bells)
+        self._taker = Taker(page, daemon_bell, bells)
         self._generation = self._news = 0
         self._broken: dict[int, Broken] = {}
 
@@ -81,9 +81,6 @@ class Intake:
         if message.generation == self._generation:
             self._broken[message.step] = message
 
-    def ended(self, message: Ended) -> None:
-        """The pass is over. Nothing to do: the consumer knows how long the pass is."""
-
     def noted(self) -> None:
         """One of the messages that CONSUMER_NEWS counts has come."""
         self._news += 1
@@ -111,31 +108,3 @@ class Intake:
         for fd in self._fds:
             os.close(fd)
         self._fds = []
-
-
-class TurnIntake(Intake):
-    """Takes batches by turns: whichever batch comes when one was asked for. The server says when the pass is over."""
-
-    def __init__(self, page: Page, fds: Sequence[int]) -> None:
-        super().__init__(page, fds, TurnTaker)
-        self._is_over = False
-
-    def begin(self, generation: int, step: int) -> None:
-        self._is_over = False
-        super().begin(generation, step)
-
-    @property
-    def has_batch(self) -> bool:
-        return self._taker.has_batch() or bool(self._broken) or self._is_over
-
-    def take(self) -> Found:
-        if self._taker.has_batch():
-            self.step = self._taker.step
-            return self._taker.take()
-        if self._broken:
-            self.step, broken = self._broken.popitem()
-            return broken
-        return None
-
-    def ended(self, message: Ended) -> None:
-        self._is_over = self._is_over or message.generation == self._generation

@@ -25,8 +25,6 @@ from loaderd.version import VERSION
 
 HOW_TO_START = "Is it running? `loaderd serve mypackage.module:dataset` starts one, and says where it listens."
 
-_HOW_TO_GO_ON_IN_TURNS = "Iterate again to keep trying: the group's pass goes on."
-
 _MIN_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
 
@@ -116,7 +114,6 @@ class ServedSource(Source):
         self._address = f"unix://{unix_path(address)}"  # the same when the program has changed its working directory
         self._dataset = dataset
         self._subscription = subscription
-        self.takes_turns = subscription.sharing == "shared"
         self._timeout_s = reconnect_timeout
         self._known = Known(self.what, dataset)
         self._was_open = self._away = False
@@ -153,9 +150,9 @@ class ServedSource(Source):
         if self._tried_s >= self._timeout_s:
             self._end_outage()
             why = "" if lost.failure is None else lost.failure.hint
-            how = _HOW_TO_GO_ON_IN_TURNS if self.takes_turns else HOW_TO_GO_ON
             raise ServerError(
-                f"{lost}; it was called for {self._timeout_s:g} s, and no batch came", hint=f"{why} {how}".lstrip()
+                f"{lost}; it was called for {self._timeout_s:g} s, and no batch came",
+                hint=f"{why} {HOW_TO_GO_ON}".lstrip(),
             )
         self._say(lost, at)
         pause_s = self._pause_s * random.uniform(0.5, 1)  # many consumers shall not call all at once

@@ -47,8 +47,6 @@ class Source(ABC):
     grows: bool
     knows_earlier_shards = False
     """Whether the other end can go on with the shards of a position when there are more by now."""
-    takes_turns = False
-    """Whether each batch goes to whoever of a group asks next."""
 
     @property
     def window_records(self) -> int:

@@ -22,7 +22,6 @@ from typing import Any
 from loaderd import logs
 from loaderd.daemon.catalog import Served, load_catalog
 from loaderd.daemon.groups.mirrored_group import Mirrored
-from loaderd.daemon.groups.shared_group import Shared
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.preparing.shard_manifest import Manifests
@@ -51,10 +50,9 @@ from loaderd.protocol.messages import (
     Subscribe,
 )
 from loaderd.redaction import shown
-from loaderd.subscription import Sharing, Subscription
+from loaderd.subscription import Subscription
 from loaderd.version import VERSION
 
-_GROUPS: dict[Sharing, type[Mirrored] | type[Shared]] = {"mirrored": Mirrored, "shared": Shared}
 _LISTENER = -2
 _FIRST_CONSUMER = 1  # people see these numbers
 _STALL_TIMEOUT_S = 120.0
@@ -284,7 +282,6 @@ class ServerDaemon(Daemon):
         self._next_session += 1
         description = served.stream(wanted, message.start, self._limits.max_memory)
         prepared, prepare = served.prepare(description, self._workforce)
-        group = _GROUPS.get(wanted.sharing)
         of = {} if message.start is None else Position.from_json(message.start).of
         session = Session(
             number,
@@ -295,7 +292,7 @@ class ServerDaemon(Daemon):
             prepared=prepared,
             prepare=prepare,
             earlier=None if prepare is not None else partial(served.earlier, of, self._workforce),
-            group=group and partial(group, num_members=wanted.consumers),
+            group=partial(Mirrored, num_members=wanted.consumers) if wanted.is_group else None,
             log=partial(_logger.warning, "%s, stream %d: %s", served.name, number),
         )
         session.dataset = served.name

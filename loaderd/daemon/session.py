@@ -18,7 +18,7 @@ from typing import Any
 
 from loaderd.daemon.delivery.granting import Granting
 from loaderd.daemon.delivery.opened_stream import OpenedStream
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Omission, PassEnd
+from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Omission
 from loaderd.daemon.delivery.sampling import Sampler
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
@@ -37,15 +37,12 @@ from loaderd.protocol.messages import (
     Away,
     Broken,
     Ended,
-    Joined,
     List,
     Message,
     Skipped,
     Start,
-    Want,
     Warned,
 )
-from loaderd.protocol.step_sets import steps_in
 from loaderd.redaction import redacted
 from loaderd.shards.names import some_of
 from loaderd.snapshots import Facts, Outage
@@ -146,10 +143,7 @@ class Session:
         if isinstance(message, Start):
             is_key = 0 < message.generation <= MAX_GENERATION and message.step <= MAX_STEP
             require(is_key, "Start", f"of generation 1 to {MAX_GENERATION}", message)
-            taken = steps_in(message.taken, message.step)
-            members.start(member, message.generation, pass_of(message.which), message.step, taken)
-        elif isinstance(message, Want):
-            members.want(member, message.num_batches)
+            members.start(member, message.generation, pass_of(message.which), message.step)
         elif isinstance(message, List):
             require(self._prepare is not None, "List", "for a data set that grows", message)
             assert self._prepare is not None and self._own is not None and self.opened is not None
@@ -338,10 +332,8 @@ class Session:
             self._tell_of_damage(member, _skipped(generation, item))
         elif isinstance(item, BrokenBatch):
             self._tell_of_damage(member, Broken(generation, item.step, to_wire(item.error)))
-        elif isinstance(item, PassEnd):
-            self._announce(member, Ended(generation))
         else:
-            self._announce(member, Joined(generation, item.pass_, item.step))
+            self._announce(member, Ended(generation))
 
     def _tell_of_damage(self, member: int, message: Skipped | Broken) -> None:
         lane = self._lanes[member]

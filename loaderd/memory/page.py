@@ -57,8 +57,7 @@ keeps that order by itself, aarch64 needs a barrier between the two. Both need o
 word and then read the other's: a worker says SLEEPS and then looks for a free slot once more, while the consumer
 writes RELEASED and then looks whether the worker SLEEPS. :func:`barrier` serves for both.
 
-**Groups.** Each member of a group has a page of its own, on which the daemon is the only worker (``groups.lane``). A
-member that gets batches by turns takes any batch of its generation, not only the one at POSITION.
+**Groups.** Each member of a group has a page of its own, on which the daemon is the only worker (``groups.lane``).
 
 **Deaths.** A worker that dies between writing KEY and FILLED leaves a claim: the daemon withdraws it, and another
 worker makes the batch. One that dies after FILLED has delivered it. When a daemon or a consumer dies, the page goes

@@ -110,26 +110,3 @@ class Taker:
     def wake_up(self) -> None:
         """Undo :meth:`fall_asleep`."""
         self._words[CONSUMER_SLEEPS_FOR] = 0
-
-
-class TurnTaker(Taker):
-    """Takes any batch of its generation, on the page of a member that gets batches by turns."""
-
-    @property
-    def step(self) -> int:
-        """The step of the batch that is there; 0: none is."""
-        return split_key(self._page.key_in(self._found))[1] if self._found >= 0 else 0
-
-    def begin(self, generation: int, step: int) -> None:
-        """Take the batches of a generation, whatever their steps are."""
-        super().begin(generation, 0)
-
-    def _slot_of(self, key: int) -> int:
-        for slot in self._page.filled():
-            barrier()
-            if slot not in self.held and self._page.key_in(slot) >= key:
-                return slot
-        return -1
-
-    def skip(self) -> None:
-        self._found = -1

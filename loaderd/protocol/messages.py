@@ -7,8 +7,8 @@
     daemon      ──► worker   see ``worker_messages``
     daemon      ◄── worker
 
-    consumer    ──► server   Hello, Subscribe (in place of Open), Want, AskStatus, AskData
-    consumer    ◄── server   Welcome, Joined, Ended, Bye, Status, DataIs as well
+    consumer    ──► server   Hello, Subscribe (in place of Open), AskStatus, AskData
+    consumer    ◄── server   Welcome, Ended, Bye, Status, DataIs as well
     supervisor  ──► server   Serve, Drain, Stop, AskStatus
     supervisor  ◄── server   Status, Failed
     supervisor  ──► gateway  Gateway, Stop, AskStatus
@@ -39,7 +39,7 @@ UNICODE_ERRORS = "surrogatepass"
 
 
 # The version of what consumers and servers say to each other. A server refuses any other.
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 class Hello(NamedTuple):
@@ -71,23 +71,6 @@ class Subscribe(NamedTuple):
 
     options: dict[str, Any]
     start: str | None
-
-
-class Want(NamedTuple):
-    """Consumer of a "shared" stream: it can take ``num_batches`` more."""
-
-    num_batches: int
-
-
-class Joined(NamedTuple):
-    """Server, of a "shared" stream: the pass that its consumers are at; every batch before ``step`` is used up.
-
-    Comes after Start, and in front of a batch when ``step`` has moved.
-    """
-
-    generation: int
-    which: Pass
-    step: int
 
 
 class Bye(NamedTuple):
@@ -252,14 +235,12 @@ class Opened(NamedTuple):
 class Start(NamedTuple):
     """Consumer: deliver the batches of a pass from ``step`` on.
 
-    Messages with an older ``generation`` are void. ``taken``: of a "shared" stream, the batches from ``step`` on that
-    this consumer has had already (``step_sets``).
+    Messages with an older ``generation`` are void.
     """
 
     generation: int
     which: Pass
     step: int
-    taken: str = ""
 
 
 class Broken(NamedTuple):
@@ -315,8 +296,6 @@ Message = (
     | Failed
     | Welcome
     | Subscribe
-    | Want
-    | Joined
     | Bye
     | AskStatus
     | Status

@@ -28,12 +28,11 @@ from loaderd.protocol.messages import (
     Message,
     Start,
     Subscribe,
-    Want,
     decode,
 )
 
 CONSUMER_MESSAGES: tuple[type[Message], ...] = (
-    *(Hello, Subscribe, List, Start, Want),
+    *(Hello, Subscribe, List, Start),
     *(Ask, AskStatus, AskData, Bye),
 )
 

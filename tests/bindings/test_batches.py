@@ -371,10 +371,9 @@ def test_of_a_server(tmp_path: Path, write_numbered_to: Write):
     write_numbered_to(tmp_path / "shards", [100, 50])
     server = Restarted(tmp_path)
     try:
-        for sharing in ("independent", "mirrored", "shared"):
+        for sharing in ("independent", "mirrored"):
             with server.connect(BATCH_SIZE, sharing=sharing) as loader:
-                device = "/CPU:1" if sharing == "shared" else None
-                batches = loaderd_tf.batches(loader, ("bits", "id"), device=device)
+                batches = loaderd_tf.batches(loader, ("bits", "id"))
                 check_all(batches, aliased=sharing == "independent")
                 if sharing == "mirrored":  # the loader's own copies of what lies at other places in a slot
                     held = list(itertools.islice(loader, HELD))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,10 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from restarted import Restarted
-from serving import wait_until
 
 import loaderd
-from loaderd.errors import OptionError
 
 Write = Callable[[Sequence[int]], list[Path]]
 STRUCTURE = ("bits", "id")
@@ -91,62 +87,8 @@ def test_fit_while_the_server_and_the_training_are_killed(server: Restarted, tmp
         assert all(map(np.array_equal, trained.get_weights(), undisturbed.get_weights()))
 
 
-def test_batches_that_are_taken_by_turns(server: Restarted):
-    """Without a copy, of unknown length, until the pass is over; and slots come back when tensors are gone."""
-    with server.connect(10, sharing="shared", consumers=2) as one:
-        dataset = loaderd_tf.from_loader(one, prefetch=1)
-        assert int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY
-        assert dataset.element_spec["bits"] == tf.TensorSpec([None, 32], tf.float32)
-        for epoch in range(2):
-            with server.connect(10, sharing="shared", consumers=2) as other:
-                found: list[int] = []
-                thread = threading.Thread(target=lambda: found.extend(i for batch in other for i in batch["id"]))  # noqa: B023
-                thread.start()
-                for element in dataset:
-                    assert np.array_equal(element["bits"].numpy() @ 2.0 ** np.arange(31, -1, -1), element["id"])
-                    found += element["id"].numpy().tolist()
-                thread.join()
-                assert sorted(found) == EVERY and one.position.epoch == epoch + 1
-        del element
-
-        def all_slots_are_back() -> bool:
-            gc.collect()
-            tf.constant(0)
-            return one.statistics().slots_lent == 0
-
-        wait_until(all_slots_are_back)
-        assert one.statistics().batches_copied == 0
-        with pytest.raises(OptionError, match='must not be of a loader with sharing="shared"'):
-            loaderd_tf.BackupAndRestore("backup", dataset)
-
-
-@pytest.mark.slow
-def test_fit_of_two_that_take_turns(server: Restarted):
-    """Until they have had enough: 30 steps, while there are 15 batches in an epoch."""
-    models = [Logged(), Logged()]
-    with (
-        server.connect(10, sharing="shared", consumers=2, epochs=None) as one,
-        server.connect(10, sharing="shared", consumers=2, epochs=None) as other,
-    ):
-        threads = [
-            threading.Thread(target=model.fit, args=(loaderd_tf.from_loader(loader, STRUCTURE),), kwargs=options)
-            for model, loader in zip(models, (one, other), strict=True)
-            for options in ({"epochs": 5, "steps_per_epoch": 3, "verbose": 0},)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seen = models[0].seen + models[1].seen
-        assert len(models[0].seen) == len(models[1].seen) == 15
-        assert len({i for step in seen for i in step}) == 150
-        # The last batches are used up when their trainings let go of them, and take others.
-        gc.collect()
-        wait_until(lambda: [next(iter(loader)) for loader in (one, other)] and one.position.epoch >= 1)
-
-
 def test_the_loader_is_gone(server: Restarted):
-    with server.connect(10, sharing="shared") as loader:
+    with server.connect(10, sharing="mirrored") as loader:
         elements = loaderd_tf.from_loader(loader).repeat(2)
     with pytest.raises(tf.errors.UnknownError, match="the loader is closed"):
         next(iter(elements))

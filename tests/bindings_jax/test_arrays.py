@@ -347,7 +347,7 @@ def test_of_a_server(tmp_path: Path, write_numbered_to: Write):
     double = jax.jit(lambda bits: bits * 2, donate_argnums=0)
     server = Restarted(tmp_path)
     try:
-        for sharing in ("independent", "mirrored", "shared"):
+        for sharing in ("independent", "mirrored"):
             with jax.enable_x64(True), server.connect(BATCH_SIZE, sharing=sharing) as loader:
                 seen = []
                 for bits, ids in loaderd_jax.batches(loader, ("bits", "id")):

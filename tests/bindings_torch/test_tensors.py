@@ -301,7 +301,7 @@ def test_of_a_server(tmp_path: Path, write_numbered_to: Write):
     write_numbered_to(tmp_path / "shards", [100, 50])
     server = Restarted(tmp_path)
     try:
-        for sharing in ("independent", "mirrored", "shared"):
+        for sharing in ("independent", "mirrored"):
             with server.connect(BATCH_SIZE, sharing=sharing) as loader:
                 seen = []
                 for bits, ids in loaderd_torch.batches(loader, ("bits", "id")):

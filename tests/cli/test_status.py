@@ -36,7 +36,7 @@ def consumer(number: int, records: int, name: str = "trainer", **more: Any) -> d
         "name": name,
         "pid": 100 - number,
         "dataset": "train",
-        "sharing": "shared",
+        "sharing": "mirrored",
         "group": "all",
         "shard": [0, 1],
         "epoch": 3,
@@ -65,9 +65,9 @@ def test_data_sets_consumers_rates_and_who_waits():
     assert " ".join(lines[0]).endswith("2 workers (1 replaced); 3 MiB of windows and batches")
     assert lines[2] == ["train", "ready", "16", "1,234,567", "board", "float32", "(8,", "8,", "24)"]
     assert lines[3][:4] == ["valid", "indexing", "41", "%"]
-    counted = ["train", "shared", "all", "3,", "5", "9,000", "2,000", "2.0", "2", "of", "12", "0", "s"]
+    counted = ["train", "mirrored", "all", "3,", "5", "9,000", "2,000", "2.0", "2", "of", "12", "0", "s"]
     assert lines[5] == ["-3", "trainer", "(103)", *counted]
-    assert lines[6] == ["-4", "[red]odd[/red]", "(104)", "train", "shared", "all", "3,", "5", "10", *counted[-5:]]
+    assert lines[6] == ["-4", "[red]odd[/red]", "(104)", "train", "mirrored", "all", "3,", "5", "10", *counted[-5:]]
     assert lines[7] == ["-3", "trainer", "(103):", "waits", "for", "the", "trainer"]
 
 

@@ -109,8 +109,7 @@ def test_an_iterator_of_tensorflow_is_restored_behind_them(
             assert [ids.numpy()[0] for ids in second] == [0, 10, 40, 50][count:]
 
 
-@pytest.mark.parametrize("sharing", ["shared", "mirrored"])
-def test_groups_leave_them_out(tmp_path: Path, write_numbered: Write, sharing: Any, monkeypatch: pytest.MonkeyPatch):
+def test_groups_leave_them_out(tmp_path: Path, write_numbered: Write, monkeypatch: pytest.MonkeyPatch):
     emptied(write_numbered, [20, 20, 20, 20], 1, 2)
     order = "loaderd.Shuffle(window_records=60, block_records=10), seed=3"
     monkeypatch.setattr(restarted, "MODULE", MODULE.replace(order, 'shuffle=False, on_corrupt="skip_any"'))
@@ -118,7 +117,7 @@ def test_groups_leave_them_out(tmp_path: Path, write_numbered: Write, sharing: A
     found: list[list[int]] = []
     try:
         with contextlib.ExitStack() as opened:
-            loaders = [opened.enter_context(server.connect(10, sharing=sharing, consumers=2)) for _ in range(2)]
+            loaders = [opened.enter_context(server.connect(10, sharing="mirrored", consumers=2)) for _ in range(2)]
 
             def consume(loader: loaderd.ServedLoader) -> None:
                 found.extend(batch["id"].tolist() for batch in loader)
@@ -128,8 +127,8 @@ def test_groups_leave_them_out(tmp_path: Path, write_numbered: Write, sharing: A
             consume(loaders[0])
             other.join()
             expected = [list(range(first, first + 10)) for first in (0, 10, 60, 70)]
-            assert sorted(found) == (expected if sharing == "shared" else sorted(2 * expected))
+            assert sorted(found) == sorted(2 * expected)
             skipped = [loader.statistics().records_skipped for loader in loaders]
-            assert sum(skipped) == (40 if sharing == "shared" else 80)
+            assert sum(skipped) == 80
     finally:
         server.kill()

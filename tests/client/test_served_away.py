@@ -57,9 +57,7 @@ class WhenSaid(logging.Handler):
             self._then.pop()()
 
 
-@pytest.mark.parametrize(
-    "sharing", ["independent", *(pytest.param(sharing, marks=pytest.mark.slow) for sharing in ("shared", "mirrored"))]
-)
+@pytest.mark.parametrize("sharing", ["independent", pytest.param("mirrored", marks=pytest.mark.slow)])
 def test_its_consumers_go_on_when_the_shards_are_back(mounted: Mounted, check_batch: Check, sharing: Any):
     with mounted.server.connect(5, sharing=sharing) as loader:
         batches = iter(loader)

@@ -1,91 +1,26 @@
-"""Loaders of a server's data set that share its batches, or all get the same, and are interrupted and cut off."""
+"""Loaders of a server's data set that all get the same batches, and are interrupted and cut off."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from restarted import Restarted
-from serving import wait_until
 
 import loaderd
-from loaderd.errors import BusyError, ClosedError, OptionError
+from loaderd.errors import BusyError, ClosedError
 
 Check = Callable[[loaderd.Batch], list[int]]
-
-NUM_RECORDS = 150
-
-
-def in_turns(
-    quick: loaderd.ServedLoader, slow: loaderd.ServedLoader, check: Check, num_batches: int
-) -> tuple[list[list[int]], list[list[int]]]:
-    """What each of two loaders gets of a pass that they share, of which the slow one asks half as often."""
-    of_quick: list[list[int]] = []
-    of_slow: list[list[int]] = []
-
-    def all_are_taken() -> bool:
-        return len(of_quick) + len(of_slow) == num_batches
-
-    def consume_slowly() -> None:
-        for batch in slow:
-            of_slow.append(check(batch))
-            wait_until(lambda: 2 * len(of_slow) <= len(of_quick) or all_are_taken())
-
-    thread = threading.Thread(target=consume_slowly)
-    thread.start()
-    for batch in quick:
-        of_quick.append(check(batch))
-        wait_until(lambda: bool(of_slow))
-    thread.join()
-    return of_quick, of_slow
-
-
-def test_consumers_that_take_turns(server: Restarted, check_batch: Check):
-    """Whoever asks gets the next batch: who asks more often gets more, and together they get each batch once."""
-    with contextlib.ExitStack() as opened:
-        quick, slow = (opened.enter_context(server.connect(10, sharing="shared", consumers=2)) for _ in range(2))
-        assert quick.sharing == "shared" and (quick.position.epoch, quick.position.batch) == (0, 0)
-        for epoch in range(2):
-            of_quick, of_slow = in_turns(quick, slow, check_batch, 15)
-            assert sorted(number for numbers in of_quick + of_slow for number in numbers) == list(range(NUM_RECORDS))
-            assert 0 < len(of_slow) < len(of_quick)
-            assert quick.position == slow.position and quick.position.epoch == epoch + 1
-        for refused in (quick.new_pass, lambda: quick.seek(loaderd.Position()), lambda: quick.fetch(None, 0)):
-            with pytest.raises(OptionError, match="none can be asked for by its number"):
-                refused()
-        with pytest.raises(TypeError, match="nobody knows how many"):
-            len(quick)
-
-
-@pytest.mark.slow
-def test_what_takes_turns_survives_the_server(server: Restarted, check_batch: Check):
-    """It is killed again and again: what was used up does not come again, and nothing is left out."""
-    with contextlib.ExitStack() as opened:
-        loaders = [opened.enter_context(server.connect(20, sharing="shared", consumers=2)) for _ in range(2)]
-        iterators = [iter(loader) for loader in loaders]
-        found: list[int] = []
-
-        def consume(batches: Iterator[loaderd.Batch], kills: Callable[[], None] | None) -> None:
-            for batch in batches:
-                found.extend(check_batch(batch))
-                if kills is not None:
-                    kills()
-
-        thread = threading.Thread(target=consume, args=(iterators[0], None))
-        thread.start()
-        consume(iterators[1], server.kill_daemon)
-        thread.join()
-        assert sorted(found) == list(range(NUM_RECORDS))
 
 
 @pytest.mark.slow
 def test_its_place_is_taken_when_it_comes_back(server: Restarted, caplog: pytest.LogCaptureFixture):
     """As when a server notices late that a connection is lost: it waits until there is one."""
-    options = {"batch_size": 10, "sharing": "shared", "consumers": 1}
+    options = {"batch_size": 10, "sharing": "mirrored", "consumers": 1}
     with server.connect(**options) as loader:
         batches = iter(loader)
         next(batches)
@@ -121,36 +56,32 @@ def test_consumers_that_all_get_the_same(server: Restarted, embedded: Any, check
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("how", ["close", "garbage", "interrupt"])
-@pytest.mark.parametrize("sharing", ["mirrored", "shared"])
 def test_what_a_member_holds_stays_as_it_is_when_its_connection_goes(
-    server: Restarted, embedded: Any, check_batch: Check, sharing: Any, how: str
+    server: Restarted, embedded: Any, check_batch: Check, how: str
 ):
     """Its slots are filled again for the others."""
-    options: dict[str, Any] = {"batch_size": 5, "sharing": sharing, "consumers": 2}
+    options: dict[str, Any] = {"batch_size": 5, "sharing": "mirrored", "consumers": 2}
     with server.connect(**options) as other:
         loader = server.connect(**options)
         read: list[list[int]] = []
         thread = threading.Thread(target=lambda: read.extend(check_batch(batch) for batch in other))
         batches = iter(loader)
-        if sharing == "mirrored":  # it begins when both have asked
-            thread.start()
+        thread.start()  # it begins when both have asked
         batch = next(batches)
         ids = check_batch(batch)
-        if sharing == "shared":
-            thread.start()
         if how == "close":
             loader.close()
         elif how == "interrupt":
             loader._stream._now.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
-            next(batches, None)  # of a "shared" group, the other one may have had all
+            next(batches)
         del loader, batches
         thread.join()
         assert check_batch(batch) == ids
-        assert len(read) >= 29 and (sharing == "shared" or read == embedded(batch_size=5))
+        assert read == embedded(batch_size=5)
 
 
 def test_what_was_held_is_gone_when_nobody_holds_it(server: Restarted):
-    with server.connect(5, sharing="shared") as loader:
+    with server.connect(5, sharing="mirrored") as loader:
         batches, held, found = iter(loader), [], []
         for _ in range(20):
             held = [*held[-1:], next(batches)]

@@ -162,7 +162,7 @@ def test_tensorflow_is_told_as_well(
     dataset.close()
 
 
-@pytest.mark.parametrize("sharing", ["independent", "mirrored", "shared"])
+@pytest.mark.parametrize("sharing", ["independent", "mirrored"])
 def test_consumers_of_a_server_are_told_as_well(
     tmp_path: Path,
     write_numbered: Write,

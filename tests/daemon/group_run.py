@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from sharing_run import Workshop
 
 from loaderd.daemon.delivery.outgoing import Delivery, PassEnd
-from loaderd.daemon.groups.members import Handed, Members, Progressed
+from loaderd.daemon.groups.members import Handed, Members
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.plan.passes import Pass
 
@@ -18,22 +18,21 @@ STEPS = 6
 
 
 class Run:
-    """Members 1 to ``num_members``, who have joined, and all that they get, but for low marks: steps, and END."""
+    """Members 1 to ``num_members``, who have joined, and all that they get: steps, and END."""
 
-    def __init__(self, way: Any, num_members: int, *, num_slots: int = 4, broken: Collection[int] = ()) -> None:
+    def __init__(self, num_members: int, *, num_slots: int = 4, broken: Collection[int] = ()) -> None:
         """``num_slots``: the most that a member can have."""
-        self.work = Workshop(STEPS, num_slots * num_members if way is Mirrored else num_slots, broken)
-        self.members: Members = way(self.work.feed, num_members)
+        self.work = Workshop(STEPS, num_slots * num_members, broken)
+        self.members: Members = Mirrored(self.work.feed, num_members)
         self.got: dict[int, list[Any]] = defaultdict(list)
-        self.lows: dict[int, int] = {}
         self.kept: dict[int, list[int]] = defaultdict(list)
         self.generations: dict[int, int] = defaultdict(int)
         for member in range(1, num_members + 1):
             self.members.join(member)
 
-    def start(self, member: int, step: int = 0, *, epoch: int = 0, taken: Sequence[int] = ()) -> None:
+    def start(self, member: int, step: int = 0, *, epoch: int = 0) -> None:
         self.generations[member] += 1
-        self.members.start(member, self.generations[member], Pass(epoch, 1), step, taken)
+        self.members.start(member, self.generations[member], Pass(epoch, 1), step)
 
     def start_all(self, *members: int) -> None:
         for member in members:
@@ -67,18 +66,9 @@ class Run:
     def hear(self, handed: Handed) -> None:
         member, item = handed.member, handed.item
         assert handed.generation == self.generations[member]
-        if isinstance(item, Progressed):
-            self.lows[member] = item.step
-        elif isinstance(item, PassEnd):
+        if isinstance(item, PassEnd):
             self.got[member].append(END)
         else:
             self.got[member].append(item.step)
             if isinstance(item, Delivery):
                 self.kept[member].append(item.slot)
-
-    def ask(self, member: int, count: int = 1) -> Any:
-        """What a member of a shared stream gets that asks for one more."""
-        self.members.want(member, count)
-        before = len(self.got[member])
-        self.go()
-        return self.got[member][before:]

@@ -33,7 +33,6 @@ from loaderd.protocol.messages import (
     Status,
     Stop,
     Subscribe,
-    Want,
 )
 from loaderd.subscription import Sharing, Subscription
 from loaderd.version import VERSION
@@ -176,15 +175,13 @@ def test_sets_that_grow_are_listed_by_each_consumer(daemon: ServedDaemon, write_
     assert len(flat(daemon.subscribe("growing").read())) == 50
 
 
-@pytest.mark.parametrize(
-    "sharing", ["independent", *(pytest.param(s, marks=pytest.mark.slow) for s in ("split", "shared")), "mirrored"]
-)
+@pytest.mark.parametrize("sharing", ["independent", pytest.param("split", marks=pytest.mark.slow), "mirrored"])
 def test_slots_of_several_consumers_can_only_be_read(daemon: ServedDaemon, sharing: Sharing):
     consumer = daemon.connect()
     consumer.hello()
     consumer.send(Subscribe(Subscription(10, sharing=sharing).to_wire(), None)).receive(Opened)
     fd = consumer.channel.take_fd()
-    if sharing in ("shared", "mirrored"):
+    if sharing == "mirrored":
         with pytest.raises(PermissionError):
             mmap.mmap(fd, 4096)
     else:
@@ -243,8 +240,8 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
         ([Hello(PROTOCOL, VERSION, "other")], ServerError, "no data set 'other'; this server has: .*train, valid"),
         ([Subscribe(options, None)], ServerError, "first message must be Hello"),
         ([hello, hello], ServerError, "Hello came twice"),
-        ([hello, Want(1)], ServerError, "Want came before Subscribe"),
-        ([hello, Subscribe(options, None), Want(1)], LoaderdError, "before the stream was there|without being asked"),
+        ([hello, List(None)], ServerError, "List came before Subscribe"),
+        ([hello, Subscribe(options, None), List(None)], LoaderdError, "before the stream was there|that grows"),
         ([hello, Subscribe({}, None)], OptionError, "batch_size among them"),
         ([hello, Subscribe({**options, "batch_size": 900, "remainder": "drop"}, None)], OptionError, "at most 800"),
         ([hello, Subscribe({**options, "held_batches": 65}, None)], ServerError, "at most 64 here, got 65"),
@@ -270,7 +267,6 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
     refused(
         daemon.subscribe(sharing="mirrored").send(Start(1 << 60, start, 0)), OptionError, "Start must be of gener"
     )
-    refused(daemon.subscribe().send(Want(1)), ServerError, "Want")
     refused(daemon.subscribe().send(List(None)), OptionError, "grows")
     refused(daemon.subscribe().send(Start(1, Pass(-1, 1), 0)), OptionError, "first_epoch must be")
     # The ends of three windows: a batch reaches over all of them, and there is memory for two windows.
@@ -362,7 +358,7 @@ def test_who_joins_a_group_in_a_daemon_that_is_drained_goes_to_the_next_one(daem
     alone.hello()
     daemon.supervisor.send(Drain())
     assert daemon.report()["draining"]
-    late.send(Subscribe(Subscription(10, sharing="shared", consumers=2).to_wire(), None))
+    late.send(Subscribe(Subscription(10, sharing="mirrored", consumers=2).to_wire(), None))
     assert goodbye(late) == "it was reloaded"
     alone.send(Subscribe(Subscription(10).to_wire(), None))
     alone.receive(Opened)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from loaderd.errors import DaemonError
 from loaderd.options import MAX_WORKERS
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Ask, Message, Open, Opened, PageSize, Want, Warned, encode
+from loaderd.protocol.messages import Ask, Bye, Message, Open, Opened, PageSize, Warned, encode
 from loaderd.protocol.worker_messages import Loaded, LoadFault
 
 Pair = tuple[Channel, Channel]
@@ -42,7 +42,7 @@ def receive(channel: Channel, count: int) -> list[Message]:
 
 
 MESSAGES = [
-    Want(3),
+    Bye("3"),
     Open(bytes(range(256)), None),
     Warned("ü" * 40, 2),
     Loaded(7, [LoadFault([1, 2], {"a": None})]),
@@ -76,7 +76,7 @@ def test_messages_may_be_cut_and_glued(cuts: list[int]):
 
 def test_large_messages(pair: Pair):
     one, two = pair
-    large = [Open(os.urandom(10 << 20), None), Want(1), Open(os.urandom(3 << 20), None)]
+    large = [Open(os.urandom(10 << 20), None), Bye("1"), Open(os.urandom(3 << 20), None)]
     sender = threading.Thread(target=lambda: [one.send(message) for message in large])
     sender.start()
     assert receive(two, 3) == large
@@ -87,8 +87,8 @@ def test_a_descriptor_is_taken_while_the_channel_is_closed(pair: Pair, monkeypat
     """By another thread: it is closed, or taken, and not both; and then there is none."""
     one, two = pair
     ends = [os.memfd_create("end") for _ in range(4)]
-    one.send(Want(1), tuple(ends))
-    assert receive(two, 1) == [Want(1)]
+    one.send(Bye("1"), tuple(ends))
+    assert receive(two, 1) == [Bye("1")]
     close, taken = os.close, list[int]()
 
     def close_slowly(fd: int) -> None:
@@ -123,13 +123,13 @@ def test_signals_may_interrupt_a_large_message(pair: Pair):
     try:
         receiver.start()
         one.send(large)
-        one.send(Want(1))
+        one.send(Bye("1"))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one may be pending still: this discards it
         signal.signal(signal.SIGALRM, before)
     receiver.join()
-    assert found == [large, Want(1)] and interrupts > 0
+    assert found == [large, Bye("1")] and interrupts > 0
 
 
 def test_the_bells_of_as_many_workers_as_there_may_be_come_in_one_message(pair: Pair):
@@ -150,19 +150,19 @@ def test_file_descriptors_come_along_in_order(pair: Pair):
     # The second message is larger than one read.
     sender = threading.Thread(
         target=lambda: [
-            one.send(Want(0), tuple(memories[:2])),
+            one.send(Bye("0"), tuple(memories[:2])),
             one.send(Open(bytes(1 << 20), None), tuple(memories[2:4])),
-            one.send(Want(1)),
-            one.send(Want(2), tuple(memories[4:])),
+            one.send(Bye("1")),
+            one.send(Bye("2"), tuple(memories[4:])),
         ]
     )
     sender.start()
     found = receive(two, 4)
     sender.join()
-    assert [message for message in found if isinstance(message, Want)] == [
-        Want(0),
-        Want(1),
-        Want(2),
+    assert [message for message in found if isinstance(message, Bye)] == [
+        Bye("0"),
+        Bye("1"),
+        Bye("2"),
     ]
     for number, memory in enumerate(memories):
         os.close(memory)
@@ -178,7 +178,7 @@ def test_close_closes_descriptors_that_nobody_took():
     before = os.listdir("/proc/self/fd")
     one, two = (Channel(end) for end in socket.socketpair())
     memory = os.memfd_create("m")
-    one.send(Want(0), (memory, memory))
+    one.send(Bye("0"), (memory, memory))
     os.close(memory)
     receive(two, 1)
     two.close()
@@ -188,23 +188,23 @@ def test_close_closes_descriptors_that_nobody_took():
 
 def test_what_was_sent_before_the_end_is_received(pair: Pair):
     one, two = pair
-    one.send(Want(1))
+    one.send(Bye("1"))
     one.close()
-    assert two.receive() == [Want(1)]
+    assert two.receive() == [Bye("1")]
     for _ in range(2):
         with pytest.raises(ChannelClosed, match="closed"):
             two.receive()
     with pytest.raises(ChannelClosed):
-        two.send(Want(2))
+        two.send(Bye("2"))
 
 
 def test_an_end_that_closes_on_unread_messages(pair: Pair):
     """The kernel calls this a reset; what came before it is received all the same."""
     one, two = pair
-    two.send(Want(9))
-    one.send(Want(1))
+    two.send(Bye("9"))
+    one.send(Bye("1"))
     one.socket.close()
-    assert two.receive() == [Want(1)]
+    assert two.receive() == [Bye("1")]
     with pytest.raises(ChannelClosed, match="reset by peer"):
         two.receive()
 
@@ -214,7 +214,7 @@ def test_nothing_goes_through_a_closed_channel(pair: Pair):
     one.close()
     one.close()
     with pytest.raises(ChannelClosed):
-        one.send(Want(1))
+        one.send(Bye("1"))
     with pytest.raises(ChannelClosed):
         one.receive()
 
@@ -258,11 +258,11 @@ def test_small_messages_of_several_threads_are_not_mixed(pair: Pair):
 
 def test_a_fork_has_no_part_in_a_channel(pair: Pair):
     one, two = pair
-    two.send(Want(1))
+    two.send(Bye("1"))
     child = os.fork()
     if child == 0:  # no assertion here: a failure must not run the rest of the tests in the child
         refused = 0
-        for use in (lambda: one.send(Want(666)), one.receive):
+        for use in (lambda: one.send(Bye("666")), one.receive):
             try:
                 use()
             except ChannelClosed:
@@ -270,15 +270,15 @@ def test_a_fork_has_no_part_in_a_channel(pair: Pair):
         one.close()
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-    assert one.receive() == [Want(1)]
-    one.send(Want(2))
-    assert two.receive() == [Want(2)]
+    assert one.receive() == [Bye("1")]
+    one.send(Bye("2"))
+    assert two.receive() == [Bye("2")]
 
 
 def test_a_descriptor_that_this_process_may_not_have_is_an_error(pair: Pair):
     """The kernel drops it, and says so: not to be taken for a message that came without one."""
     one, two = pair
-    one.send(Want(1), (one.fileno(),))
+    one.send(Bye("1"), (one.fileno(),))
     lowest = os.dup(one.fileno())
     os.close(lowest)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -30,7 +30,6 @@ from loaderd.protocol.messages import (
     Start,
     State,
     Subscribe,
-    Want,
     encode,
 )
 from loaderd.protocol.untrusted import (
@@ -53,8 +52,7 @@ VALID = [
     List(None),
     List(LISTING),
     Start(2, Pass(3, None, ((4, 5), (6, 7)), ((*LISTING[0],), None)), 4),
-    Start(2**40, [0, 1, [], None], -1, 60 * "ff"),
-    Want(3),
+    Start(2**40, [0, 1, [], None], -1),
     Ask(),
     AskStatus(),
     Bye(""),
@@ -85,25 +83,19 @@ def test_all_that_consumers_send_is_tried_here():
     assert {type(message) for message in VALID} == set(CONSUMER_MESSAGES)
 
 
-def test_fields_with_a_default_may_be_missing():
-    assert decode_strict(packed(Start, 1, [0, 1, [], None], 5)) == Start(1, Pass(0, 1), 5)
-
-
 def nested(depth: int) -> Any:
     return [nested(depth - 1)] if depth else 0
 
 
 WRONG = [
-    (packed(Want), "Want must have 1 fields, got 0"),
-    (packed(Want, 1, 2), "Want must have 1 fields, got 2"),
-    (packed(Start, 1, [0, 1, [], None]), "Start must have 4 fields, got 2"),
-    (packed(Want, True), "Want.num_batches must be a valid int, got bool"),
-    (packed(Want, 1.0), "Want.num_batches must be a valid int, got float"),
-    (packed(Want, "1"), "Want.num_batches must be a valid int, got str"),
-    (packed(Want, None), "Want.num_batches must be a valid int, got NoneType"),
-    (packed(Want, 2**63), "Want.num_batches must be a valid int, got int"),
-    (packed(Start, 1, PASS, 0, [1, 2]), "Start.taken must be a valid str, got list"),
-    (packed(Start, 1, PASS, 0, None), "Start.taken must be a valid str, got NoneType"),
+    (packed(List), "List must have 1 fields, got 0"),
+    (packed(List, None, 2), "List must have 1 fields, got 2"),
+    (packed(Start, 1, [0, 1, [], None]), "Start must have 3 fields, got 2"),
+    (packed(Start, True, PASS, 0), "Start.generation must be a valid int, got bool"),
+    (packed(Start, 1.0, PASS, 0), "Start.generation must be a valid int, got float"),
+    (packed(Start, "1", PASS, 0), "Start.generation must be a valid int, got str"),
+    (packed(Start, None, PASS, 0), "Start.generation must be a valid int, got NoneType"),
+    (packed(Start, 2**63, PASS, 0), "Start.generation must be a valid int, got int"),
     (packed(Hello, 1, "1.0\nERROR", "train"), "Hello.version must be a valid str, got str"),
     (packed(Hello, 1, "1.0", "tr\udcffain"), "Hello.dataset must be a valid str, got str"),
     (packed(Hello, 1, "1.0", b"train"), "exceeds max_bin_len"),
@@ -135,7 +127,7 @@ WRONG = [
     (msgpack.packb([msgpack.ExtType(1, b"x")]), "exceeds max_ext_len"),
     (msgpack.packb([msgpack.Timestamp(0)]), "exceeds max_ext_len"),
     (encode(Ask()) + b"\0", "ExtraData"),
-    (encode(Want(5))[:-1], "ValueError"),
+    (encode(Bye("5"))[:-1], "ValueError"),
     (b"", "ValueError"),
     (b"\xc1", "FormatError"),
     (b"\x91" * 3000, "StackError"),
@@ -244,7 +236,7 @@ def test_since_when_a_message_is_unfinished(ends: Ends):
     """Since it began, not since the last byte of it: who sends one at a time is slow all the same."""
     consumer, channel = ends
     assert channel.unfinished_since is None
-    message = Start(1, Pass(0, 1), 1000, "40")
+    message = Start(1, Pass(0, 1), 1000)
     data = encode(message)
     began = []
     for byte in data[:-1]:
@@ -278,9 +270,9 @@ def test_descriptors_are_refused_and_closed(ends: Ends):
 
 def test_the_end_of_the_consumer(ends: Ends):
     consumer, channel = ends
-    consumer.sendall(encode(Want(1)))
+    consumer.sendall(encode(Bye("1")))
     consumer.close()
-    assert channel.receive() == [Want(1)]
+    assert channel.receive() == [Bye("1")]
     for _ in range(2):
         with pytest.raises(ChannelClosed):
             channel.receive()

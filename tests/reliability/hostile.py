@@ -30,7 +30,6 @@ from loaderd.protocol.messages import (
     Start,
     Stop,
     Subscribe,
-    Want,
     encode,
 )
 from loaderd.subscription import Subscription
@@ -48,7 +47,6 @@ VALID = [
     Subscribe(OPTIONS, Position(1, 2, past=((400, 400),)).to_json()),
     List([["a", "b", 3, "c"], None]),
     Start(1, Pass(0, 1, ((100, 100),)), 4, "60"),
-    Want(2),
     Ask(),
     AskStatus(),
     AskData("train", None),
@@ -82,7 +80,7 @@ def options(rng: Random) -> dict[str, Any]:
     if rng.random() < 0.3:
         found |= {"sharing": "split", "shard": [number(rng), number(rng)]}
     if rng.random() < 0.1:
-        found |= {"sharing": rng.choice(["shared", "mirrored"]), "consumers": number(rng), "group": "hostile"}
+        found |= {"sharing": "mirrored", "consumers": number(rng), "group": "hostile"}
     return found
 
 
@@ -140,9 +138,9 @@ class _Harm:
 
 def another_type(rng: Random) -> bytes:
     """A field of another type, too many fields, or too few."""
-    message = rng.choice([Want, Hello, Subscribe])
+    message = rng.choice([List, Hello, Subscribe])
     wrong = rng.choice([0.5, True, b"x", [[["x"]]], {"a": b"x"}, 2**64 - 1])
-    count = {Want: 1, Hello: 3, Subscribe: 2}[message]
+    count = {List: 1, Hello: 3, Subscribe: 2}[message]
     return packed(message, *[wrong] * rng.choice([count, count, count + 1, 0]))
 
 
@@ -256,8 +254,6 @@ def in_a_stream(rng: Random) -> bytes:
     said = rng.choice(
         [
             packed(Start, number(rng), which(rng), number(rng)),
-            packed(Start, number(rng), which(rng), number(rng), rng.choice(["", "f", "60", "ff" * 9000, *_TEXTS])),
-            packed(Want, number(rng)),
             packed(List, value(rng)),
             encode(Subscribe(OPTIONS, None)),
             encode(Hello(PROTOCOL, VERSION, "train")),

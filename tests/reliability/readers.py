@@ -141,13 +141,12 @@ def main() -> int:
     first.close()
     readers.add("independent", epochs_of(address))
     readers.add("split", *[epochs_of(address, sharing="split", shard=(rank, 2)) for rank in range(2)])
-    readers.add("shared", *[epochs_of(address, sharing="shared", consumers=2, group="s") for _ in range(2)])
     for name in ("mirrored 1", "mirrored 2"):
         readers.add(name, epochs_of(address, sharing="mirrored", consumers=2, group="m"))
     for address in network:
         readers.add("network", epochs_of(address, workers=1))
         readers.add("Flight", epochs_of_flight(address))
-    for _ in range(5 + 2 * len(network)):
+    for _ in range(4 + 2 * len(network)):
         assert readers.began.acquire(timeout=_START_LIMIT_S), f"not all begin: {readers.batches} {readers.wrong}"
     print("all read", flush=True)
     sys.stdin.readline()

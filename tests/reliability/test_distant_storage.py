@@ -247,10 +247,7 @@ def test_who_did_not_wait_while_the_store_was_away_is_not_told(store: DistantS3,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharing", ["shared", "mirrored"])
-def test_members_of_a_group_are_told_that_the_store_is_away_only_where_they_wait(
-    store: DistantS3, tmp_path: Path, sharing: Any
-):
+def test_members_of_a_group_are_told_that_the_store_is_away_only_where_they_wait(store: DistantS3, tmp_path: Path):
     module = """
         import loaderd, numbered
         storage, shuffle = loaderd.Storage(retry_s=1), loaderd.Shuffle(window_records=200, block_records=64)
@@ -263,7 +260,7 @@ def test_members_of_a_group_are_told_that_the_store_is_away_only_where_they_wait
     )
     with contextlib.closing(server):
         server.wait_line("memory:")
-        options: dict[str, Any] = {"batch_size": 100, "sharing": sharing, "consumers": 2}
+        options: dict[str, Any] = {"batch_size": 100, "sharing": "mirrored", "consumers": 2}
         with ThreadPoolExecutor(2) as pool:
             connect = functools.partial(loaderd.connect, f"unix:{server.path}", "train", **options)
             loaders = [one.result() for one in [pool.submit(connect) for _ in range(2)]]

@@ -67,7 +67,7 @@ def test_what_is_no_address(address: str):
         ({"sharing": "fair"}, "sharing must be"),
         ({"sharing": "split"}, 'sharing="split" needs shard'),
         ({"shard": (1, 2), "sharing": "mirrored"}, 'is for sharing="split"'),
-        ({"consumers": 2}, 'is for sharing="shared" or "mirrored"'),
+        ({"consumers": 2}, 'is for sharing="mirrored"'),
         ({"start": 3}, "start must be"),
         ({"reconnect_timeout": -1}, "reconnect_timeout must be"),
         ({"compression": "lz4"}, "compression must be None at unix:///nowhere: it is for servers on the network"),

@@ -50,7 +50,9 @@ def read(metrics: Metrics, *reports: dict[str, Any], is_ready: bool = True, **re
 
 def test_what_there_is():
     metrics = Metrics()
-    now = report(consumer(1, 5, "a"), consumer(2, 7, sharing="shared", slots_lent=3, idle_s=9.0), workers_restarted=4)
+    now = report(
+        consumer(1, 5, "a"), consumer(2, 7, sharing="mirrored", slots_lent=3, idle_s=9.0), workers_restarted=4
+    )
     metrics.heard_daemon(None, now)
     assert read(metrics, now, daemon=1, gateway=0) == {
         "loaderd_ready": 1,
@@ -67,11 +69,11 @@ def test_what_there_is():
         "loaderd_dataset_shards train": 3,
         "loaderd_dataset_records train": 1000,
         "loaderd_consumers train independent": 1,
-        "loaderd_consumers train shared": 1,
+        "loaderd_consumers train mirrored": 1,
         "loaderd_slots train independent": 12,
-        "loaderd_slots train shared": 12,
+        "loaderd_slots train mirrored": 12,
         "loaderd_slots_lent train independent": 2,
-        "loaderd_slots_lent train shared": 3,
+        "loaderd_slots_lent train mirrored": 3,
         "loaderd_consumer_idle_seconds": 9.0,
         "loaderd_batches_total a train": 5,
         "loaderd_batches_total  train": 7,

@@ -118,7 +118,12 @@ def test_counters_of_the_network(start: Start):
             ServerError,
             "consumers 3",
         ),
-        ({"sharing": "shared"}, {"sharing": "shared", "batch_size": 20}, ServerError, "batch_size 20 instead of 10"),
+        (
+            {"sharing": "mirrored"},
+            {"sharing": "mirrored", "batch_size": 20},
+            ServerError,
+            "batch_size 20 instead of 10",
+        ),
         ({"shard": (0, 2)}, {"shard": (1, 3)}, ServerError, "shard"),
         ({"shard": (0, 2)}, {"shard": (0, 2)}, BusyError, r"a consumer with shard=\(0, 2\) already"),
         ({"shard": (0, 2)}, {"shard": (1, 2), "epochs": 2}, ServerError, "epochs 2 instead of 1"),
@@ -162,17 +167,6 @@ def test_who_leaves_its_batches_untaken_is_sent_away(start: Start):
     with connect(server) as idle:
         next(iter(idle))
         server.wait_line("left its batches untaken")
-
-
-def test_who_still_has_the_last_batch_of_a_shared_pass_is_not_idle(start: Start):
-    server = start("--idle-timeout", "2")
-    with connect(server, sharing="shared") as validating, connect(server) as idle:
-        for batch in validating:
-            held = batch
-        next(iter(idle))
-        server.wait_line("left its batches untaken")
-        assert [each["sharing"] for each in server.report()["consumers"]] == ["shared"]
-        assert held.num_records == next(iter(validating)).num_records == 10
 
 
 # ------------------------------------------------------------------------------------- failed data sets

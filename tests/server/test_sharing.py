@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -212,121 +211,6 @@ def test_mirrored_the_slowest_sets_the_pace_while_it_is_there(group: Group):
     assert sorted(number for ids in quick.had for number in ids or []) == list(range(RECORDS))
 
 
-@pytest.mark.parametrize(
-    "first", ["server", pytest.param("consumer", marks=pytest.mark.slow)]
-)  # both are killed in both
-def test_shared_each_batch_goes_to_one(group: Group, first: str):
-    """But what one had that was killed may come again: at most what it had not given back, if the server knows."""
-    options = {"sharing": "shared", "consumers": 3}
-    consumers = group.add(*3 * [options])
-    take(4, *consumers)
-    group.kill_daemon()
-    take(3, *consumers)
-    if first == "server":
-        group.restart_server()
-        take(2, *consumers)
-    *survivors, lost = consumers
-    lost.kill()
-    survivors += group.add(options)
-    if first == "consumer":
-        group.restart_server()
-    take(2, *survivors)
-    take(ALL, *survivors)
-    had = [number for one in survivors for ids in one.had for number in ids or []]
-    assert len(had) == len(set(had)), "of those who live, only one has had it"
-    lost_ids = [number for ids in lost.had for number in ids or []]
-    assert set(had) | set(lost_ids) == set(range(RECORDS))
-    assert all(one.had[-1] is None for one in survivors)
-    if first == "server":
-        again = [ids for ids in lost.had if set(ids or []) & set(had)]
-        assert again == lost.had[-len(again) :] and 1 <= len(again) <= 2
-    take(ALL, *survivors)
-    second = [number for one in survivors for ids in one.had[one.had.index(None) :] for number in ids or []]
-    assert sorted(second) == list(range(RECORDS))
-
-
-@pytest.mark.slow
-def test_shared_a_slow_one_takes_what_it_can(group: Group):
-    slow, quick = group.add(*2 * [{"sharing": "shared", "consumers": 2}])
-    take(1, slow, quick)
-    quick.ask(ALL)
-    wait_until(lambda: "to use the last batches" in group.report(quick)["state"])
-    slow.kill()
-    quick.hear()
-    (ids,) = slow.had
-    had = [number for ids in quick.had for number in ids or []]
-    assert sorted(had) == list(range(RECORDS)) and had[-BATCH:] == ids, "what the slow one had comes again"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("last", ["batch", "iterator"])
-def test_shared_who_leaves_its_loop_and_lets_go_stops_nobody(group: Group, last: str):
-    options = {"sharing": "shared", "consumers": 2}
-    threads = threading.active_count()
-    here = group.connect(**options)
-    (other,) = group.add(options)
-    for _ in range(2):
-        had: list[int] = []
-        held = {"iterator": iter(here)}
-        held["batch"] = next(held["iterator"])
-        had.extend(held["batch"]["id"])
-        other.ask(ALL)
-        held.pop("batch" if last == "iterator" else "iterator")
-        wait_until(lambda: "to use the last batches" in group.report(other)["state"])
-        held.clear()
-        other.hear()
-        had.extend(number for ids in other.had for number in ids or [])
-        assert sorted(had) == list(range(RECORDS))
-        other.had.clear()
-        assert not list(here), "it hears that this pass is over"
-    here.close()
-    wait_until(lambda: threading.active_count() == threads)
-
-
-def test_shared_a_loop_that_is_left_in_a_function_stops_nobody(group: Group):
-    """Everything of it goes at once."""
-    options = {"sharing": "shared", "consumers": 2}
-    threads = threading.active_count()
-    here = group.connect(**options)
-    (other,) = group.add(options)
-
-    def first(loader: loaderd.ServedLoader) -> list[int]:
-        for batch in loader:
-            return list(batch["id"])
-        raise AssertionError
-
-    had = [*first(here), *first(here), *first(here)]
-    take(ALL, other)
-    assert sorted(had + [number for ids in other.had for number in ids or []]) == list(range(RECORDS))
-    del here
-    wait_until(lambda: threading.active_count() == threads)
-
-
-LEAVING = """
-import os
-import loaderd
-
-loader = loaderd.connect("unix:x.sock", dataset="train", batch_size=10, sharing="shared")
-for batch in loader:
-    break
-child = os.fork()
-if child:
-    os.waitpid(child, 0)
-    del batch
-    assert len([batch["id"] for batch in loader]) == 39
-    for batch in loader:
-        break
-print("a fork" if child == 0 else "its parent", "ends", flush=True)
-"""
-
-
-def test_shared_a_program_that_has_left_its_loop_ends(group: Group):
-    found = subprocess.run(
-        [sys.executable, "-c", LEAVING], cwd=group.folder, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert (found.returncode, found.stdout, found.stderr) == (0, "a fork ends\nits parent ends\n", "")
-
-
 @pytest.mark.slow
 def test_a_group_has_no_more_than_it_was_said_to_have(group: Group):
     options = {"sharing": "mirrored", "consumers": 2}
@@ -340,10 +224,9 @@ def test_a_group_has_no_more_than_it_was_said_to_have(group: Group):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharing", ["mirrored", "shared"])
-def test_who_is_sent_away_keeps_what_it_holds_until_it_hears_of_it(group: Group, embedded: Any, sharing: Any):
+def test_who_is_sent_away_keeps_what_it_holds_until_it_hears_of_it(group: Group, embedded: Any):
     group.restart_server("--idle-timeout", "1")
-    options = {"sharing": sharing, "consumers": 2}
+    options = {"sharing": "mirrored", "consumers": 2}
     here = group.connect(**options)
     (other,) = group.add(options)
     other.ask(1)
@@ -362,15 +245,13 @@ def test_who_is_sent_away_keeps_what_it_holds_until_it_hears_of_it(group: Group,
     with pytest.raises(ServerError, match="has left its batches untaken"):
         rest.extend(each["id"].tolist() for each in batches)
     assert batch["id"].tolist() == ids
-    assert rest == (embedded()[1 : 1 + len(rest)] if sharing == "mirrored" else [])
+    assert rest == embedded()[1 : 1 + len(rest)]
     group.connect(**options).close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharing", ["shared", "mirrored"])
-def test_a_reload_keeps_a_group_together(group: Group, embedded: Any, sharing: str):
-    """Of what one had that is killed meanwhile, some may come again, if the batches go to one of them each."""
-    one, other = group.add(*2 * [{"sharing": sharing, "consumers": 2}])
+def test_a_reload_keeps_a_group_together(group: Group, embedded: Any):
+    one, other = group.add(*2 * [{"sharing": "mirrored", "consumers": 2}])
     take(5, one, other)
     group.server.process.send_signal(signal.SIGHUP)
     group.server.wait_line("reloaded")
@@ -378,15 +259,9 @@ def test_a_reload_keeps_a_group_together(group: Group, embedded: Any, sharing: s
     # It knows what both have had. The other one may know of nothing, and would begin the pass anew if it came first.
     wait_until(lambda: any("rest of its group" in state for state in group.states()))
     other.restart()
-    first_life = len(other.had)
     take(ALL, other)
     one.hear()
-    if sharing == "mirrored":
-        assert one.had == other.had == [*embedded(), None]
-        return
-    had = [number for ids in [*one.had, *other.had[first_life:]] for number in ids or []]
-    assert len(had) == len(set(had))
-    assert set(had) | {number for ids in other.had for number in ids or []} == set(range(RECORDS))
+    assert one.had == other.had == [*embedded(), None]
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def run_alone(
             check_refusal(program, programs.run(program, source, tmp_path))
             return
         twin = programs.run(program, "memory", tmp_path)
-        check(program, programs.run(program, source, tmp_path), twin, sized=source != "shared")
+        check(program, programs.run(program, source, tmp_path), twin)
 
     return run
 
@@ -77,7 +77,7 @@ def run_with_others(
         ensure_server(source)
         others = _programs_tested(request.session.items, program.file, source)
         twin = programs.run_together(others, "memory", tmp_path)[program]
-        check(program, programs.run_together(others, source, tmp_path)[program], twin, sized=source != "shared")
+        check(program, programs.run_together(others, source, tmp_path)[program], twin)
 
     return run
 

@@ -258,11 +258,8 @@ def _without_times(text: str) -> str:
     return text
 
 
-def check(program: Program, run: Outcome, twin: Outcome, sized: bool = True) -> None:
-    """Raise AssertionError unless ``run`` did what its twin did, with the same batches in memory.
-
-    ``sized``: whether a data set's length is known.
-    """
+def check(program: Program, run: Outcome, twin: Outcome) -> None:
+    """Raise AssertionError unless ``run`` did what its twin did, with the same batches in memory."""
     assert not twin.hung and twin.status == program.fails, f"the program itself is wrong: {twin}"
     assert twin.reported or program.fails, "the program reports nothing"
     assert not run.hung, f"it does not end: {run}"
@@ -274,8 +271,6 @@ def check(program: Program, run: Outcome, twin: Outcome, sized: bool = True) -> 
         assert run.stdout == twin.stdout, f"stdout: {run.stdout}\n\nwith the batches in memory: {twin.stdout}"
     assert len(run.reported) == len(twin.reported)
     for i, (got, expected) in enumerate(zip(run.reported, twin.reported, strict=True)):
-        if not sized:
-            got, expected = _without_length(got), _without_length(expected)
         assert got == expected, f"value {i}: {_described(got)}\n\nwith the batches in memory: {_described(expected)}"
 
 
@@ -283,11 +278,6 @@ def check_refusal(program: Program, run: Outcome) -> None:
     """Raise AssertionError unless ``run`` was refused in the words of ``program``."""
     assert not run.hung and run.status == 1 and not run.left, f"it is not refused: {run}"
     assert program.says in run.stderr, f"it does not say {program.says!r}: {run}"
-
-
-def _without_length(value: Any) -> Any:
-    """Of a data set, without its cardinality."""
-    return [*value[:2], *value[3:]] if isinstance(value, list) and value[:1] == ["data set"] else value
 
 
 def _described(value: Any) -> Any:

@@ -3,8 +3,7 @@
 A consumer is a **member**, known by a number. Between the stream and its members stands one of
 
 - :class:`PageReader`: there is one member, and it takes the batches of the page itself;
-- ``mirrored_group.Mirrored``: every batch goes to every member;
-- ``shared_group.Shared``: every batch goes to one member that has asked for batches.
+- ``mirrored_group.Mirrored``: every batch goes to every member.
 
 All are pure state machines: events go in (a member joins, starts, gives slots back, leaves; time passes), and
 ``take`` returns what each member is to be told. Each member counts its own generations, and the state machine those
@@ -18,7 +17,6 @@ of them has given it back (see ``feed.Feed``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from loaderd.daemon.delivery.outgoing import Omission, Outgoing
@@ -34,19 +32,12 @@ GRACE_S = 15.0
 PassKey = tuple[int, tuple[tuple[int, ...], ...]]
 
 
-class Progressed(NamedTuple):
-    """Of a stream that is "shared": the pass that it is at; every batch before ``step`` is used up."""
-
-    pass_: Pass
-    step: int
-
-
 class Handed(NamedTuple):
     """``item`` is for ``member``, and belongs to its own ``generation``."""
 
     member: int
     generation: int
-    item: Outgoing | Omission | Progressed
+    item: Outgoing | Omission
 
 
 class Members(Protocol):
@@ -55,14 +46,11 @@ class Members(Protocol):
     def join(self, member: int) -> None:
         """Add a member. The caller adds no more of them than the group may have."""
 
-    def start(self, member: int, generation: int, pass_: Pass, step: int, taken: Sequence[int]) -> None:
-        """A member wants a pass from ``step`` on; of the batches from there on, it has had those in ``taken``.
+    def start(self, member: int, generation: int, pass_: Pass, step: int) -> None:
+        """A member wants a pass from ``step`` on.
 
         Raises ValueError, or what planning the pass raises, where there is no such batch.
         """
-
-    def want(self, member: int, count: int) -> None:
-        """A member can take ``count`` batches more. Raises ValueError where batches come without being asked for."""
 
     def reached(self, member: int, generation: int, step: int) -> None:
         """A member takes batch ``step`` of its ``generation`` next."""
@@ -123,14 +111,11 @@ class PageReader:
         """See :class:`Members` for this and the other methods."""
         self._member = member
 
-    def start(self, member: int, generation: int, pass_: Pass, step: int, taken: Sequence[int]) -> None:
+    def start(self, member: int, generation: int, pass_: Pass, step: int) -> None:
         if not self._stream.generation < generation <= MAX_GENERATION or step > MAX_STEP:
             raise ValueError(f"generation {generation} does not come after generation {self._stream.generation}")
         require_place(self._stream, pass_, step)
         self._stream.start(generation, pass_, step)
-
-    def want(self, member: int, count: int) -> None:
-        raise ValueError("batches of this stream come without being asked for")
 
     def reached(self, member: int, generation: int, step: int) -> None:
         """The stream sees it in the page."""

@@ -75,7 +75,7 @@ class Mirrored:
         self._members[member] = _Member()
         self._quiet_s = 0.0
 
-    def start(self, member: int, generation: int, pass_: Pass, step: int, taken: Sequence[int]) -> None:
+    def start(self, member: int, generation: int, pass_: Pass, step: int) -> None:
         require_place(self._stream, pass_, step)
         one = self._members[member]
         one.generation, one.pass_, one.place = generation, pass_, (key_of(pass_), step)
@@ -83,9 +83,6 @@ class Mirrored:
         self._quiet_s = 0.0
         self._hand_recent(member, one)
         self._settle()
-
-    def want(self, member: int, count: int) -> None:
-        raise ValueError("batches of this stream come without being asked for")
 
     def reached(self, member: int, generation: int, step: int) -> None:
         if generation == self._members[member].generation:

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from loaderd.client.intake import Intake, TurnIntake
+from loaderd.client.intake import Intake
 from loaderd.daemon.delivery.outgoing import Delivery
 from loaderd.daemon.groups import lane
 from loaderd.daemon.groups.lane import Had, Lane
 from loaderd.errors import DaemonError
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.page import CONSUMER_NEWS, NEVER, Page, new_bell
-from loaderd.protocol.messages import Broken, Ended
+from loaderd.protocol.messages import Broken
 
 NUM_SLOTS = 4
 
@@ -24,7 +24,7 @@ NUM_SLOTS = 4
 class Member:
     """The two ends of a lane, in one process."""
 
-    def __init__(self, kind: type[Intake]) -> None:
+    def __init__(self) -> None:
         self.daemon_bell = new_bell()
         self.lane = Lane(NUM_SLOTS, self.daemon_bell)
         words, *bells = map(os.dup, self.lane.fds)
@@ -32,7 +32,7 @@ class Member:
         memory.close_fd()
         self.page = Page(memory.bytes, NUM_SLOTS, 1)
         self.bell = bells[0]
-        self.intake = kind(self.page, bells)
+        self.intake = Intake(self.page, bells)
 
     def hand(self, slot: int, step: int, generation: int = 1) -> None:
         self.lane.fill(generation, Delivery(step, slot, 10 + step))
@@ -56,9 +56,9 @@ def test_a_member_for_whom_there_is_no_bell_is_told_what_to_do(monkeypatch: pyte
     assert "ulimit -n" in caught.value.hint
 
 
-@pytest.fixture(params=[Intake, TurnIntake])
-def member(request: pytest.FixtureRequest) -> Iterator[Member]:
-    member = Member(request.param)
+@pytest.fixture
+def member() -> Iterator[Member]:
+    member = Member()
     member.intake.begin(1, 3)
     yield member
     member.close()
@@ -108,7 +108,7 @@ def test_messages_are_announced_before_the_batches_behind_them(member: Member):
 
 
 def test_who_is_past_what_it_was_told_of_damage_wakes_the_daemon():
-    member = Member(Intake)
+    member = Member()
     member.intake.begin(1, 3)
     for step in (3, 4):
         member.lane.wake_behind(1, step)
@@ -132,27 +132,3 @@ def test_a_member_that_writes_nonsense_harms_itself_alone(member: Member):
     assert member.page.words[CONSUMER_NEWS] == 1
     member.page.release(1)
     assert member.lane.take_back() == [1]
-
-
-def test_by_turns_any_batch_is_the_next_one():
-    member = Member(TurnIntake)
-    try:
-        member.intake.begin(5, 3)
-        for slot, step in ((0, 8), (1, 4)):  # 4 has come back from another member
-            member.hand(slot, step, generation=5)
-            assert member.intake.has_batch and member.intake.take() == (slot, 10 + step)
-            assert member.intake.step == step
-        member.intake.broken(Broken(4, 5, {}))
-        member.intake.ended(Ended(4))
-        assert not member.intake.has_batch
-        member.intake.broken(broken := Broken(5, 6, {}))
-        assert member.intake.has_batch and member.intake.take() == broken and member.intake.step == 6
-        assert not member.intake.has_batch
-        member.intake.ended(Ended(5))
-        assert member.intake.has_batch and member.intake.take() is None
-        member.intake.begin(6, 0)
-        assert not member.intake.has_batch and sorted(member.lane.take_back()) == []
-        member.intake.give_back([0, 1])
-        assert sorted(member.lane.take_back()) == [0, 1]
-    finally:
-        member.close()

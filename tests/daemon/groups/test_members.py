@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from group_run import END, STEPS, Run
 from sharing_run import NUM_WORKERS, Workshop
 
 from loaderd.daemon.delivery.outgoing import BrokenBatch
 from loaderd.daemon.groups.members import PageReader
-from loaderd.daemon.groups.mirrored_group import Mirrored
-from loaderd.daemon.groups.shared_group import Shared
 from loaderd.memory.page import MAX_GENERATION
 from loaderd.memory.taking import Taker
 from loaderd.plan.passes import Pass
 
 
 def test_one_alone_gets_all():
-    run = Run(Mirrored, 1)
+    run = Run(1)
     run.start(1)
     run.go(1)
     assert run.got[1] == [*range(STEPS), END]
 
 
 def test_alone_a_generation_may_have_the_number_of_another():
-    run = Run(Mirrored, 1)
+    run = Run(1)
     run.start(1)
     run.work.work(5)
     run.generations[1] = 0
@@ -35,14 +31,14 @@ def test_alone_a_generation_may_have_the_number_of_another():
 
 
 def test_nothing_is_done_for_one_who_has_left():
-    run = Run(Mirrored, 1)
+    run = Run(1)
     run.start(1)
     run.leave(1)
     assert run.work.is_idle()
 
 
 def test_what_an_older_start_has_brought_is_lent_until_it_is_given_back():
-    run = Run(Mirrored, 1)
+    run = Run(1)
     run.start(1)
     run.go()
     assert run.got.pop(1) == [0, 1, 2, 3] and run.members.held_by(1) == 4
@@ -58,7 +54,7 @@ def test_what_an_older_start_has_brought_is_lent_until_it_is_given_back():
 
 def test_nothing_more_is_made_for_one_who_has_left():
     """But what was begun; else workers would fill all slots with what nobody takes."""
-    run = Run(Mirrored, 1)
+    run = Run(1)
     run.start(1)
     while run.work.fills < 2:
         run.work.work(1)
@@ -67,12 +63,9 @@ def test_nothing_more_is_made_for_one_who_has_left():
     assert run.work.fills <= 2 + NUM_WORKERS - 1
 
 
-@pytest.mark.parametrize("way", [Mirrored, Shared])
-def test_nobody_gives_back_what_it_does_not_have(way: Any):
-    run = Run(way, 1)
+def test_nobody_gives_back_what_it_does_not_have():
+    run = Run(1)
     run.start(1)
-    if way is Shared:
-        run.members.want(1, 1)
     run.work.work()
     with pytest.raises(ValueError, match="is not lent"):
         run.members.release(1, [3])  # it is made, but nobody was told
@@ -83,17 +76,11 @@ def test_nobody_gives_back_what_it_does_not_have(way: Any):
         run.members.release(1, [slot])
 
 
-@pytest.mark.parametrize("way", [Mirrored, Shared])
-def test_a_batch_that_there_is_not_cannot_be_asked_for(way: Any):
-    run = Run(way, 1)
+def test_a_batch_that_there_is_not_cannot_be_asked_for():
+    run = Run(1)
     for step in (-1, STEPS + 1):
         with pytest.raises(ValueError, match="cannot start"):
             run.start(1, step)
-
-
-def test_who_gets_batches_anyway_must_not_ask_for_them():
-    with pytest.raises(ValueError, match="without being asked"):
-        Run(Mirrored, 1).members.want(1, 1)
 
 
 def test_one_who_reads_the_page_is_told_only_what_the_page_does_not_say():
@@ -102,7 +89,7 @@ def test_one_who_reads_the_page_is_told_only_what_the_page_does_not_say():
     reader.join(7)
     taker = Taker(work.page, work.bell, work.bells)
     taker.begin(3, 0)
-    reader.start(7, 3, Pass(0, 1), 0, [])
+    reader.start(7, 3, Pass(0, 1), 0)
     work.work(collects=False)
     (handed,) = reader.take()
     assert (handed.member, handed.generation) == (7, 3) and isinstance(handed.item, BrokenBatch)
@@ -119,12 +106,10 @@ def test_one_who_reads_the_page_is_told_only_what_the_page_does_not_say():
     assert got == [0, 2, 3, 4, 5] and reader.held_by(7) == 0
     with pytest.raises(ValueError, match="in its page"):
         reader.release(7, [0])
-    with pytest.raises(ValueError, match="without being asked"):
-        reader.want(7, 1)
     for generation in (3, MAX_GENERATION + 1):
         with pytest.raises(ValueError, match="does not come after generation 3"):
-            reader.start(7, generation, Pass(0, 1), 0, [])
+            reader.start(7, generation, Pass(0, 1), 0)
     with pytest.raises(ValueError, match="cannot start"):
-        reader.start(7, 4, Pass(0, 1), STEPS + 1, [])
+        reader.start(7, 4, Pass(0, 1), STEPS + 1)
     reader.leave(7)
     assert reader.describe(7) == "has asked for no batches"

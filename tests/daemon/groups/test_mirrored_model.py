@@ -70,7 +70,7 @@ class MirroredModel(GroupModel[Mirror]):
         one.generation += 1
         one.epoch, one.step = epoch, step % (self.work.num_steps + 1)
         one.passes[one.generation] = Pass(epoch, 1)
-        self.group.start(number, one.generation, Pass(epoch, 1), one.step, [])
+        self.group.start(number, one.generation, Pass(epoch, 1), one.step)
 
     def all_come(self) -> None:
         self.all_hang_up()

@@ -8,54 +8,54 @@ import tensorflow as tf
 from usage import make, report
 
 # %% slice_times_two: guide "data", a map
-# through: loaderd, independent, split, shared, mirrored
+# through: loaderd, independent, split, mirrored
 report(make().map(lambda x, y: (x[:8] * 2, y[:8])))
 
 # %% first_row: guide "tensor_slicing"
-# through: loaderd, independent, split, shared, mirrored
+# through: loaderd, independent, split, mirrored
 report(make().map(lambda x, y: x[0] * 2))
 
 # %% mixup: Keras example "mixup"
-# through: loaderd, independent, split, shared, mirrored
+# through: loaderd, independent, split, mirrored
 # apart: chess_mixup shows as much
 report(make().map(lambda x, y: (0.5 * x[:8] + 0.5 * x[8:], 0.5 * y[:8] + 0.5 * y[8:])))
 
 # %% rebatch: API reference; then arithmetic
 # apart: others show as much
-# through: loaderd, independent, split, shared, mirrored
+# through: loaderd, independent, split, mirrored
 report(make().rebatch(8).map(lambda x, y: (x * 3 - 1, y + 1)))
 
 # %% split: tf.split and arithmetic
 # apart: others show as much
-# through: loaderd, independent, split, shared, mirrored
+# through: loaderd, independent, split, mirrored
 report(make().map(lambda x, y: [half * 2 + 1 for half in tf.split(x, 2)]))
 
 # %% unstack: tf.unstack and arithmetic
-# through: loaderd, independent, split, shared, mirrored
+# through: loaderd, independent, split, mirrored
 # apart: others show as much
 report(make().map(lambda x, y: tf.add_n([row * 2 for row in tf.unstack(x)])))
 
 # %% unbatch: records, and arithmetic
-# through: loaderd, independent, split, shared, mirrored
+# through: loaderd, independent, split, mirrored
 report(make().unbatch().map(lambda x, y: (x * -1 + y, y * y)).batch(16))
 
 # %% chain: a chain of element-wise operations, which grappler fuses
-# through: loaderd, independent, split, shared, mirrored
+# through: loaderd, independent, split, mirrored
 report(make().map(lambda x, y: tf.nn.relu(tf.exp(-x) * 2.0 - 1.0) + tf.sqrt(y)[:, None]))
 
 # %% add_to_slice: tf.tensor_scatter_nd_add into a batch
-# through: loaderd, independent, split, shared, mirrored
+# through: loaderd, independent, split, mirrored
 # apart: others show as much
 report(make().map(lambda x, y: tf.tensor_scatter_nd_add(x, [[0], [3]], tf.ones((2, 32)))))
 
 # %% eager_slices: eager arithmetic on slices
-# through: loaderd, independent, split, shared, mirrored
+# through: loaderd, independent, split, mirrored
 for x, y in make():
     report(x[:8] * 2, x[0] + 1, -y[4:], x)
 
 
 # %% function_slices: a tf.function that owns its argument
-# through: loaderd, independent, split, shared, mirrored
+# through: loaderd, independent, split, mirrored
 # apart: others show as much
 @tf.function
 def step(x, y):
@@ -68,7 +68,7 @@ for x, y in make():
     report(step(x, y))
 
 # %% unbatch_rebatch_fit: Keras guide, after rebatching
-# through: loaderd, independent, split, shared, mirrored
+# through: loaderd, independent, split, mirrored
 # apart: it takes long
 ds = make()
 keras.utils.set_random_seed(0)
