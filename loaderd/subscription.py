@@ -19,7 +19,6 @@ _MAX_HOSTS = 1024
 class Subscription:
     """Options of the same names as those of ``loaderd.connect``. Raises OptionError where one is out of range.
 
-    ``packed``: batches hold stored features as far as possible, for the consumer to unpack (``schema.packed``).
     ``name``: of the consumer, for logs and reports.
     """
 
@@ -31,7 +30,6 @@ class Subscription:
     sharing: Sharing = "independent"
     consumers: int = 1
     group: str = ""
-    packed: bool = False
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -50,7 +48,6 @@ class Subscription:
             value = getattr(self, what)
             is_name = isinstance(value, str) and len(value) <= _MAX_NAME and value.isprintable()
             require(is_name, what, f"text of at most {_MAX_NAME} printable characters", value)
-        require(isinstance(self.packed, bool), "packed", "a bool", self.packed)
         if self.shard[1] > 1 and self.sharing != "split":
             raise OptionError(f'shard={self.shard} is for sharing="split", got sharing={self.sharing!r}')
         if self.consumers > 1 and not self.is_group:

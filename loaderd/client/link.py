@@ -175,20 +175,19 @@ def link_to_server(address: str) -> Link:
 
 
 def ask_server(
-    address: str, kind: type[Answer], *questions: Message, dataset: str = "", timeout_s: float = 10.0
+    address: str, kind: type[Answer], *questions: Message, timeout_s: float = 10.0
 ) -> tuple[Answer, int | None]:
     """Send ``questions``; return the answer of type ``kind``, and the descriptor that came with it, or None.
 
-    The caller owns the descriptor. ``dataset``: what Hello names. Raises the error with which the server refuses;
-    LinkLost where it is away, ends, or says nothing for ``timeout_s`` seconds; ServerError where it is no server of
-    this user's.
+    The caller owns the descriptor. Raises the error with which the server refuses; LinkLost where it is away, ends,
+    or says nothing for ``timeout_s`` seconds; ServerError where it is no server of this user's.
     """
     link = link_to_server(address)
     with contextlib.closing(link):
         poll = select.poll()
         poll.register(link.channel, select.POLLIN)
         with contextlib.suppress(ChannelClosed):  # what it said before it closed is still to be read
-            for message in (Hello(PROTOCOL, VERSION, dataset), *questions):
+            for message in (Hello(PROTOCOL, VERSION, ""), *questions):
                 link.channel.send(message)
         while poll.poll(1000 * timeout_s):
             for message in link.receive():

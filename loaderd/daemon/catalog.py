@@ -28,7 +28,7 @@ from loaderd.daemon.preparing.local_data import Data, digest_names
 from loaderd.daemon.preparing.local_preparation import LocalPreparation
 from loaderd.daemon.preparing.preparation import Prepare
 from loaderd.daemon.preparing.shard_manifest import Manifest, Manifests
-from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, with_schema
+from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription
 from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
@@ -39,7 +39,7 @@ from loaderd.plan.positions import Position
 from loaderd.progress import ProgressLines
 from loaderd.protocol.messages import DataIs, Welcome
 from loaderd.remote.tables import welcome_to
-from loaderd.schema.packed import packed_schema, unpacking_schema
+from loaderd.schema.packed import unpacking_schema
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
 from loaderd.subscription import Subscription
@@ -258,9 +258,6 @@ class Served:
 
     def stream(self, wanted: Subscription, start: str | None, max_memory: int | None) -> StreamDescription:
         """The stream that a consumer asks for. Raises OptionError where its options are not for data that grow."""
-        dataset = self.dataset
-        if wanted.packed:
-            dataset = with_schema(dataset, packed_schema(dataset.leaves()[0].schema))
         options = replace(
             self.options,
             batch_size=wanted.batch_size,
@@ -270,12 +267,12 @@ class Served:
             # The members of a group may all hold different batches, and each may wait for one more.
             held_batches=(wanted.held_batches + wanted.is_group) * wanted.consumers,
         )
-        if dataset.grows:
+        if self.dataset.grows:
             options.check_growing()
             if wanted.is_group:
                 raise OptionError(f"sharing={wanted.sharing!r} is not for data that grow: each consumer lists them")
         return StreamDescription(
-            dataset, options, start, several_readers=wanted.is_group, max_memory=max_memory, of_server=True
+            self.dataset, options, start, several_readers=wanted.is_group, max_memory=max_memory, of_server=True
         )
 
     def report(self) -> dict[str, Any]:

@@ -183,7 +183,6 @@ class Consumer:
             "group": wanted.group,
             "shard": list(wanted.shard),
             "batch_size": wanted.batch_size,
-            "packed": wanted.packed,
             **session.report(self.number),
         }
 

@@ -1,19 +1,17 @@
 """The gateway: the server's process for the network, which speaks Arrow Flight.
 
 ==============  =====================================================================================================
-DoGet           rows of a data set, for a consumer of loaderd: :mod:`loaderd.gateway.row_answers`
-                batches, for any Flight client: :mod:`loaderd.gateway.batch_streams`
-ListFlights     the data sets
-GetFlightInfo   of the data set that a path names, or of a ticket, given as a command; GetSchema likewise
+DoGet           rows of a data set: :mod:`loaderd.gateway.row_answers`
 DoAction        "table": what a data set holds; "status": the server's report as JSON; "healthz": "ok"
 ==============  =====================================================================================================
 
-Every call needs the token, if there is one. Rows are made by makers, processes of the gateway's own
-(:mod:`loaderd.gateway.maker`), which ask the daemon at its Unix socket what the data sets are. The gateway and its
-makers keep nothing that could be lost: an answer follows from its ticket. So each may be killed and started again.
+Every call needs the token, if there is one; other calls are refused. Rows are made by makers, processes of the
+gateway's own (:mod:`loaderd.gateway.maker`), which ask the daemon at its Unix socket what the data sets are. The
+gateway and its makers keep nothing that could be lost: an answer follows from its ticket. So each may be killed and
+started again.
 
 The supervisor starts the gateway with the message Gateway (settings: "unix", "host", "port", "tls_cert", "tls_key",
-"tls_client_ca", "token", "makers", "cache", "max_bandwidth", "max_consumers", "log_format"), and gets Status or
+"tls_client_ca", "token", "makers", "cache", "max_bandwidth", "log_format"), and gets Status or
 Failed. When the process is to end, it does so at once: shutting Flight down may crash at the interpreter's end.
 """
 
@@ -39,11 +37,9 @@ import pyarrow.flight as flight
 
 from loaderd.client.connect import ask_status
 from loaderd.client.link import LinkLost
-from loaderd.errors import BusyError, LoaderdError, OptionError, ServerError, to_wire
+from loaderd.errors import LoaderdError, OptionError, to_wire
 from loaderd.gateway.answers import Answer, Answers, NotReady
-from loaderd.gateway.arrow import arrow_schema
 from loaderd.gateway.bandwidth import Bandwidth
-from loaderd.gateway.batch_streams import Ticket, ask_schema, batches_of
 from loaderd.gateway.handshakes import watch_handshakes
 from loaderd.gateway.makers import Makers
 from loaderd.gateway.tally import SOMEWHERE, Reader, Tally
@@ -61,10 +57,10 @@ from loaderd.remote.tickets import (
     TABLE,
     RowsTicket,
     parse,
-    parse_object,
 )
 
 _TABLE_CELL = -1
+_CALLS = {flight.FlightMethod.DO_GET, flight.FlightMethod.DO_ACTION, flight.FlightMethod.LIST_ACTIONS}
 _NO_TOKEN = "the token is missing, or wrong"
 # Beyond what the process has at its start. gRPC takes requests of any size before we can look at them.
 _MAX_MEMORY_BYTES = 2 << 30
@@ -89,7 +85,10 @@ class _Caller(flight.ServerMiddleware):  # type: ignore[misc]  # of pyarrow, whi
 
 
 class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of pyarrow, which has no types
-    """Looks at the token of each call, and counts calls. :class:`GatewayServer` refuses: it knows more of a call."""
+    """Looks at the token of each call, counts calls, and refuses those that there are not, with what they would send.
+
+    :class:`GatewayServer` refuses all others: it knows more of a call.
+    """
 
     def __init__(self, token: str | None, tally: Tally) -> None:
         super().__init__()
@@ -100,9 +99,11 @@ class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # of pyarrow
 
     def start_call(self, info: flight.CallInfo, headers: dict[str, list[str | bytes]]) -> _Caller:
         has_token = self._token is None or is_bearer(_only(headers, AUTHORIZATION), self._token)
-        if not has_token and info.method == flight.FlightMethod.GET_SCHEMA:  # pyarrow translates no errors of this
-            self._tally.refused(SOMEWHERE, _NO_TOKEN)
-            raise flight.FlightUnauthenticatedError(_NO_TOKEN)
+        if info.method not in _CALLS:
+            if not has_token:
+                self._tally.refused(SOMEWHERE, _NO_TOKEN)
+                raise flight.FlightUnauthenticatedError(_NO_TOKEN)
+            raise flight.FlightServerError("there is no such call: there are DoGet, DoAction and ListActions")
         caller = _Caller(_only(headers, CONSUMER)[:200], has_token, len(self._callers) >= self._most_calls)
         self._callers.add(caller)
         return caller
@@ -129,7 +130,7 @@ def _in_words() -> Iterator[None]:
         yield
     except flight.FlightError:
         raise
-    except (LinkLost, NotReady, BusyError) as error:
+    except (LinkLost, NotReady) as error:
         raise flight.FlightUnavailableError(str(error)) from None
     except LoaderdError as error:  # without its traceback, which would tell a consumer where files are
         error.traceback = ""
@@ -144,7 +145,6 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
 
     def __init__(self, settings: dict[str, Any], tally: Tally) -> None:
         self._daemon = f"unix://{settings['unix']}"
-        self._places = threading.Semaphore(settings["max_consumers"])
         bandwidth = settings["max_bandwidth"]
         self._bandwidth = None if bandwidth is None else Bandwidth(bandwidth)
         self._sending = threading.Lock()
@@ -185,16 +185,6 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
         if context.get_middleware("caller").is_too_much:
             raise NotReady("the server is full")
 
-    @contextlib.contextmanager
-    def _place(self) -> Iterator[None]:
-        """Take one of the ``max_consumers`` places for consumers of batches; raises BusyError."""
-        if not self._places.acquire(blocking=False):
-            raise BusyError("the server has as many consumers as it may have", hint="See --max-consumers.")
-        try:
-            yield
-        finally:
-            self._places.release()
-
     # ------------------------------------------------------------------------------------------------ DoGet
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
@@ -202,28 +192,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
             self._refuse_too_much(context)
             reader = name or "a Flight client", _host_of(context.peer())
             text = _not_too_long(ticket.ticket)
-            if "rows" in parse_object(text, "a ticket"):
-                return self._rows(context, reader, parse(RowsTicket, text), text)
-            wanted = Ticket.parse(text)
-            schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
-            self.tally.reads(reader, wanted.dataset)
-            wanted = wanted.sized(self._num_records(wanted.dataset))
-            return flight.GeneratorStream(
-                schema, self._batches(context, wanted, schema), _options(wanted.compression)
-            )
-
-    def _batches(
-        self, context: flight.ServerCallContext, wanted: Ticket, schema: pa.Schema
-    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        def held_back() -> Iterator[tuple[pa.RecordBatch, bytes]]:
-            for batch, position in batches_of(self._daemon, wanted, schema):
-                self._hold_back(context, batch.nbytes)
-                yield batch, position
-
-        # Where a caller goes, Python 3.10 keeps the frame that is left through contextmanagers until the garbage
-        # collector comes by: no batch must be in it, or its slot would stay mapped.
-        with _in_words(), self._place():
-            yield from held_back()
+            return self._rows(context, reader, parse(RowsTicket, text), text)
 
     def _rows(
         self, context: flight.ServerCallContext, reader: Reader, ticket: RowsTicket, text: bytes
@@ -265,47 +234,7 @@ class GatewayServer(flight.FlightServerBase):  # type: ignore[misc]  # of pyarro
                 raise flight.FlightCancelledError("the caller has gone")
             self._bandwidth.used(num_bytes, time.monotonic())
 
-    # ---------------------------------------------------------------------------------------- the data sets
-
-    def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
-        with self._admitted(context):
-            names = [each["name"] for each in ask_status(self._daemon)["datasets"] if each["state"] == "ready"]
-            return iter([self._info(flight.FlightDescriptor.for_path(name)) for name in names])
-
-    def get_flight_info(
-        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
-    ) -> flight.FlightInfo:
-        with self._admitted(context):
-            return self._info(descriptor)
-
-    def get_schema(
-        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
-    ) -> flight.SchemaResult:
-        with self._admitted(context):
-            return flight.SchemaResult(self._info(descriptor).schema)
-
-    def _info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
-        wanted = Ticket.described(descriptor)
-        schema = arrow_schema(wanted.specs(ask_schema(self._daemon, wanted.dataset)))
-        num_records = self._num_records(wanted.dataset)
-        endpoint = flight.FlightEndpoint(wanted.sized(num_records).to_json(), [])
-        return flight.FlightInfo(schema, descriptor, [endpoint], num_records, -1)
-
-    def _num_records(self, dataset: str) -> int:
-        found = {each["name"]: each for each in ask_status(self._daemon)["datasets"]}.get(dataset)
-        if found is None or found["state"] != "ready":
-            raise ServerError(f"the data set is not ready: {'it is gone' if found is None else found['state']}")
-        return int(found["num_records"])
-
     # ---------------------------------------------------------------------------------------------- actions
-
-    def do_put(self, context: flight.ServerCallContext, *_: Any) -> None:
-        with self._admitted(context):
-            raise OptionError("nothing can be written here: there is no DoPut")
-
-    def do_exchange(self, context: flight.ServerCallContext, *_: Any) -> None:
-        with self._admitted(context):
-            raise OptionError("there is no DoExchange")
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
         with self._admitted(context):

@@ -31,24 +31,19 @@ class Tally:
         self._readers: set[tuple[Reader, str]] = set()
         self._lock = threading.Lock()
 
-    def reads(self, reader: Reader, dataset: str) -> None:
-        """A consumer begins to read; the log says so the first time."""
+    def answered(self, reader: Reader, dataset: str, num_rows: int, num_bytes: int, is_hit: bool) -> None:
+        """Rows went to a consumer; ``is_hit``: they were made before. The log says so the first time."""
         with self._lock:
             is_new = (reader, dataset) not in self._readers and len(self._readers) < _MOST_CONSUMERS
             if is_new:
                 self._readers.add((reader, dataset))
-        if is_new:
-            _logger.info("%s (%s) reads %s", *reader, dataset)
-
-    def answered(self, reader: Reader, dataset: str, num_rows: int, num_bytes: int, is_hit: bool) -> None:
-        """Rows went to a consumer; ``is_hit``: they were made before."""
-        self.reads(reader, dataset)
-        with self._lock:
             key = dataset, reader[0]
             if key not in self._counts and len(self._counts) >= _MOST_CONSUMERS:
                 key = dataset, _OTHERS
             counts = self._counts.setdefault(key, Counter())
             counts.update(requests=1, records=num_rows, bytes=num_bytes, cache_hits=int(is_hit))
+        if is_new:
+            _logger.info("%s (%s) reads %s", *reader, dataset)
 
     def refused(self, host: str, why: str) -> None:
         """A call was refused; the log says so, at most every 10 s."""

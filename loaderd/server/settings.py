@@ -171,7 +171,7 @@ class ServerOptions:
     def for_gateway(self, listen: Address) -> dict[str, Any]:
         """The settings of the message Gateway. It holds paths of certificates: a new gateway reads renewed ones."""
         names = ["unix", "tls_cert", "tls_key", "tls_client_ca", "token", "log_format"]
-        names += ["max_consumers", "max_bandwidth", "cache"]
+        names += ["max_bandwidth", "cache"]
         found = {name: getattr(self, name) for name in names}
         makers = self.makers or self.workers or default_workers()
         return {"host": listen.host, "port": listen.port, **found, "makers": makers}

@@ -118,17 +118,6 @@ def test_consumers_at_once_each_have_the_order_of_an_embedded_loader(daemon: Ser
     assert flat(found[2]) == list(range(100))
 
 
-@pytest.mark.slow
-def test_packed_batches_have_the_same_order(daemon: ServedDaemon, tmp_path: Path):
-    consumer = daemon.connect()
-    consumer.hello()
-    consumer.send(Subscribe(Subscription(10, packed=True).to_wire(), None))
-    sizes = consumer.receive(Opened).facts
-    whole = daemon.subscribe()
-    assert whole.layout.slot_bytes >= sizes["slot_bytes"]
-    assert flat(whole.read()) == flat(expected(tmp_path))
-
-
 def test_split_consumers_have_each_record_once(daemon: ServedDaemon):
     parts = [flat(daemon.subscribe(sharing="split", shard=(rank, 3)).read()) for rank in range(3)]
     assert sorted(itertools.chain(*parts)) == list(range(800))

@@ -97,14 +97,6 @@ class Caller:
         list(self._client.do_action(flight.Action(TABLE, rng.choice(bodies)), options))
         return "answer"
 
-    def leaves(self, options: flight.FlightCallOptions) -> str:
-        """Asks for batches without an end, and goes after the first."""
-        ticket = {"dataset": "train", "batch_size": 100, "epochs": None}
-        reader = self._client.do_get(flight.Ticket(json.dumps(ticket).encode()), options)
-        reader.read_chunk()
-        reader.cancel()
-        return "batch"
-
     def too_large(self, options: flight.FlightCallOptions) -> str:
         body = bytes(self._rng.choice([1 << 20, 3 << 20, 9 << 20]))
         list(self._client.do_action(flight.Action(self._rng.choice([TABLE, "status"]), body), options))
@@ -125,10 +117,9 @@ class Caller:
     # --------------------------------------------------------------------------------------- other calls
 
     def get(self, options: flight.FlightCallOptions) -> str:
-        reader = self._client.do_get(flight.Ticket(self._ticket()), options)
-        reader.read_chunk()
-        reader.cancel()
-        return "batch"
+        """A ticket of nothing that there is."""
+        self._client.do_get(flight.Ticket(self._ticket()), options).read_all()
+        return "rows"
 
     def ask(self, options: flight.FlightCallOptions) -> str:
         """For what there is."""
@@ -160,13 +151,10 @@ class Caller:
             return rng.choice(
                 [rng.randbytes(50), b"", b"[]", b"{}", b"[" * 10_000, b'{"dataset": "x"}', bytes(1 << 20)]
             )
-        ticket: dict[str, Any] = {"dataset": "train", "batch_size": 100}
+        ticket: dict[str, Any] = {"dataset": "train"}
         for _ in range(rng.randint(1, 3)):
-            name = rng.choice(["dataset", "batch_size", "epochs", "shard", "packed", "compression", "more"])
+            name = rng.choice(["dataset", "data", "rows", "compression", "more"])
             ticket[name] = rng.choice([hostile.number, hostile.value])(rng)
-        if rng.random() < 0.3:
-            with contextlib.suppress(ValueError, RecursionError):
-                ticket["start"] = json.loads(hostile.start(rng))
         return json.dumps(ticket).encode()
 
     def _descriptor(self) -> flight.FlightDescriptor:
@@ -184,7 +172,6 @@ _CALLS: dict[Callable[[Caller, flight.FlightCallOptions], str], float] = {
     Caller.rows: 5,
     Caller.table: 2,
     Caller.get: 2,
-    Caller.leaves: 0.3,
     Caller.exchange: 0.5,
     Caller.too_large: 0.03,
     Caller.ask: 4,

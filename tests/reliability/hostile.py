@@ -46,7 +46,7 @@ VALID = [
     Subscribe(OPTIONS, None),
     Subscribe(OPTIONS, Position(1, 2, past=((400, 400),)).to_json()),
     List([["a", "b", 3, "c"], None]),
-    Start(1, Pass(0, 1, ((100, 100),)), 4, "60"),
+    Start(1, Pass(0, 1, ((100, 100),)), 4),
     Ask(),
     AskStatus(),
     AskData("train", None),

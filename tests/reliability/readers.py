@@ -12,7 +12,6 @@ at the end one of JSON: what each has read, the longest that one waited for a ba
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from numbered import Int64s, numbers_from, numbers_of
+from numbered import Int64s, numbers_of
 
 import loaderd
 
@@ -112,27 +111,6 @@ def epochs_of(address: str, **options: Any) -> Epoch:
     return batches
 
 
-def epochs_of_flight(address: str) -> Epoch:
-    """Those of a Flight client, which goes on from the position that came with the last batch."""
-    import pyarrow.flight as flight
-
-    client = flight.FlightClient(address)
-    token = f"Bearer {os.environ['LOADERD_TOKEN']}".encode()
-    options = flight.FlightCallOptions(headers=[(b"authorization", token)])
-    start: dict[str, Any] | None = None
-
-    def batches() -> Iterator[Int64s]:
-        nonlocal start
-        ticket = {"dataset": "train", "batch_size": BATCH_SIZE, "start": start}
-        for chunk in client.do_get(flight.Ticket(json.dumps(ticket).encode()), options):
-            numbers = chunk.data["n"].to_numpy()
-            assert np.array_equal(numbers * numbers, chunk.data["square"].to_numpy())
-            start = json.loads(chunk.app_metadata.to_pybytes())
-            yield numbers_from(numbers)
-
-    return batches
-
-
 def main() -> int:
     unix, *network = sys.argv[1:]
     address = f"unix://{unix}"
@@ -145,8 +123,7 @@ def main() -> int:
         readers.add(name, epochs_of(address, sharing="mirrored", consumers=2, group="m"))
     for address in network:
         readers.add("network", epochs_of(address, workers=1))
-        readers.add("Flight", epochs_of_flight(address))
-    for _ in range(4 + 2 * len(network)):
+    for _ in range(4 + len(network)):
         assert readers.began.acquire(timeout=_START_LIMIT_S), f"not all begin: {readers.batches} {readers.wrong}"
     print("all read", flush=True)
     sys.stdin.readline()

@@ -27,7 +27,6 @@ SETTINGS = {
     "tls_key": None,
     "tls_client_ca": None,
     "token": None,
-    "max_consumers": 8,
     "max_bandwidth": None,
     "makers": 2,
     "cache": 64 << 20,

@@ -87,9 +87,11 @@ def test_calls_that_have_ended_leave_room(start_server: Callable[..., NetworkSer
     """Whatever became of them."""
     server = start_server()
     path = flight.FlightDescriptor.for_path("nothing")
+    digest = msgpack.unpackb(Calls(server.address, Settings()).act(TABLE, REQUEST, 60.0))["digest"]
+    rows = to_json(RowsTicket("train", digest, ((0, 0, 0, 16),)))
     for _ in range(MOST_CALLS):
         with flight.connect(server.address) as client:
-            reader = client.do_get(flight.Ticket(b'{"dataset": "train", "batch_size": 10, "epochs": null}'))
+            reader = client.do_get(flight.Ticket(rows))
             reader.read_chunk()
             reader.cancel()
             for failing in (

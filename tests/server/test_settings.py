@@ -120,7 +120,7 @@ def test_the_token_is_not_shown():
 
 def test_what_the_processes_are_told(tmp_path: Path):
     options = make(listen=Address("::1", 8471), token="secret", workers=3, max_bandwidth=10, idle_timeout=5.0)
-    assert options.for_daemon() == {
+    assert options.for_daemon("/m", {"train": "k"}) == {
         "targets": ["a.b:train"],
         "workers": 3,
         "max_consumers": 64,
@@ -128,6 +128,8 @@ def test_what_the_processes_are_told(tmp_path: Path):
         "max_memory": None,
         "idle_timeout": 5.0,
         "log_format": "lines",
+        "manifests": "/m",
+        "current": {"train": "k"},
     }
     gateway = options.for_gateway(Address("::1", 8471))
     assert (gateway["makers"], gateway["cache"], gateway["max_bandwidth"]) == (3, 256 << 20, 10)
