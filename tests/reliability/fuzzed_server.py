@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from harness.process_tree import process_tree
 from numbered import write_shards
 from processes import name_of, num_fds, read
