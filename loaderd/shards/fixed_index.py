@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from loaderd.errors import Damage, ShardFormatError
+from loaderd.redaction import shown
 from loaderd.schema import FixedRecords
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead, front_of, tell_nobody
@@ -33,6 +34,7 @@ from loaderd.shards.shard_file import Compression, OpenFile, ShardFile
 from loaderd.shards.shard_index import MAX_BLOCK_BYTES, ShardIndex, shrunk
 from loaderd.shards.tar import find_members
 
+_MOST_SHOWN = 200  # of a name: those of PAX have no limit
 _MAX_AT_ONCE_BYTES = 1 << 20
 
 
@@ -140,7 +142,7 @@ class _Found:
             if isinstance(found, Damage):
                 self._add_damage(found, "")
                 continue
-            of = f"{found.name!r}, the member at byte {found.offset} of the tar"
+            of = f"{shown(found.name, _MOST_SHOWN)}, the member at byte {found.offset} of the tar"
             compression = compression_of_member(self._file.uri, self._opened, found.offset, found.num_bytes)
             if isinstance(compression, Damage):
                 self._add_damage(compression, of)

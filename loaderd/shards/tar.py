@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from loaderd.errors import Damage
+from loaderd.redaction import shown
 from loaderd.shards.shard_file import OpenFile
 from loaderd.shards.zstd import FileReader
 
@@ -156,7 +157,7 @@ def _parse(block: bytes, extended: dict[bytes, bytes]) -> tuple[str, bytes, int]
         size = _decimal(extended[_SIZE]) if _SIZE in extended else size
     name = path.decode(errors="surrogateescape")
     if size < 0:
-        raise _InvalidHeader(f"a size of {size} bytes of {name!r}")
+        raise _InvalidHeader(f"a size of {size} bytes of {shown(name, 200)}")
     return name, kind, size
 
 

@@ -155,3 +155,11 @@ def test_a_header_whose_bytes_were_summed_up_with_their_signs(tmp_path: Path):
     block[148:156] = b"%06o\0 " % (total - 256 * sum(byte > 127 for byte in block))
     members, damages, _ = found_in(tmp_path / "a.tar", bytes(block) + padded(GAME) + END)
     assert not damages and members == [Member("\u00e4\u00f6.gz", 512, len(GAME))]
+
+
+def test_of_a_long_name_a_damage_has_the_front(tmp_path: Path):
+    path = pax_record(b"path", b"x/" * 100_000 + b"1.gz")
+    evil = header("x", len(path), b"x") + padded(path) + header("1.gz", 5) + padded(b"hello")
+    index = build_fixed_index(make_shard(tmp_path / "a.tar", SOUND + evil + END), RECORDS, 7)
+    (damage,) = index.damages
+    assert damage.record == 10 and "'x/x/x/" in damage.found and len(damage.found) < 400
