@@ -14,6 +14,9 @@ damaged (its size and time forced to what they were) and read. Of both:
 - records in front of and behind what was changed are delivered, unless a frame whose length has the right CRC
   spans them (counted as ``swallowed``); late, those that stand between two damaged ones of one run of 32 may be lost,
   and those of a compressed shard behind the damage (counted by kind).
+
+Every second case is a shard of records of a fixed size (``fixed_cases`` says what is promised of it): damaged, or
+made by somebody who means ill (``evil``). Every fortieth is a bomb.
 """
 
 from __future__ import annotations
@@ -46,10 +49,13 @@ from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index
 from loaderd.workers.load import Part, WindowLoader
 
 sys.path.append(str(Path(__file__).parents[1] / "helpers"))  # for mutate
+import evil
+import fixed_cases
 from mutate import BYTES, COMPRESS, STREAM, Shard, healthy_shards
 from plain_frames import common_prefix, headers_in, valid_payloads
 from tensorflows_reader import TensorFlowsReader
 
+BOMB_EVERY = 40
 LIMIT_S = 60  # of the clock, on a machine that may be busy; a case takes milliseconds
 SCHEMA = loaderd.Schema(
     features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64(), "f": loaderd.Float((2,), default=0.5)},
@@ -333,7 +339,7 @@ def run(seed: int, first: int, count: int, tensorflow: int = 0) -> dict[str, Any
 
     Raises Violation, with the number of the case, where anything does not hold.
     """
-    shards = healthy_shards()
+    shards, fixed_shards = healthy_shards(), evil.healthy_shards()
     kinds: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     reader = TensorFlowsReader() if tensorflow else None
@@ -341,22 +347,36 @@ def run(seed: int, first: int, count: int, tensorflow: int = 0) -> dict[str, Any
     signal.signal(signal.SIGALRM, _too_long)
     # In memory where there is such a folder: a disk takes longer to write a shard than all the rest.
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        path = Path(folder, "shard")
         for number in range(first, first + count):
-            case, path = make_case(seed, number, shards), Path(folder, "shard")
-            kinds[case.name] += 1
-            rng, case_began_s = Random(number), time.perf_counter()
+            rng, of_case, kind, case_began_s = (
+                Random(number),
+                Random(f"{seed}/{number}"),
+                "a bomb",
+                time.perf_counter(),
+            )
             signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
             try:
-                delivered = check_found(case, path, rng, counts)
-                if reader and case.shard.compression == "none" and counts["TensorFlow: shards"] < tensorflow:
-                    ask_tensorflow(reader, case, path, delivered, counts)
-                check_late(case, path, rng, counts)
+                if number % BOMB_EVERY == BOMB_EVERY - 1:
+                    kind = fixed_cases.check_bomb(path, of_case, counts)
+                elif number % 2:
+                    fixed = fixed_cases.make_case(of_case, fixed_shards)
+                    kind = fixed.kind
+                    fixed_cases.check_case(fixed, path, rng, counts)
+                else:
+                    case = make_case(seed, number, shards)
+                    kind = case.name
+                    delivered = check_found(case, path, rng, counts)
+                    if reader and case.shard.compression == "none" and counts["TensorFlow: shards"] < tensorflow:
+                        ask_tensorflow(reader, case, path, delivered, counts)
+                    check_late(case, path, rng, counts)
+                    counts["records of healthy shards"] += len(case.shard.payloads)
+                    counts["records delivered"] += delivered
             except Exception as error:
-                raise Violation(f"case {number} of seed {seed} ({case.kind}): {error}") from error
+                raise Violation(f"case {number} of seed {seed} ({kind}): {error!r}") from error
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            counts["records of healthy shards"] += len(case.shard.payloads)
-            counts["records delivered"] += delivered
+            kinds[kind] += 1
             slowest_s = max(slowest_s, time.perf_counter() - case_began_s)
     return {
         "cases": count,
