@@ -89,3 +89,18 @@ def test_the_order_of_a_pass_never_changes():
     """A position that was saved by one version must mean the same batch in the next."""
     assert batch(plan_of(), 0) == [(0, 4), (1, 2), (0, 2), (0, 3), (1, 3), (0, 1)]
     assert batch(plan_of(), 3) == [(5, 3), (5, 7), (5, 5), (5, 1), (1, 5), (1, 3)], "of two epochs"
+
+
+@given(batch=st.integers(1, 9), window=st.integers(1, 30), shuffle=st.booleans())
+def test_a_run_lies_one_batch_behind_the_other(batch: int, window: int, shuffle: bool):
+    plan = plan_of(batch=batch, window=window, shuffle=shuffle)
+    assert plan.num_steps is not None
+    for step in range(plan.num_steps):
+        if len(plan.segments_of(step)) != 1:
+            continue
+        ((of_first, start, stop),) = plan.segments_of(step)
+        end = plan.stop_of_run(step)
+        assert end > step
+        for other in range(step, end):
+            shift = (other - step) * (stop - start)
+            assert plan.segments_of(other) == [(of_first, start + shift, stop + shift)]

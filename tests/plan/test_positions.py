@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from loaderd.errors import OptionError
 from loaderd.options import Remainder, StreamOptions
 from loaderd.plan.passes import Pass, PassPlan, pass_of, past_of
-from loaderd.plan.positions import Course, Position
+from loaderd.plan.positions import Course, Position, order_of
 from loaderd.plan.rows import SetRows
 
 Row = tuple[int, int, int]
@@ -351,3 +351,32 @@ def test_what_is_wrong_is_not_said_at_length():
     with pytest.raises(OptionError, match="xxx: it must have") as refused:
         Position.from_json(json.dumps(values))
     assert len(str(refused.value)) < 1000
+
+
+def test_hosts_cannot_have_taken_all_of_an_epoch():
+    """Else the position would be at the end of the epoch."""
+    course = Job((100,), 2, 100, StreamOptions(10, 3)).course(0)
+    assert course.find(Position(0, 0, past=((30, 30),)))[0].past == ((30, 30),)
+    with pytest.raises(OptionError, match="2 hosts cannot have taken"):
+        course.find(Position(0, 0, past=((50, 50),)))
+
+
+def test_a_position_says_whether_its_order_was_shuffled():
+    assert order_of(StreamOptions(10, 3, shuffle=False), 7)["shuffle"].startswith("none")
+    assert order_of(StreamOptions(10, 3, shuffle=True), 7)["shuffle"].startswith("in blocks of")
+
+
+def test_a_position_in_batches_that_there_cannot_be_is_refused():
+    drop = Job((100,), 1, 100, StreamOptions(10, 3, remainder="drop")).course(0)
+    with pytest.raises(OptionError, match="in batches of 60 on 2 hosts, and there are 100 records"):
+        drop.find(Position(0, 0, hosts=2, batch_size=60))
+    short = Job((100,), 1, 100, StreamOptions(10, 3, remainder="short")).course(0)
+    assert short.find(Position(0, 0, hosts=2, batch_size=60)) == (Pass(0, 3), 0)
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_in_a_later_epoch_of_a_pass_other_hosts_go_on_where_these_were(hosts: int):
+    course = Job((120,), 1, 20, StreamOptions(10, 3)).course(0)
+    pass_, step = course.find(Position(2, 2, hosts=hosts, first_epoch=1))
+    taken = ((20,) * hosts,) if hosts > 1 else ()
+    assert (pass_.first_epoch, pass_.past, step) == ((2, taken, 0) if hosts > 1 else (1, (), 14))
