@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loaderd.client.given import Given, GivenLoader, as_array
+from loaderd.client.in_memory_loader import Given, GivenLoader, as_array
 from loaderd.encode.example_writer import Rows, encode_examples
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import as_count, is_path, require

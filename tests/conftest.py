@@ -19,7 +19,7 @@ from record_bytes import field, varint
 from zygote import without_what_keras_imports
 
 import loaderd
-from loaderd.protocol import starting
+from loaderd.protocol import spawn
 from loaderd.shards.crc import framed
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow
@@ -126,7 +126,7 @@ def ready_daemons() -> Iterator[ReadyDaemons]:
 def _daemons_of_the_room(request: pytest.FixtureRequest, ready_daemons: ReadyDaemons) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.path.relative_to(Path(__file__).parent).parts[0] not in _FRESH_ROOMS:
-            patch.setattr(starting, "subprocess", ready_daemons.subprocess())
+            patch.setattr(spawn, "subprocess", ready_daemons.subprocess())
         yield
 
 

@@ -22,10 +22,10 @@ import tensorflow as tf
 import loaderd
 from loaderd.errors import OptionError
 from loaderd.options import is_count, require
-from loaderd_tf.attached import batches_per_step, loader_of
 from loaderd_tf.callback_state import callback_states, restore_callbacks, save_best_weights
-from loaderd_tf.counted import check_counted
+from loaderd_tf.dataset_attributes import batches_per_step, loader_of
 from loaderd_tf.keras_calls import argument_of_fit
+from loaderd_tf.pipeline_check import check_counted
 
 # The value of model.stop_training when this callback ends an epoch early: not True, by which another callback ends
 # the whole training.

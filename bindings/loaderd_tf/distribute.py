@@ -23,7 +23,7 @@ import loaderd
 from loaderd.client.elements import Structure
 from loaderd.errors import OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require, suggests_options
-from loaderd_tf.attached import attach
+from loaderd_tf.dataset_attributes import attach
 from loaderd_tf.graphs import unconverted
 from loaderd_tf.keras_calls import check_one_host
 from loaderd_tf.tf_dataset import make_dataset

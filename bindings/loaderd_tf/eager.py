@@ -33,7 +33,7 @@ import tensorflow as tf
 
 import loaderd
 from loaderd.client.base import BaseLoader
-from loaderd.client.copies import CopyWaits
+from loaderd.client.device_copy_timer import CopyWaits
 from loaderd.client.elements import Elements, Structure, check_loader
 from loaderd.errors import OptionError
 from loaderd_tf.device import has_gpu, is_host

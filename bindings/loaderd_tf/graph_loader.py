@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from loaderd.client.base import BaseLoader
 from loaderd.client.batch import Batch
-from loaderd.client.end import ProgramEnds, program_has_ended
+from loaderd.client.shutdown import ProgramEnds, program_has_ended
 from loaderd.errors import ClosedError, EmptyBatchError, LoaderdError
 from loaderd_tf.graphs import keep_thread, let_go_of_arrays
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from loaderd.client.end import ProgramEnds, program_has_ended
+from loaderd.client.shutdown import ProgramEnds, program_has_ended
 from loaderd_tf.keras_calls import check_has_target
 
 _SIGNALS = [int(signal.SIGINT), *map(int, signal.valid_signals() - {signal.SIGINT})]

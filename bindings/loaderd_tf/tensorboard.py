@@ -26,7 +26,7 @@ from loaderd.client.base import BaseLoader
 from loaderd.errors import OptionError
 from loaderd.grids import picture, planes_of
 from loaderd.options import as_count, is_count, is_path, require
-from loaderd_tf.attached import loader_of
+from loaderd_tf.dataset_attributes import loader_of
 from loaderd_tf.graphs import unconverted
 
 # Waits of the first class are shorter than 2**12 ns; each other class ends at twice the one before. The first and the

@@ -22,17 +22,17 @@ import tensorflow as tf
 import loaderd
 from loaderd.client.base import BaseLoader
 from loaderd.client.elements import Structure, check_loader, field_names, packer
-from loaderd.client.end import program_has_ended
 from loaderd.client.loader import as_dataset
+from loaderd.client.shutdown import program_has_ended
 from loaderd.dataset import with_schema
 from loaderd.errors import OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require, suggests_options
-from loaderd_tf.attached import attach
-from loaderd_tf.calls import call_for_each, while_true
+from loaderd_tf.dataset_attributes import attach
 from loaderd_tf.device import copy_ns, has_gpu, is_host
 from loaderd_tf.graph_loader import GraphLoader, cardinality
 from loaderd_tf.graphs import check_process, keep_with_graph, unconverted
 from loaderd_tf.iterators import with_own_iterators
+from loaderd_tf.map_python import call_for_each, while_true
 from loaderd_tf.structure import check_element
 from loaderd_tf.unpack import check_unpacked, packed_schema
 

@@ -33,7 +33,7 @@ from torch.utils.data import IterableDataset
 
 import loaderd
 from loaderd.client.base import BaseLoader
-from loaderd.client.copies import CopyWaits
+from loaderd.client.device_copy_timer import CopyWaits
 from loaderd.client.elements import Elements, Structure, check_loader, checked_structure
 from loaderd.errors import OptionError
 from loaderd.options import as_count, require

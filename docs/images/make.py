@@ -22,7 +22,7 @@ from rich.text import Text
 
 from loaderd.cli.top import screen
 from loaderd.cli.top_rows import Row, row_of
-from loaderd.client.running import running_streams
+from loaderd.client.running_streams import running_streams
 
 _FOLDER = Path(__file__).parent
 _TRAINING = """

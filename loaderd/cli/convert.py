@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderd.cli.reading import count, read_all, say
+from loaderd.cli.parallel_scan import count, read_all, say
 from loaderd.convert.conversion import convert
 from loaderd.convert.journal import Written
-from loaderd.convert.lots import Lot, plan_lots
+from loaderd.convert.shard_job import Task
 from loaderd.convert.shard_writers import COMPRESSIONS
-from loaderd.convert.write_lot import Task
+from loaderd.convert.work_units import Lot, plan_lots
 from loaderd.errors import (
     Damage,
     LoaderdError,
@@ -32,11 +32,11 @@ from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
 from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
+from loaderd.shards.detect import tell_records
 from loaderd.shards.files import list_with_progress
 from loaderd.shards.indexer import Indexer
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
-from loaderd.shards.told import tell_records
 from loaderd.snapshots import Progress
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 
-from loaderd.cli.reading import say
+from loaderd.cli.parallel_scan import say
 from loaderd.client.loader import Loader
 from loaderd.diagnosis import Diagnosis
 from loaderd.errors import OptionError

@@ -11,6 +11,7 @@ import numpy as np
 from loaderd.decode.example import Listed
 from loaderd.errors import CorruptRecordError, Damage, OptionError, at_damage
 from loaderd.schema import FixedRecords, Schema
+from loaderd.shards.detect import tell_schema
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.kinds import ZIP_MAGIC
@@ -18,7 +19,6 @@ from loaderd.shards.npz import arrays_of
 from loaderd.shards.shard_file import Block, OpenFile, ShardFile
 from loaderd.shards.shard_index import ShardIndex
 from loaderd.shards.tar import find_members
-from loaderd.shards.told import tell_schema
 
 WRAPPED = {
     "none": "one behind the other in a file",

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from loaderd.cli.reading import add_shards, count, rate, read_all, say, stored_of
+from loaderd.cli.parallel_scan import add_shards, count, rate, read_all, say, stored_of
 from loaderd.errors import LoaderdError
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay

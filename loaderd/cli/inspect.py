@@ -20,8 +20,8 @@ from loaderd.cli.fixed_shard import (
     stored_in,
     stored_of,
 )
+from loaderd.cli.parallel_scan import count, say
 from loaderd.cli.proposal import propose
-from loaderd.cli.reading import count, say
 from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
 from loaderd.cli.sample import FeatureSummary, Sample, find_record, sample_shards, take_sample
 from loaderd.decode.example import Listed, RecordFault, list_features

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.cli.reading import say
+from loaderd.cli.parallel_scan import say
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.decode.example import Listed, RecordFault
 from loaderd.decode.example_rows import RowParser

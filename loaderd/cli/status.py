@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from loaderd.cli.reading import needs_rich, say
+from loaderd.cli.durations import span
+from loaderd.cli.parallel_scan import needs_rich, say
 from loaderd.cli.server_access import access_of, add_access
-from loaderd.cli.spans import span
 from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.machine import in_mib

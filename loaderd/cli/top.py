@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from loaderd.cli.reading import needs_rich
-from loaderd.cli.spans import span
+from loaderd.cli.durations import span
+from loaderd.cli.parallel_scan import needs_rich
 from loaderd.cli.top_rows import SORTS, Row, bar, row_of, short
-from loaderd.client.running import RunningStream, running_streams
+from loaderd.client.running_streams import RunningStream, running_streams
 from loaderd.diagnosis import Verdict
 from loaderd.errors import OptionError
 from loaderd.redaction import readable_line

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from loaderd.cli.reading import add_shards, count, rate, read_all, say
+from loaderd.cli.parallel_scan import add_shards, count, rate, read_all, say
 from loaderd.errors import Damage, LoaderdError, RecordMismatchError, ShardFormatError, ShardReadError
 from loaderd.options import DEFAULT_BLOCK_RECORDS
 from loaderd.progress import ProgressDisplay
@@ -24,7 +24,7 @@ from loaderd.shards.indexer import Indexer
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import Block, ShardFile
 from loaderd.shards.shard_index import ShardIndex
-from loaderd.workers.load import Part, WindowLoader
+from loaderd.workers.window_loader import Part, WindowLoader
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderd.client.batch import Batch, HandOver, as_it_is
 from loaderd.client.batch_source import Described, Glimpse, Stream
-from loaderd.client.end import ProgramEnds
-from loaderd.client.standing import Standing
+from loaderd.client.position import Standing
+from loaderd.client.shutdown import ProgramEnds
 from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, ServerError, StorageError
 from loaderd.memory.page import TAKES_AHEAD
 from loaderd.options import MAX_STEP, OnCorrupt, as_count, require

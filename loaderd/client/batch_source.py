@@ -13,11 +13,11 @@ import numpy.typing as npt
 from loaderd.client.batch import Batch
 from loaderd.client.damage_report import DamageReport
 from loaderd.client.empty_batches import EmptyBatches
-from loaderd.client.end import Ending
+from loaderd.client.shutdown import Ending
 from loaderd.client.skips import Skips
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import COPIES_AHEAD, DEVICE_WAIT_NS
-from loaderd.memory.watch import Watched
+from loaderd.memory.page_view import Watched
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing, Pass
 from loaderd.plan.positions import Course, Position

@@ -10,11 +10,11 @@ from typing import Any
 
 from loaderd.client.base import BaseLoader
 from loaderd.client.discovery import first_addresses
-from loaderd.client.link import LinkLost, ask_server
+from loaderd.client.position import checked_start
+from loaderd.client.reconnecting_stream import SupervisedStream
 from loaderd.client.served_sources import HOW_TO_START, RemoteSource, ServedSource
 from loaderd.client.sources import Source
-from loaderd.client.standing import checked_start
-from loaderd.client.supervised import SupervisedStream
+from loaderd.client.transport import LinkLost, ask_server
 from loaderd.dataset import Concat, Dataset, Mix
 from loaderd.errors import OptionError, ServerError
 from loaderd.options import Remainder, as_float, as_shard, require, suggests_options

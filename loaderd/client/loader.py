@@ -6,9 +6,9 @@ import os
 from typing import Any, cast
 
 from loaderd.client.base import BaseLoader
+from loaderd.client.position import checked_start
+from loaderd.client.reconnecting_stream import SupervisedStream
 from loaderd.client.sources import EmbeddedSource
-from loaderd.client.standing import checked_start
-from loaderd.client.supervised import SupervisedStream
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored
 from loaderd.errors import OptionError
 from loaderd.options import (

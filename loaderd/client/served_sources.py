@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from loaderd.client.discovery import Discovery
-from loaderd.client.link import Link, LinkLost, link_to_server
 from loaderd.client.sources import OwnDaemon, Source
+from loaderd.client.transport import Link, LinkLost, link_to_server
 from loaderd.errors import HOW_TO_GO_ON, BusyError, LoaderdError, NoShardsError, ServerError, StorageError
 from loaderd.options import Shuffle
 from loaderd.pickling import pickled

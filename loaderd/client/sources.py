@@ -18,13 +18,13 @@ import logging
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from loaderd.client.link import Link, LinkLost, link_to_daemon
+from loaderd.client.transport import Link, LinkLost, link_to_daemon
 from loaderd.dataset import AnyDataset, StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.options import StreamOptions
 from loaderd.pickling import pickled_to_send
 from loaderd.protocol.messages import Ask, Message, Open, Welcome
-from loaderd.protocol.starting import search_path
+from loaderd.protocol.spawn import search_path
 from loaderd.schema import Schema
 
 if TYPE_CHECKING:

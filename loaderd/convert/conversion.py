@@ -12,11 +12,11 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
+from loaderd.convert.job_process import LotProcess
 from loaderd.convert.journal import Journal, Written
-from loaderd.convert.lot_process import LotProcess
-from loaderd.convert.lots import Lot
+from loaderd.convert.shard_job import Claims, Task
 from loaderd.convert.shard_writers import check_format
-from loaderd.convert.write_lot import Claims, Task
+from loaderd.convert.work_units import Lot
 from loaderd.errors import WorkerError
 from loaderd.redaction import redacted
 from loaderd.schema import FixedRecords

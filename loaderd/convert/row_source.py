@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from loaderd.convert.lots import Span
+from loaderd.convert.work_units import Span
 from loaderd.decode.example_rows import RowParser
 from loaderd.decode.fixed_rows import FixedParser
 from loaderd.encode.example_writer import Rows
@@ -46,7 +46,7 @@ class RowSource:
         self._reader.close()
 
     def read(self, spans: Sequence[Span]) -> Iterator[RowsOrFault]:
-        """The rows of ``spans``, in order, some MB at a time; an error in place of each faulty record.
+        """The rows of ``durations``, in order, some MB at a time; an error in place of each faulty record.
 
         Raises StorageError, and ShardReadError where a file cannot be read at all.
         """

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from loaderd.daemon.delivery.opened_stream import MIN_ARENAS
-from loaderd.daemon.pool.workforce import Workforce
+from loaderd.daemon.pool.worker_manager import Workforce
 from loaderd.daemon.preparing.local_data import Data, digest_names
 from loaderd.daemon.preparing.local_preparation import LocalPreparation
 from loaderd.daemon.preparing.preparation import Prepare

@@ -22,17 +22,17 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from loaderd.daemon.debug_report import describe
 from loaderd.daemon.pool.fork_server import ForkServer
+from loaderd.daemon.pool.worker_manager import BELL, Workforce
 from loaderd.daemon.pool.worker_pool import FIRST_WORKER, WorkerPool
-from loaderd.daemon.pool.workforce import BELL, Workforce
 from loaderd.daemon.session import Session
-from loaderd.daemon.who_waits import describe
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.machine import remedy
 from loaderd.protocol.channel import Channel
+from loaderd.protocol.child import enter_process
+from loaderd.protocol.event_loop import Wires
 from loaderd.protocol.messages import Failed, Message
-from loaderd.protocol.process import enter_process
-from loaderd.protocol.wires import Wires
 from loaderd.redaction import printable
 from loaderd.workers.worker import main as work
 
@@ -145,7 +145,7 @@ def as_loaderd_error(error: Exception) -> LoaderdError:
 
 
 def run_daemon(name: str, kind: type[Daemon]) -> None:
-    """Run a daemon as the process ``name``, which ``protocol.starting.start_process`` has started."""
+    """Run a daemon as the process ``name``, which ``protocol.spawn.start_process`` has started."""
 
     def explain(*_: object) -> None:
         # The terminal may be gone; and the signal may come while what is described is half made, or not there yet.

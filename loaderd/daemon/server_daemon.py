@@ -21,13 +21,13 @@ from typing import Any
 
 from loaderd import logs
 from loaderd.daemon.catalog import Served, load_catalog
+from loaderd.daemon.debug_report import describe
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.preparing.shard_manifest import Manifests
 from loaderd.daemon.server_consumers import Consumer, Limits, asked_once
 from loaderd.daemon.session import Session
-from loaderd.daemon.who_waits import describe
 from loaderd.errors import BusyError, LoaderdError, ServerError, to_wire
 from loaderd.machine import available_memory, remedy
 from loaderd.options import default_workers

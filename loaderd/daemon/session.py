@@ -16,21 +16,21 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from loaderd.daemon.delivery.granting import Granting
+from loaderd.daemon.delivery.dispatch import Granting
+from loaderd.daemon.delivery.events import BrokenBatch, Delivery, Omission
 from loaderd.daemon.delivery.opened_stream import OpenedStream
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Omission
 from loaderd.daemon.delivery.sampling import Sampler
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.lane import Had, Lane, WholeStream
 from loaderd.daemon.groups.members import Handed, Members, PageReader
-from loaderd.daemon.pool.workforce import Workforce
+from loaderd.daemon.pool.worker_manager import Workforce
 from loaderd.daemon.preparing.preparation import Preparation, Prepare
-from loaderd.daemon.preparing.probe import Probe
+from loaderd.daemon.preparing.schema_check import Probe
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.memory.page import MAX_GENERATION
-from loaderd.memory.taking import Taker
+from loaderd.memory.page_consumer import Taker
 from loaderd.options import MAX_STEP, require
 from loaderd.plan.passes import pass_of
 from loaderd.protocol.messages import (

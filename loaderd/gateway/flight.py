@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from loaderd.client.connect import ask_status
-from loaderd.client.link import LinkLost
+from loaderd.client.transport import LinkLost
 from loaderd.errors import LoaderdError, OptionError, to_wire
 from loaderd.gateway.answers import Answer, Answers, NotReady
 from loaderd.gateway.bandwidth import Bandwidth
@@ -46,8 +46,8 @@ from loaderd.gateway.tally import SOMEWHERE, Reader, Tally
 from loaderd.logs import configure
 from loaderd.options import require
 from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.child import enter_process
 from loaderd.protocol.messages import AskStatus, Failed, Gateway, Made, Make, Status, Stop
-from loaderd.protocol.process import enter_process
 from loaderd.remote.security import is_bearer, read_pem
 from loaderd.remote.tickets import (
     AUTHORIZATION,
@@ -285,7 +285,7 @@ def _address_of(host: str, port: int) -> str:
 
 
 def main() -> None:
-    """Entry point of the gateway process: see ``protocol.starting.start_process``."""
+    """Entry point of the gateway process: see ``protocol.spawn.start_process``."""
     os.environ["GRPC_VERBOSITY"] = "NONE"  # gRPC's log has another form, and any caller can fill it
     sock, parent = enter_process("loaderd-gateway")
     channel = Channel(sock)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from loaderd.client.link import ask_server
+from loaderd.client.transport import ask_server
 from loaderd.daemon.catalog import data_of
 from loaderd.gateway.answers import NotReady
 from loaderd.gateway.row_answers import ServedSet

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from loaderd.memory.runs import ArenaSegment, Run
+from loaderd.memory.batch_range import ArenaSegment, Run
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition

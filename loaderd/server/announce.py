@@ -19,7 +19,7 @@ Line = tuple[int, str]
 
 
 def datasets(report: Mapping[str, Any], told: dict[str, str]) -> list[Line]:
-    """What has changed in the data sets of a Status. Updates ``told``: by name, what was logged of each last."""
+    """What has changed in the data sets of a Status. Updates ``detect``: by name, what was logged of each last."""
     lines: list[Line] = []
     for dataset in report["datasets"]:
         name, state = dataset["name"], dataset["state"]

@@ -10,9 +10,9 @@ from typing import Any
 
 from loaderd.errors import DaemonError, LoaderdError, from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
+from loaderd.protocol.child import how_it_ended
 from loaderd.protocol.messages import AskStatus, Failed, Message, Status
-from loaderd.protocol.process import how_it_ended
-from loaderd.protocol.starting import not_started, start_process
+from loaderd.protocol.spawn import not_started, start_process
 from loaderd.server.output import Output
 
 Report = dict[str, Any]

@@ -74,7 +74,7 @@ class Indexer:
 
 
 def _told(file: ShardFile, access: Access | None) -> FixedRecords | ShardReadError | None:
-    from loaderd.shards.told import tell_records  # needed only without a schema
+    from loaderd.shards.detect import tell_records  # needed only without a schema
 
     try:
         return tell_records(file, access)

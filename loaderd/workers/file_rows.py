@@ -14,7 +14,7 @@ from loaderd.schema import Schema
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import Block, Compression, ShardFile
 from loaderd.snapshots import Outage
-from loaderd.workers.load import Bytes2D, Faults, Part, Places, WindowLoader
+from loaderd.workers.window_loader import Bytes2D, Faults, Part, Places, WindowLoader
 
 
 def _numbers_of(place: FilePlace) -> npt.NDArray[np.int64]:

@@ -61,9 +61,9 @@ from loaderd.shards.access import Access
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import is_remote
 from loaderd.stages import Stage
-from loaderd.workers.execute import Executor, index_group, list_set
 from loaderd.workers.file_rows import FileRows
-from loaderd.workers.fill import Claim, Filler
+from loaderd.workers.page_producer import Claim, Filler
+from loaderd.workers.task_runner import Executor, index_group, list_set
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher

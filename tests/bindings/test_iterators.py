@@ -11,7 +11,7 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
-from loaderd_tf import calls
+from loaderd_tf import map_python
 from slots import lies_in_a_slot
 
 import loaderd
@@ -93,9 +93,9 @@ def test_many_elements_in_one_graph(ids: Any):
 def test_arrays_are_aliased_whichever_way_python_is_called(
     write_numbered: Write, numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch, direct: bool
 ):
-    assert calls._has_direct_calls(), "TensorFlow has changed: look at loaderd_tf.calls"
+    assert map_python._has_direct_calls(), "TensorFlow has changed: look at loaderd_tf.map_python"
     if not direct:
-        monkeypatch.setattr(calls, "_has_direct_calls", lambda: False)
+        monkeypatch.setattr(map_python, "_has_direct_calls", lambda: False)
     ds = loaderd_tf.make_dataset(write_numbered([100]), numbered_schema, batch_size=10, workers=1, held_batches=4)
     seen = []
     for batch in ds:

@@ -119,7 +119,7 @@ def test_a_mistake_is_named_before_a_process_is_started(
     def start(module: str) -> Any:
         raise AssertionError(f"{module} was started")
 
-    monkeypatch.setattr("loaderd.client.link.start_process", start)
+    monkeypatch.setattr("loaderd.client.transport.start_process", start)
     given = {"shards": write_numbered([10]), "schema": numbered_schema, "batch_size": 5, **options}
     with pytest.raises((OptionError, NoShardsError), match=text):
         loaderd_tf.make_dataset(**given)

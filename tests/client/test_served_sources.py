@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import loaderd
-from loaderd.client.link import LinkLost
 from loaderd.client.served_sources import ServedSource
+from loaderd.client.transport import LinkLost
 from loaderd.errors import BusyError, CorruptRecordError, NoShardsError, OptionError, ServerError, StorageError
 from loaderd.protocol.messages import Hello, Subscribe, Welcome
 from loaderd.schema.wire import to_wire

@@ -19,7 +19,7 @@ from own_processes import kill, newest_daemon, wait_ends, wait_for_no_daemon, wo
 from pyarrow.fs import LocalFileSystem
 
 import loaderd
-from loaderd.client import connection
+from loaderd.client import stream_client
 from loaderd.errors import ClosedError
 from loaderd.memory.anonymous import SharedMemory
 
@@ -127,7 +127,7 @@ def test_close_while_the_memory_of_another_daemon_is_taken_over(
         loader.close()  # as from another thread, that is
         return SharedMemory(fd)
 
-    monkeypatch.setattr(connection, "SharedMemory", close_first)
+    monkeypatch.setattr(stream_client, "SharedMemory", close_first)
     kill(newest_daemon())
     with pytest.raises(ClosedError):
         list(loader)
@@ -296,7 +296,7 @@ def test_a_fork_does_not_take_its_main_thread_for_one_of_tensorflows():
     """Or each such program would end 0.8 s later: Python 3.11 has the parent's number for that thread."""
     code = """
 import os
-from loaderd.client.end import _running_foreign_threads
+from loaderd.client.shutdown import _running_foreign_threads
 if os.fork():
     os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
 os._exit(len(_running_foreign_threads()))

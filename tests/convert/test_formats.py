@@ -13,10 +13,10 @@ from fixed_files import SCHEMA, WRAPPINGS, records_from, wrapped
 
 import loaderd
 from loaderd import testing
-from loaderd.convert import shard_writers, write_lot
+from loaderd.convert import shard_job, shard_writers
 from loaderd.convert.conversion import job_of
 from loaderd.convert.journal import Journal
-from loaderd.convert.lots import plan_lots
+from loaderd.convert.work_units import plan_lots
 from loaderd.errors import CorruptRecordError, OptionError, RecordMismatchError, ShardReadError
 from loaderd.schemas import kata
 from loaderd.shards.files import list_shards
@@ -38,7 +38,7 @@ def convert_here(sources: Any, schema: loaderd.Schema, folder: Path, **options: 
     files = list_shards(sources)
     indexes = [make_index(file, schema.records, 64) for file in files]
     lots = list(plan_lots(indexes, options.get("records_per_shard", 130)))
-    task = write_lot.Task(
+    task = shard_job.Task(
         tuple(files),
         tuple(index.compression for index in indexes),
         schema.records or dict(schema.features),
@@ -49,7 +49,7 @@ def convert_here(sources: Any, schema: loaderd.Schema, folder: Path, **options: 
         options.get("skips", False),
     )
     journal = Journal(folder, job_of(task, lots), task.ending)
-    news = (one for lot in lots for one in write_lot.write_lot(task, lot, journal.claims))
+    news = (one for lot in lots for one in shard_job.write_lot(task, lot, journal.claims))
     new = []
     try:
         for one in news:
@@ -254,7 +254,7 @@ def test_a_shard_that_is_not_as_it_was_written_gets_no_name(
 ):
     """One bit of it is turned between the last write and the first read, as by memory or a disk that fails."""
     paths = testing.write_shards(tmp_path / "from", ARRAYS)
-    real = write_lot.check_shard
+    real = shard_job.check_shard
 
     def damaged(path: Path, *others: Any) -> None:
         data = bytearray(path.read_bytes())
@@ -262,7 +262,7 @@ def test_a_shard_that_is_not_as_it_was_written_gets_no_name(
         path.write_bytes(data)
         real(path, *others)
 
-    monkeypatch.setattr(write_lot, "check_shard", damaged)
+    monkeypatch.setattr(shard_job, "check_shard", damaged)
     with pytest.raises(ShardReadError, match="expected 130 records of digest"):
         convert_here(paths, testing.schema_of(ARRAYS), tmp_path / "to", format=format)
     assert [path.name for path in (tmp_path / "to").iterdir()] == [".loaderd-convert.jsonl"]

@@ -9,20 +9,20 @@ import numpy as np
 from page_workers import answer_to, new_page
 from workforce_run import Crew, Job
 
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, PassEnd
+from loaderd.daemon.delivery.events import BrokenBatch, Delivery, PassEnd
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.pool.tasks import MAX_DEATHS, LoadWork, Task, TrialWork
 from loaderd.errors import ShardReadError, to_wire
 from loaderd.memory.page import POSITION, split_key
-from loaderd.memory.taking import Taker
+from loaderd.memory.page_consumer import Taker
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
 from loaderd.protocol.worker_messages import Done, LoadFault
-from loaderd.workers.fill import Claim
+from loaderd.workers.page_producer import Claim
 
 MOST_WORKERS = 4
 

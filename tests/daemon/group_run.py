@@ -8,7 +8,7 @@ from typing import Any
 
 from sharing_run import Workshop
 
-from loaderd.daemon.delivery.outgoing import Delivery, PassEnd
+from loaderd.daemon.delivery.events import Delivery, PassEnd
 from loaderd.daemon.groups.members import Handed, Members
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.plan.passes import Pass

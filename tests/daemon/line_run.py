@@ -8,17 +8,17 @@ import numpy as np
 from page_workers import new_page
 from workforce_run import Crew, Hand
 
-from loaderd.daemon.delivery.outgoing import Delivery, PassEnd
+from loaderd.daemon.delivery.events import Delivery, PassEnd
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.pool.tasks import LoadWork, TrialWork
-from loaderd.memory.taking import Taker
+from loaderd.memory.page_consumer import Taker
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
-from loaderd.workers.fill import Claim
+from loaderd.workers.page_producer import Claim
 
 STALL_TIMEOUT_S = 8.0
 STALL_TICKS = 8

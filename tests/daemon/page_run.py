@@ -12,13 +12,13 @@ from typing import Any
 
 from page_workers import new_page
 
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Note, Omission
+from loaderd.daemon.delivery.events import BrokenBatch, Delivery, Note, Omission
 from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
 from loaderd.errors import LoaderdError, to_wire
 from loaderd.memory.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key
-from loaderd.memory.taking import Taker
+from loaderd.memory.page_consumer import Taker
 from loaderd.protocol.worker_messages import FillFailed, RowFault
-from loaderd.workers.fill import Claim, Filler
+from loaderd.workers.page_producer import Claim, Filler
 
 
 def is_rung(bell: int) -> bool:

@@ -11,7 +11,7 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import LoadWork, Task
 from loaderd.memory.page import Page, words_of
 from loaderd.protocol.worker_messages import Granted, Loaded, LoadFault, TriedOut, Withdrawn
-from loaderd.workers.fill import Claim, Filler
+from loaderd.workers.page_producer import Claim, Filler
 
 
 def new_page(num_slots: int, num_seats: int) -> Page:

@@ -20,7 +20,7 @@ from loaderd.errors import from_wire
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
 from loaderd.memory.page import Page, silence
-from loaderd.memory.taking import Taker
+from loaderd.memory.page_consumer import Taker
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Course
@@ -40,7 +40,7 @@ from loaderd.protocol.messages import (
     Subscribe,
     Welcome,
 )
-from loaderd.protocol.starting import start_process
+from loaderd.protocol.spawn import start_process
 from loaderd.schema.wire import from_wire as schema_from_wire
 from loaderd.subscription import Subscription
 
@@ -51,7 +51,7 @@ _LIMIT_S = 60.0
 class Consumer:
     """One connection; ``receive`` waits for a message of a class, and keeps what comes before it in ``passed``.
 
-    Batches it takes of the page of its stream, as ``client.intake`` does.
+    Batches it takes of the page of its stream, as ``client.batch_receiver`` does.
     """
 
     def __init__(self, path: Path) -> None:

@@ -9,21 +9,21 @@ from collections.abc import Collection
 import numpy as np
 from page_workers import PageWorker, answer_to, free_arenas, new_page
 
+from loaderd.daemon.delivery.events import Delivery
 from loaderd.daemon.delivery.grants import Withdrawal
-from loaderd.daemon.delivery.outgoing import Delivery
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.members import Handed, Members, PassKey, key_of
 from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import ShardReadError, to_wire
 from loaderd.memory.page import MAX_GENERATION, new_bell
-from loaderd.memory.taking import Taker
+from loaderd.memory.page_consumer import Taker
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
 from loaderd.protocol.worker_messages import FillFailed, Granted, Withdrawn
-from loaderd.workers.fill import Claim
+from loaderd.workers.page_producer import Claim
 
 BATCH_SIZE = 2
 _NUM_ARENAS = 3

@@ -10,7 +10,7 @@ import numpy as np
 from page_run import Floor
 from page_workers import answer_to
 
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery
+from loaderd.daemon.delivery.events import BrokenBatch, Delivery
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import Task
@@ -20,7 +20,7 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
 from loaderd.plan.shares import HostShare, Rest
-from loaderd.workers.fill import Claim
+from loaderd.workers.page_producer import Claim
 
 REASON = "was killed by SIGSEGV"
 STALLED = "made no progress"

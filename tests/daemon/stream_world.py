@@ -9,18 +9,18 @@ from typing import Any
 from hypothesis.stateful import RuleBasedStateMachine
 from page_run import Consumer, Floor, Hand
 
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery
+from loaderd.daemon.delivery.events import BrokenBatch, Delivery
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Fault, LoadWork, Task
 from loaderd.errors import CorruptRecordError, LoaderdError, from_wire
+from loaderd.memory.batch_range import ArenaSegment
 from loaderd.memory.page import POSITION
-from loaderd.memory.runs import ArenaSegment
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import Course
 from loaderd.plan.shares import HostShare, Rest
 from loaderd.protocol.worker_messages import FillFailed
-from loaderd.workers.fill import Claim
+from loaderd.workers.page_producer import Claim
 
 Row = tuple[int, int, int]
 """(epoch, block, record of the block)."""

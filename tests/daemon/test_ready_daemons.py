@@ -15,7 +15,7 @@ from own_processes import newest_daemon
 from ready_daemons import ReadyDaemons
 
 import loaderd
-from loaderd.protocol import starting
+from loaderd.protocol import spawn
 
 _NAMES = ("NAME", "PATH", "LOADERD_KERNELS", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONPATH")
 
@@ -58,7 +58,7 @@ def test_a_daemon_has_what_a_fresh_one_has(
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     found = []
     for module in (ready_daemons.subprocess(), subprocess):
-        monkeypatch.setattr(starting, "subprocess", module)
+        monkeypatch.setattr(spawn, "subprocess", module)
         with loaderd.Loader(shards, schema, batch_size=10, workers=1) as loader:
             seen = bytes(next(iter(loader))["seen"][0])
             found.append((seen, _surroundings(newest_daemon())))

@@ -16,10 +16,10 @@ from typing import Any
 
 from page_workers import answer_to
 
-from loaderd.daemon.delivery.granting import Granting
+from loaderd.daemon.delivery.dispatch import Granting
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import IndexWork, LoadWork, Task
-from loaderd.daemon.pool.workforce import Workforce
+from loaderd.daemon.pool.worker_manager import Workforce
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.memory.page import POSITION, Page, key_of, new_bell, step_of
 from loaderd.protocol.worker_messages import (
@@ -32,7 +32,7 @@ from loaderd.protocol.worker_messages import (
     TaskFailed,
     Withdrawn,
 )
-from loaderd.workers.fill import Claim, Filler
+from loaderd.workers.page_producer import Claim, Filler
 
 
 def was_rung(bell: int) -> bool:

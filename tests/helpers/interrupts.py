@@ -10,9 +10,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from loaderd.client import link
+from loaderd.client import transport
 
-_CLIENT = str(Path(link.__file__).parent)
+_CLIENT = str(Path(transport.__file__).parent)
 # Calls in Python 3.10; from 3.11 on; from 3.13 on; and where a function begins, from 3.11 on.
 _LOOKS = {"CALL_FUNCTION", "CALL_FUNCTION_KW", "CALL_METHOD", "CALL_FUNCTION_EX", "CALL", "CALL_KW", "RESUME"}
 

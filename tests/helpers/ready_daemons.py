@@ -29,7 +29,7 @@ from typing import Any
 
 from zygote import READY, start_ready
 
-from loaderd.protocol import starting
+from loaderd.protocol import spawn
 
 _BOOT = (
     "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import ready_daemons;ready_daemons.serve(int(sys.argv[2]))"
@@ -49,13 +49,13 @@ class ReadyDaemons:
         self._process, self._socket = start_ready(_BOOT, json.dumps(sys.path))
 
     def subprocess(self) -> types.SimpleNamespace:
-        """What ``starting`` is to have for the module ``subprocess``."""
+        """What ``spawn`` is to have for the module ``subprocess``."""
 
         class Popen(subprocess.Popen):  # type: ignore[type-arg]
             """Only how the process comes into being is another."""
 
             def _execute_child(popen, args: list[str], *options: Any) -> None:
-                if args[:3] != [PYTHON, "-c", starting._BOOT] or args[3] not in MODULES:
+                if args[:3] != [PYTHON, "-c", spawn._BOOT] or args[3] not in MODULES:
                     super()._execute_child(args, *options)  # type: ignore[misc]
                     return
                 pipes = options[9:15]
@@ -131,7 +131,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.update(request["environment"])
     sys.argv[:] = ["-c", *request["arguments"]]
     try:
-        exec(starting._BOOT, {"__name__": "__main__"})
+        exec(spawn._BOOT, {"__name__": "__main__"})
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)

@@ -37,7 +37,7 @@ from loaderd.memory.page import (
     step_of,
     words_of,
 )
-from loaderd.memory.taking import Taker
+from loaderd.memory.page_consumer import Taker
 from loaderd.options import MAX_STEP
 from loaderd.stages import Stage
 

@@ -22,8 +22,8 @@ from loaderd.memory.page import (
     Page,
     words_of,
 )
+from loaderd.memory.page_view import Watched
 from loaderd.memory.samples import Seen, begin, encode_facts, wait_class, write_sample
-from loaderd.memory.watch import Watched
 from loaderd.snapshots import Facts
 from loaderd.stages import Stage
 

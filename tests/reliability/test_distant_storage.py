@@ -23,7 +23,7 @@ from serving import Server
 
 import loaderd
 from loaderd.cli.top_rows import Row, row_of
-from loaderd.client.running import running_streams
+from loaderd.client.running_streams import running_streams
 from loaderd.errors import LoaderdError, NoShardsError, ShardReadError, StorageError
 
 SIZES = [3000, 3000, 2000]

@@ -18,7 +18,7 @@ import loaderd
 from loaderd.errors import from_wire
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import AskStatus, Failed, Gateway, Message, Serve, Status, Stop
-from loaderd.protocol.starting import start_process
+from loaderd.protocol.spawn import start_process
 
 SETTINGS = {
     "host": "127.0.0.1",

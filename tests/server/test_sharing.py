@@ -15,7 +15,7 @@ import pytest
 from serving import MODULE, Server, wait_until
 
 import loaderd
-from loaderd.client.running import running_streams
+from loaderd.client.running_streams import running_streams
 from loaderd.errors import ServerError
 
 CONSUMER = str(Path(__file__).with_name("consumer.py"))

@@ -14,10 +14,10 @@ from shard_bytes import make_shard
 
 import loaderd
 from loaderd.errors import ShardReadError
+from loaderd.shards.detect import tell_schema
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.npz import arrays_of
-from loaderd.shards.told import tell_schema
 
 RECORDS = loaderd.FixedRecords(np.dtype([("x", "u1", (100,)), ("y", "<i4")]))
 Y = npy("(5,)", bytes(20), "<i4")

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from loaderd.memory.batch_range import Run
 from loaderd.memory.page import Page, new_bell, split_key, words_of
-from loaderd.memory.runs import Run
-from loaderd.memory.taking import Taker
-from loaderd.workers.fill import Claim, Filler
+from loaderd.memory.page_consumer import Taker
+from loaderd.workers.page_producer import Claim, Filler
 
 SIZE = 3
 """Records of a batch."""

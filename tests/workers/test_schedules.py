@@ -17,7 +17,7 @@ from page_scene import Died, Scene
 class Schedule:
     """Actors that run one at a time, and may be interrupted in front of each access to the page.
 
-    ``patience``: how many accesses one of them has in a row, on average.
+    ``stall_timer``: how many accesses one of them has in a row, on average.
     """
 
     def __init__(self, scene: Scene, seed: int, patience: int) -> None:

@@ -16,7 +16,7 @@ from loaderd.shards.files import list_shards
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_index import build_index
 from loaderd.stages import Stage
-from loaderd.workers.load import Part, WindowLoader
+from loaderd.workers.window_loader import Part, WindowLoader
 
 
 @pytest.mark.parametrize("compressed", [False, True])

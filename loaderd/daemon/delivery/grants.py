@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from loaderd.daemon.pool.tasks import PlannedBatch
-from loaderd.memory.runs import Run
+from loaderd.memory.batch_range import Run
 from loaderd.plan.batches import Segment
 
 

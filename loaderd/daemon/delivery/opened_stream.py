@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from loaderd.daemon.delivery.memories import Memories
 from loaderd.daemon.delivery.page_facts import facts_of
 from loaderd.daemon.delivery.stream import Stream
+from loaderd.daemon.delivery.stream_memory import Memories
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, LoadWork, ProbeWork, Task, TrialWork
 from loaderd.daemon.preparing.local_data import Data
 from loaderd.dataset import StreamDescription

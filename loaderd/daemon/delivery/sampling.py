@@ -9,7 +9,7 @@ import time
 
 from loaderd import processes
 from loaderd.daemon.delivery.opened_stream import OpenedStream
-from loaderd.daemon.pool.worker_use import EVERY_S, WorkersUse
+from loaderd.daemon.pool.worker_usage import EVERY_S, WorkersUse
 from loaderd.memory.page import CONSUMER_PID, CONSUMER_THREAD, Page
 from loaderd.memory.samples import Seen, write_sample
 

@@ -4,7 +4,7 @@
 
     window   loading ──all rows in──► ready                                             (see ``windows``)
     batch    planned ──its windows are ready──► granted ──made and taken by others──► (see ``memory.page``)
-                 ▲                                 └─ workers are lost at it ──► on trial ──┘   (see ``trials``)
+                 ▲                                 └─ workers are lost at it ──► on trial ──┘   (see ``poison_records``)
 
 - Batches are granted in order, as soon as their rows are there. The daemon does not decide which worker makes which
   batch, and no message tells it that the consumer took one: when it is woken, it reads in the page how far that is.
@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
+from loaderd.daemon.delivery.events import BrokenBatch, Note, SaidAhead, note_of
 from loaderd.daemon.delivery.grants import Grant, Grants, Withdrawal
 from loaderd.daemon.delivery.mismatches import Mismatches
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Note, SaidAhead, note_of
+from loaderd.daemon.delivery.poison_records import Trial
 from loaderd.daemon.delivery.storage_outage import StorageOutage
-from loaderd.daemon.delivery.trials import Trial
 from loaderd.daemon.delivery.windows import Windows
 from loaderd.daemon.pool.tasks import (
     HINT_OF_DEATHS,
@@ -39,7 +39,7 @@ from loaderd.daemon.pool.tasks import (
     TaskSource,
     TrialWork,
 )
-from loaderd.daemon.preparing.blame import Blame
+from loaderd.daemon.preparing.error_context import Blame
 from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError, from_wire
 from loaderd.memory.page import (
     CONSUMER_SLEEPS_FOR,

@@ -144,7 +144,7 @@ class Windows:
             window.bad_places.update(dict.fromkeys(fault.places, fault))
 
     def lost(self, work: LoadWork, blame: Callable[[Slice], LoaderdError]) -> None:
-        """A load cannot be done at all; ``blame`` says why, of each record."""
+        """A load cannot be done at all; ``error_context`` says why, of each record."""
         order = self.plan.order_of(work.window)
         faults = []
         for part in work.slices:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Omission, Outgoing, PassEnd
+from loaderd.daemon.delivery.events import BrokenBatch, Delivery, Omission, Outgoing, PassEnd
 from loaderd.daemon.delivery.stream import Stream
-from loaderd.memory.taking import Taker
+from loaderd.memory.page_consumer import Taker
 from loaderd.plan.passes import Pass, PassPlan
 
 

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from typing import NamedTuple
 
-from loaderd.daemon.delivery.outgoing import Delivery
+from loaderd.daemon.delivery.events import Delivery
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.errors import DaemonError
 from loaderd.machine import remedy

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple, Protocol
 
-from loaderd.daemon.delivery.outgoing import Omission, Outgoing
+from loaderd.daemon.delivery.events import Omission, Outgoing
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.memory.page import MAX_GENERATION, POSITION

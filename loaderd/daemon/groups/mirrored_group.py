@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, PassEnd, SaidAhead, num_damages
+from loaderd.daemon.delivery.events import BrokenBatch, Delivery, PassEnd, SaidAhead, num_damages
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.members import GRACE_S, Handed, PassKey, key_of, require_place
 from loaderd.plan.passes import Pass

@@ -30,9 +30,9 @@ import msgpack
 
 from loaderd.errors import DaemonError
 from loaderd.machine import remedy
+from loaderd.protocol.child import die_with_parent, how_it_ended, name_process
 from loaderd.protocol.descriptors import above_standard, send_fds, socket_above_standard
 from loaderd.protocol.messages import UNICODE_ERRORS
-from loaderd.protocol.process import die_with_parent, how_it_ended, name_process
 from loaderd.workers.compiling import compile_loops
 
 # A worker that is killed while it waits for a disk dies when the disk answers, if ever.

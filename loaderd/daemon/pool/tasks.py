@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from loaderd.errors import LoaderdError, WorkerError
-from loaderd.memory.runs import ArenaSegment
+from loaderd.memory.batch_range import ArenaSegment
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.protocol.worker_messages import Done

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from loaderd.daemon.pool.tasks import IndexWork, ListWork, Task
-from loaderd.daemon.pool.workforce import Workforce
+from loaderd.daemon.pool.worker_manager import Workforce
 from loaderd.daemon.preparing.index_pass import IndexPass
 from loaderd.daemon.preparing.list_pass import ListPass
 from loaderd.daemon.preparing.local_data import Data, of_listing

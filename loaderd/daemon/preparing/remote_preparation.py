@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from loaderd.daemon.pool.tasks import AskWork, Task, TaskSource
-from loaderd.daemon.pool.workforce import Workforce
+from loaderd.daemon.pool.worker_manager import Workforce
 from loaderd.daemon.preparing.preparation import Preparation
 from loaderd.daemon.preparing.remote_data import RemoteData
 from loaderd.dataset import StreamDescription

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from loaderd.daemon.delivery.trials import Trial
+from loaderd.daemon.delivery.poison_records import Trial
 from loaderd.errors import WorkerError
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from loaderd.client.intake import Intake
-from loaderd.daemon.delivery.outgoing import Delivery
+from loaderd.client.batch_receiver import Intake
+from loaderd.daemon.delivery.events import Delivery
 from loaderd.daemon.groups import lane
 from loaderd.daemon.groups.lane import Had, Lane
 from loaderd.errors import DaemonError

@@ -6,10 +6,10 @@ import pytest
 from group_run import END, STEPS, Run
 from sharing_run import NUM_WORKERS, Workshop
 
-from loaderd.daemon.delivery.outgoing import BrokenBatch
+from loaderd.daemon.delivery.events import BrokenBatch
 from loaderd.daemon.groups.members import PageReader
 from loaderd.memory.page import MAX_GENERATION
-from loaderd.memory.taking import Taker
+from loaderd.memory.page_consumer import Taker
 from loaderd.plan.passes import Pass
 
 

@@ -6,7 +6,7 @@ import pytest
 from group_run import END, STEPS, Run
 from sharing_run import Workshop
 
-from loaderd.daemon.delivery.outgoing import BrokenBatch, PassEnd
+from loaderd.daemon.delivery.events import BrokenBatch, PassEnd
 from loaderd.daemon.groups.members import GRACE_S
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.plan.passes import Pass

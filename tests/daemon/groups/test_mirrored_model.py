@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from sharing_run import Workshop
 
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, PassEnd
+from loaderd.daemon.delivery.events import BrokenBatch, Delivery, PassEnd
 from loaderd.daemon.groups.members import Handed
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.plan.passes import Pass

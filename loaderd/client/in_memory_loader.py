@@ -14,7 +14,7 @@ import numpy.typing as npt
 from loaderd.client.base import BaseLoader
 from loaderd.client.batch import Batch
 from loaderd.client.batch_source import Counts, Stream
-from loaderd.client.standing import checked_start
+from loaderd.client.position import checked_start
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import StreamOptions, require
 from loaderd.plan.passes import Listing, Pass

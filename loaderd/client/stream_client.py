@@ -1,7 +1,7 @@
 """The training process's end of one stream: of a private daemon, or of a server (see ``sources``).
 
-It has no thread. The caller's thread takes one batch at a time (see ``intake``), and gives back the slots that
-nothing refers to any more; there are enough slots for the workers even while a consumer holds as many as it may.
+It has no thread. The caller's thread takes one batch at a time (see ``batch_receiver``), and gives back the slots
+that nothing refers to any more; there are enough slots for the workers even while a consumer holds as many as it may.
 
 **Interrupts.** Ctrl-C may come at any bytecode. While we sleep for a batch, it does no harm. Anywhere else, a message
 may get lost or be read by half. So ``torn`` is set before anything is touched, and reset when all is in order again.
@@ -19,16 +19,16 @@ from itertools import zip_longest
 from typing import Any
 
 from loaderd.client.batch import SlotReader
+from loaderd.client.batch_receiver import Intake
 from loaderd.client.batch_source import Counts
-from loaderd.client.conversation import Conversation
-from loaderd.client.intake import Intake
-from loaderd.client.link import LinkLost
+from loaderd.client.rpc import Conversation
 from loaderd.client.sources import Source
+from loaderd.client.transport import LinkLost
 from loaderd.errors import LoaderdError, from_wire
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
 from loaderd.memory.page import FACTS_BYTES, MAX_GENERATION, Page
-from loaderd.memory.watch import Watched
+from loaderd.memory.page_view import Watched
 from loaderd.plan.passes import Listing, Pass
 from loaderd.progress import ProgressDisplay
 from loaderd.protocol.descriptors import standard_is_taken

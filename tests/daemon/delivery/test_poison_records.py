@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from stream_run import Run
 
-from loaderd.daemon.delivery.outgoing import BrokenBatch, Delivery, Omission
+from loaderd.daemon.delivery.events import BrokenBatch, Delivery, Omission
 from loaderd.daemon.pool.tasks import LoadWork, TrialWork
 from loaderd.errors import LoaderdError, ShardError, WorkerError
-from loaderd.workers.fill import Claim
+from loaderd.workers.page_producer import Claim
 
 Deadly = Callable[[Any], bool]
 LOST = "3 workers in a row were lost at"

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loaderd.convert.journal import Written, shard_name, temporary_of
-from loaderd.convert.lots import Lot, spans_of
 from loaderd.convert.row_source import RowsOrFault, RowSource
 from loaderd.convert.shard_writers import (
     Format,
@@ -28,6 +27,7 @@ from loaderd.convert.shard_writers import (
     open_writer,
     schema_of_format,
 )
+from loaderd.convert.work_units import Lot, spans_of
 from loaderd.encode.example_writer import Rows
 from loaderd.errors import LoaderdError, ShardError, ShardReadError
 from loaderd.options import DEFAULT_BLOCK_RECORDS

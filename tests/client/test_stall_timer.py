@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderd.client.patience import Patience
+from loaderd.client.stall_timer import Patience
 
 
 def test_patience_asks_then_gives_up():

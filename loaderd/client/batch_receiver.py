@@ -20,8 +20,8 @@ from loaderd.memory.page import (
     Page,
     silence,
 )
+from loaderd.memory.page_consumer import Taker
 from loaderd.memory.samples import wait_class
-from loaderd.memory.taking import Taker
 from loaderd.protocol.messages import Broken
 
 Found = tuple[int, int] | Broken | None

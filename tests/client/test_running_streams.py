@@ -13,14 +13,14 @@ import pytest
 from own_processes import newest_daemon
 
 import loaderd
-from loaderd.client.running import running_streams
+from loaderd.client.running_streams import running_streams
 from loaderd.memory.page import FACTS_BYTES, NUM_SEATS, NUM_SLOTS, words_of
 from loaderd.memory.samples import PAGE_NAME
 
 # A daemon that has its page, and has not given it a size yet; then one that has not written to it yet.
 _STARTING = f"""
 import os, sys
-from loaderd.protocol.process import name_process
+from loaderd.protocol.child import name_process
 name_process("loaderd-daemon")
 page = os.memfd_create("loaderd-{PAGE_NAME}")
 for size in (0, 1 << 20):

@@ -14,8 +14,8 @@ from loaderd.machine import available_memory, in_mib, remedy
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.page import Page, new_bell, words_of
+from loaderd.memory.page_view import Watched
 from loaderd.memory.samples import PAGE_NAME, begin
-from loaderd.memory.watch import Watched
 
 # An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
 _WORKER_BYTES = 40 << 20

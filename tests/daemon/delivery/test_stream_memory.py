@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import loaderd
-from loaderd.daemon.delivery import memories
-from loaderd.daemon.delivery.memories import Memories
+from loaderd.daemon.delivery import stream_memory
+from loaderd.daemon.delivery.stream_memory import Memories
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError
 from loaderd.memory import anonymous
@@ -39,8 +39,8 @@ def failing_at(call: int, real: Callable[..., Any]) -> Callable[..., Any]:
     [
         *((anonymous.os, "memfd_create", call) for call in range(3)),
         *((anonymous.mmap, "mmap", call) for call in range(3)),
-        (memories.os, "open", 0),
-        (memories, "new_bell", 0),
+        (stream_memory.os, "open", 0),
+        (stream_memory, "new_bell", 0),
     ],
 )
 def test_a_stream_that_cannot_be_opened_leaves_no_descriptor(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import loaderd
-from loaderd.client.copies import CopyWaits
+from loaderd.client.device_copy_timer import CopyWaits
 
 
 class Counted:

@@ -7,9 +7,9 @@ import select
 import pytest
 from page_scene import SIZE, NewScene, Scene, claimed, do_at
 
+from loaderd.memory.batch_range import Run, without
 from loaderd.memory.page import POSITION, WAKE_DAEMON_AT, key_of, silence, step_of
-from loaderd.memory.runs import Run, without
-from loaderd.workers.fill import Claim, Filler
+from loaderd.workers.page_producer import Claim, Filler
 
 # ---------------------------------------------------------------------------------------------------- runs
 

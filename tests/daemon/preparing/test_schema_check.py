@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loaderd.daemon.pool.tasks import ProbeWork
-from loaderd.daemon.preparing.probe import Probe
+from loaderd.daemon.preparing.schema_check import Probe
 from loaderd.errors import RecordMismatchError, WorkerError
 from loaderd.protocol.worker_messages import Probed
 

@@ -20,12 +20,12 @@ from typing import Protocol
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import LoadWork, Task, TaskSource, TrialWork, first_untold
 from loaderd.daemon.pool.worker_pool import WorkerPool
-from loaderd.daemon.pool.worker_use import WorkersUse
+from loaderd.daemon.pool.worker_usage import WorkersUse
 from loaderd.errors import DaemonError, LoaderdError, from_wire
 from loaderd.memory.page import POSITION, Counter, Page, new_bell, silence, step_of
 from loaderd.processes import is_stopped
+from loaderd.protocol.event_loop import Wires
 from loaderd.protocol.messages import Message
-from loaderd.protocol.wires import Wires
 from loaderd.protocol.worker_messages import (
     ATTACH_TASK,
     NO_STREAM,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from loaderd.daemon.delivery.grants import Withdrawal
 from loaderd.daemon.delivery.opened_stream import OpenedStream
-from loaderd.daemon.pool.workforce import Workforce
+from loaderd.daemon.pool.worker_manager import Workforce
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import Page, barrier, ring
 from loaderd.protocol.worker_messages import Attach, FillFailed, Granted, Withdrawn
@@ -14,7 +14,7 @@ from loaderd.snapshots import Outage
 
 
 class Granting:
-    """See the module's docstring; for its methods, :class:`~loaderd.daemon.pool.workforce.Attachable`.
+    """See the module's docstring; for its methods, :class:`~loaderd.daemon.pool.worker_manager.Attachable`.
 
     ``tell_consumers`` sends what there is to tell: consumers must know what is wrong with a batch before it is made.
     """

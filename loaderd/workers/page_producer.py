@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from loaderd.memory.batch_range import ArenaSegment, Run, without
 from loaderd.memory.page import CONSUMER_SLEEPS_FOR, POSITION, Page, barrier, key_of, ring, split_key, step_of
-from loaderd.memory.runs import ArenaSegment, Run, without
 
 
 class Claim(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any
 
 from loaderd.client.base import BaseLoader
 from loaderd.errors import OptionError
-from loaderd_tf.attached import loader_of
+from loaderd_tf.dataset_attributes import loader_of
 
 # TensorFlow's classes of data sets that make one element of each element.
 _ONE_FOR_ONE = {"_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset"}

@@ -17,18 +17,18 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from loaderd.convert.lots import Lot
-from loaderd.convert.write_lot import Claims, News, Task, write_lot
+from loaderd.convert.shard_job import Claims, News, Task, write_lot
+from loaderd.convert.work_units import Lot
 from loaderd.errors import LoaderdError, WorkerError
-from loaderd.protocol.process import die_with_parent, enter_process
-from loaderd.protocol.starting import start_process
+from loaderd.protocol.child import die_with_parent, enter_process
+from loaderd.protocol.spawn import start_process
 
 
 class LotProcess:
     """The process, as the one that started it sees it. Raises DaemonError if it cannot be started."""
 
     def __init__(self, task: Task, claims: Claims) -> None:
-        self._process, sock = start_process("loaderd.convert.lot_process")
+        self._process, sock = start_process("loaderd.convert.job_process")
         self.connection: Connection[Any, Any] = Connection(sock.detach())
         self._send((task, claims))
 
@@ -59,7 +59,7 @@ class LotProcess:
 
 
 def main() -> None:
-    """Entry point of the process: see ``protocol.starting.start_process``."""
+    """Entry point of the process: see ``protocol.spawn.start_process``."""
     sock, parent = enter_process("loaderd-convert")
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

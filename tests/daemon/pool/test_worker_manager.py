@@ -8,13 +8,13 @@ import pytest
 from line_run import STALL_TICKS, at_a_batch
 from page_workers import answer_to
 
-from loaderd.daemon.delivery.outgoing import PassEnd
+from loaderd.daemon.delivery.events import PassEnd
 from loaderd.daemon.pool.tasks import MAX_DEATHS, IndexWork, LoadWork, Task, TaskSource
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import POSITION, Counter, split_key
 from loaderd.plan.passes import Pass
 from loaderd.protocol.worker_messages import Done
-from loaderd.workers.fill import Claim
+from loaderd.workers.page_producer import Claim
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

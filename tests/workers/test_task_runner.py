@@ -24,8 +24,8 @@ from loaderd.errors import (
     from_wire,
 )
 from loaderd.memory.anonymous import SharedMemory
+from loaderd.memory.batch_range import ArenaSegment
 from loaderd.memory.layout import SlotLayout, WindowLayout
-from loaderd.memory.runs import ArenaSegment
 from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
@@ -36,9 +36,9 @@ from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_index import build_index, decode_indexes, encode_indexes
-from loaderd.workers import execute
-from loaderd.workers.execute import Executor, index_group
+from loaderd.workers import task_runner
 from loaderd.workers.file_rows import FileRows
+from loaderd.workers.task_runner import Executor, index_group
 
 Write = Callable[..., list[Path]]
 
@@ -255,7 +255,7 @@ def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
     assert failing() == ([], True), "none fails alone"
     least = 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execute, "MOST_ROW_FAULTS", 5)
+        patch.setattr(task_runner, "MOST_ROW_FAULTS", 5)
         calls.clear()
         assert failing() == ([0], False)
         assert len(calls) < 16
@@ -392,9 +392,9 @@ def test_a_shard_with_more_damage_than_a_message_holds_is_refused(
     (file,) = list_shards(str(path))
     task = IndexTask(0, [file], str(tmp_path / "cache"), 30, pickle.dumps(Storage()), pickle.dumps(None))
     damages = build_index(file, 30).damage_bytes
-    monkeypatch.setattr(execute, "_MOST_DAMAGE_BYTES", damages - 1)
+    monkeypatch.setattr(task_runner, "_MOST_DAMAGE_BYTES", damages - 1)
     for _ in range(2):  # it is not kept either
         with pytest.raises(CorruptRecordError, match=f"^30 records of one shard .* the first is {path}: record 0 at"):
             index_group(task)
-    monkeypatch.setattr(execute, "_MOST_DAMAGE_BYTES", damages)
+    monkeypatch.setattr(task_runner, "_MOST_DAMAGE_BYTES", damages)
     assert len(decode_indexes(index_group(task).encoded)[0].damages) == 30

@@ -16,8 +16,8 @@ from pathlib import Path
 from loaderd import processes
 from loaderd.errors import DaemonError
 from loaderd.memory.anonymous import SharedMemory
+from loaderd.memory.page_view import Watched
 from loaderd.memory.samples import PAGE_NAME
-from loaderd.memory.watch import Watched
 
 _PROC = Path("/proc")
 _SERVER = "loaderd-server"

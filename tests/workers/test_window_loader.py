@@ -23,8 +23,8 @@ from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import ShardIndex, build_index
-from loaderd.workers import load
-from loaderd.workers.load import Part, WindowLoader
+from loaderd.workers import window_loader
+from loaderd.workers.window_loader import Part, WindowLoader
 
 Write = Callable[..., list[Path]]
 UNTOUCHED = 0xEE
@@ -295,7 +295,7 @@ def test_many_blocks_for_few_records_are_read_in_groups(
         for number, block in enumerate(shards.blocks)
     ]
     most = 5 * max(block.num_bytes for block in shards.blocks)
-    monkeypatch.setattr(load, "_MAX_TOGETHER_BYTES", most)
+    monkeypatch.setattr(window_loader, "_MAX_TOGETHER_BYTES", most)
     read_together, sizes = BlockReader.read_together, []
 
     def read(reader: BlockReader, blocks: list[Block]) -> Any:

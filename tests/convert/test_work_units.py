@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderd.convert.lots import Span, plan_lots
+from loaderd.convert.work_units import Span, plan_lots
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
 

@@ -27,11 +27,11 @@ from typing import Any
 
 from loaderd.client.batch import Batch
 from loaderd.client.batch_source import Counts, Stream
-from loaderd.client.connection import Connection
 from loaderd.client.damage_report import DamageReport
-from loaderd.client.end import ProgramEnds
-from loaderd.client.link import LinkLost
+from loaderd.client.shutdown import ProgramEnds
 from loaderd.client.sources import Source
+from loaderd.client.stream_client import Connection
+from loaderd.client.transport import LinkLost
 from loaderd.errors import (
     HOW_TO_GO_ON_BEHIND,
     ClosedError,
@@ -42,7 +42,7 @@ from loaderd.errors import (
     ShardError,
 )
 from loaderd.memory.page import COPY_NS
-from loaderd.memory.watch import Watched
+from loaderd.memory.page_view import Watched
 from loaderd.plan.passes import Listing, Pass, pass_of
 from loaderd.plan.positions import Course, Position, check_epoch, compare, compare_listings
 from loaderd.progress import ProgressDisplay

@@ -1,4 +1,4 @@
-"""What a process of loaderd's does first, and how it ended. ``starting`` starts it."""
+"""What a process of loaderd's does first, and how it ended. ``spawn`` starts it."""
 
 from __future__ import annotations
 

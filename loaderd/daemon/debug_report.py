@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from loaderd.daemon.pool.workforce import Workforce
+from loaderd.daemon.pool.worker_manager import Workforce
 from loaderd.daemon.session import Session
 
 _MOST_WORKERS = 16

@@ -16,9 +16,9 @@ from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import CorruptRecordError, LoaderdError, StorageError, WorkerError, to_wire
 from loaderd.machine import remedy
 from loaderd.memory.anonymous import SharedMemory
+from loaderd.memory.batch_range import ArenaSegment
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.page import MAX_FIELDS
-from loaderd.memory.runs import ArenaSegment
 from loaderd.protocol.channel import MAX_MESSAGE_BYTES
 from loaderd.protocol.worker_messages import (
     MOST_ROW_FAULTS,

@@ -12,9 +12,9 @@ import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from loaderd.client.link import LinkLost, limit_sending
-from loaderd.client.patience import Patience
 from loaderd.client.sources import Source
+from loaderd.client.stall_timer import Patience
+from loaderd.client.transport import LinkLost, limit_sending
 from loaderd.errors import LoaderdError, from_wire
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Ask, Bye, Failed, Message, State, Welcome

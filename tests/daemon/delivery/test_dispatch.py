@@ -10,12 +10,12 @@ import pytest
 from page_workers import answer_to, new_page
 from workforce_run import Crew, was_rung
 
-from loaderd.daemon.delivery.outgoing import Note
+from loaderd.daemon.delivery.events import Note
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import LoadWork
 from loaderd.errors import CorruptRecordError, to_wire
 from loaderd.memory.page import new_bell
-from loaderd.memory.taking import Taker
+from loaderd.memory.page_consumer import Taker
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import SetRows
