@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loaderd.client.in_memory_loader import Given, GivenLoader, as_array
+from loaderd.client.in_memory_loader import Given, InMemoryLoader, as_array
 from loaderd.encode.example_writer import Rows, encode_examples
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import as_count, is_path, require
@@ -118,7 +118,7 @@ def loader_of(
     *,
     epochs: int | None = 1,
     start: Position | None = None,
-) -> GivenLoader:
+) -> InMemoryLoader:
     """A loader whose every epoch is ``batches``, in this order: dicts of arrays (records, …) by field.
 
     It can be used wherever a ``Loader`` can: in ``loaderd_tf.batches`` and ``from_loader``, in the same functions for
@@ -140,7 +140,7 @@ def loader_of(
         assert isinstance(first, Mapping)
         schema = schema_of(first)
     require(isinstance(schema, Schema), "schema", "a loaderd.Schema or None", schema)
-    return GivenLoader(given, schema, epochs, start)
+    return InMemoryLoader(given, schema, epochs, start)
 
 
 def damage(shard: str | os.PathLike[str], *, record: int = 0, how: How = "data") -> int:

@@ -28,7 +28,7 @@ import numpy as np
 
 import loaderd
 from loaderd.client.base import BaseLoader
-from loaderd.client.device_copy_timer import CopyWaits
+from loaderd.client.device_copy_timer import DeviceCopyTimer
 from loaderd.client.elements import Elements, Structure, check_loader, checked_structure
 from loaderd.errors import OptionError
 from loaderd.options import as_count, require
@@ -90,7 +90,7 @@ class Batches(Elements):
         self._put = _putter(device)
         self._copies = not _is_host(device)
         self._ahead = prefetch if self._copies else 0
-        self._waits = CopyWaits(loader, self._ahead)
+        self._waits = DeviceCopyTimer(loader, self._ahead)
 
     def __iter__(self) -> Iterator[Any]:
         return self.loader.iterate(self._begin_copy if self._copies else self._hand_over, self._ahead)

@@ -33,7 +33,7 @@ import tensorflow as tf
 
 import loaderd
 from loaderd.client.base import BaseLoader
-from loaderd.client.device_copy_timer import CopyWaits
+from loaderd.client.device_copy_timer import DeviceCopyTimer
 from loaderd.client.elements import Elements, Structure, check_loader
 from loaderd.errors import OptionError
 from loaderd_tf.device import has_gpu, is_host
@@ -82,7 +82,7 @@ class Batches(Elements):
         super().__init__(loader, structure)
         self._device = device
         self._prefetch = prefetch
-        self._waits = CopyWaits(loader, prefetch)
+        self._waits = DeviceCopyTimer(loader, prefetch)
         self._pins = False
         self._fields = {name: _reader_of(loader.schema.specs[name].dtype) for name in self._names}
 

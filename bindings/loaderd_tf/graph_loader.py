@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from loaderd.client.base import BaseLoader
 from loaderd.client.batch import Batch
-from loaderd.client.shutdown import ProgramEnds, program_has_ended
+from loaderd.client.shutdown import ProgramEnded, program_has_ended
 from loaderd.errors import ClosedError, EmptyBatchError, LoaderdError
 from loaderd_tf.graphs import keep_thread, let_go_of_arrays
 
@@ -45,10 +45,10 @@ class GraphLoader:
         return self._loader() is None
 
     def alive(self) -> BaseLoader:
-        """The loader. Raises ClosedError where it is gone, and ProgramEnds when the program has ended."""
+        """The loader. Raises ClosedError where it is gone, and ProgramEnded when the program has ended."""
         loader = self._loader()
         if program_has_ended():
-            raise ProgramEnds
+            raise ProgramEnded
         if loader is None:
             raise ClosedError(
                 "the data set of this iterator is gone", hint="Keep a reference to it while it is used."
@@ -59,7 +59,7 @@ class GraphLoader:
         """How many passes an iteration that begins now makes; 0 when the program has ended."""
         try:
             num_passes = self.alive().passes_of_an_iteration
-        except ProgramEnds:
+        except ProgramEnded:
             return 0
         return _NO_END if num_passes is None else num_passes
 
@@ -72,7 +72,7 @@ class GraphLoader:
             loader = self.alive()
             pass_, step = loader.new_pass()
             num_steps = loader.num_steps(pass_)
-        except ProgramEnds:
+        except ProgramEnded:
             return b"", np.int64(0), np.int64(0)
         text = loader.pass_to_json(pass_).encode()
         missed = self._missed.get(text)
@@ -91,7 +91,7 @@ class GraphLoader:
         """
         text: bytes = np.asarray(which, object).item()  # tf.data's debug mode gives an array
         if text:
-            with contextlib.suppress(ProgramEnds, LoaderdError):
+            with contextlib.suppress(ProgramEnded, LoaderdError):
                 self._pass_of(text)
         return text
 
@@ -112,7 +112,7 @@ class GraphLoader:
         let_go_of_arrays()  # or earlier batches would keep slots that this one needs
         try:
             batch = self._fetched(loader, int(step), which)
-        except ProgramEnds:
+        except ProgramEnded:
             raise StopIteration from None
         if batch is None:
             raise StopIteration

@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from loaderd.client.shutdown import ProgramEnds, program_has_ended
+from loaderd.client.shutdown import ProgramEnded, program_has_ended
 from loaderd_tf.keras_calls import check_has_target
 
 _SIGNALS = [int(signal.SIGINT), *map(int, signal.valid_signals() - {signal.SIGINT})]
@@ -80,7 +80,7 @@ def _changed_iterator(kind: Any, in_thread: bool) -> type:
             return taken(kind.__next__, self)
         except StopIteration:
             if program_has_ended() and threading.get_ident() != threading.main_thread().ident:
-                raise ProgramEnds().for_thread() from None
+                raise ProgramEnded().for_thread() from None
             raise
 
     def get_next(self: Any) -> Any:

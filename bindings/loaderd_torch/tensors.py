@@ -33,7 +33,7 @@ from torch.utils.data import IterableDataset
 
 import loaderd
 from loaderd.client.base import BaseLoader
-from loaderd.client.device_copy_timer import CopyWaits
+from loaderd.client.device_copy_timer import DeviceCopyTimer
 from loaderd.client.elements import Elements, Structure, check_loader, checked_structure
 from loaderd.errors import OptionError
 from loaderd.options import as_count, require
@@ -155,7 +155,7 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
         except OptionError as error:
             return _raising(error)  # with the first batch: what Lightning does behind an error of iter() hides it
         self._epoch_is_set = False
-        begin_copy = _copier(self._device, CopyWaits(self.loader, self._ahead))
+        begin_copy = _copier(self._device, DeviceCopyTimer(self.loader, self._ahead))
 
         def hand_over(batch: loaderd.Batch) -> Callable[[], Any]:
             if self._device.type == "cuda":
@@ -223,7 +223,7 @@ def _device_of(device: Any) -> torch.device:
         raise OptionError(f"device must be one that PyTorch has here, got {str(device)!r}: {reason}") from None
 
 
-def _copier(device: torch.device, waits: CopyWaits) -> Callable[[Tensors, int], _ReadyTensors]:
+def _copier(device: torch.device, waits: DeviceCopyTimer) -> Callable[[Tensors, int], _ReadyTensors]:
     """A function that begins to copy tensors of so many records to ``device``, and returns what gives the copies."""
     if device.type == "cpu":
         return lambda tensors, num_records: lambda: tensors
@@ -241,9 +241,9 @@ def _copier(device: torch.device, waits: CopyWaits) -> Callable[[Tensors, int], 
     return begin
 
 
-def _cuda_copier(device: torch.device, waits: CopyWaits) -> Callable[[Tensors, int], _ReadyTensors]:
+def _cuda_copier(device: torch.device, waits: DeviceCopyTimer) -> Callable[[Tensors, int], _ReadyTensors]:
     stream = torch.cuda.Stream(device)
-    under_way = _UnderWay()
+    under_way = _PendingCopies()
     waited: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
 
     def count() -> None:
@@ -275,7 +275,7 @@ def _cuda_copier(device: torch.device, waits: CopyWaits) -> Callable[[Tensors, i
     return begin
 
 
-class _UnderWay:
+class _PendingCopies:
     """Keeps what is being copied until it is: the slots must not be filled again before. Its end waits for that."""
 
     def __init__(self) -> None:

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loaderd.client.batch import Batch, HandOver, as_it_is
-from loaderd.client.batch_source import Described, Glimpse, Stream
-from loaderd.client.position import Standing
-from loaderd.client.shutdown import ProgramEnds
+from loaderd.client.batch import Batch, HandOver, identity
+from loaderd.client.batch_source import Peek, Stream, StreamInfo
+from loaderd.client.position import StreamPosition
+from loaderd.client.shutdown import ProgramEnded
 from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, ServerError, StorageError
 from loaderd.memory.page import TAKES_AHEAD
 from loaderd.options import MAX_STEP, OnCorrupt, as_count, require
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _Any = TypeVar("_Any", bound="BaseLoader")
 
 
-class BaseLoader(Standing):
+class BaseLoader(StreamPosition):
     """The base of :class:`~loaderd.Loader`, :class:`~loaderd.ServedLoader` and the loaders of ``loaderd.testing``."""
 
     sharing: Sharing = "independent"
     """How it shares its data set with other consumers; see ``loaderd.connect``."""
 
-    def __init__(self, described: Described, stream: Stream, start: Position) -> None:
+    def __init__(self, described: StreamInfo, stream: Stream, start: Position) -> None:
         """``stream`` delivers what ``described`` describes, and was opened at ``start``."""
         super().__init__(stream, described.options, described.grows, start)
         self.schema = described.schema
@@ -63,7 +63,7 @@ class BaseLoader(Standing):
         """
         return self.iterate()
 
-    def iterate(self, hand_over: HandOver = as_it_is, ahead: int = 0) -> Iterator[Any]:
+    def iterate(self, hand_over: HandOver = identity, ahead: int = 0) -> Iterator[Any]:
         """As ``iter(loader)``, but each element is what ``hand_over(batch)()`` returns.
 
         ``hand_over`` is called for up to ``ahead`` batches of a pass before they are taken, so that it can begin what
@@ -98,9 +98,9 @@ class BaseLoader(Standing):
             raise found
         return found
 
-    def glimpse(self, num_records: int) -> Glimpse:
+    def glimpse(self, num_records: int) -> Peek:
         """Ask for a copy of the next batch's first ``num_records`` records; it is there once the batch is taken."""
-        glimpse = Glimpse(as_count(num_records, "num_records"))
+        glimpse = Peek(as_count(num_records, "num_records"))
         self._stream.glimpses.append(glimpse)
         return glimpse
 
@@ -340,7 +340,7 @@ class _Iteration(Iterator[Any]):
             if taken is not None and self._loader._here is behind:  # Ctrl-C came before the consumer had the batch
                 self._ready = (taken, *self._ready)
                 self._loader._here = before
-            if isinstance(caught, ProgramEnds):
+            if isinstance(caught, ProgramEnded):
                 raise caught.for_thread() from None
             raise
         # Nothing is called from here on, so Ctrl-C can only come when the consumer has the batch.

@@ -118,7 +118,7 @@ HandOver = Callable[[Batch], Callable[[], Any]]
 """Begins to turn a batch into what the consumer gets; the function that it returns gives that, or waits for it."""
 
 
-def as_it_is(batch: Batch) -> Callable[[], Batch]:
+def identity(batch: Batch) -> Callable[[], Batch]:
     """The HandOver of a consumer who gets the batches themselves."""
     return lambda: batch
 

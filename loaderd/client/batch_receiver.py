@@ -28,7 +28,7 @@ Found = tuple[int, int] | Broken | None
 """(slot, records), and the slot is ours then; or why the batch cannot be had; or None: the pass is over."""
 
 
-class Intake:
+class BatchReceiver:
     """Takes batches of one generation at a time, in order. Takes 3 µs a batch.
 
     ``fds``: the bells of the consumer, of the daemon, and of each seat, which it owns.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from loaderd.client.batch import Batch
 from loaderd.client.damage_report import DamageReport
 from loaderd.client.empty_batches import EmptyBatches
-from loaderd.client.shutdown import Ending
+from loaderd.client.shutdown import Shutdown
 from loaderd.client.skips import Skips
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import COPIES_AHEAD, DEVICE_WAIT_NS
@@ -24,7 +24,7 @@ from loaderd.plan.positions import Course, Position
 from loaderd.schema import Schema
 
 
-class Described(Protocol):
+class StreamInfo(Protocol):
     """What a stream delivers, and whether its data sets grow."""
 
     schema: Schema
@@ -33,7 +33,7 @@ class Described(Protocol):
 
 
 @dataclass
-class Counts:
+class DaemonTotals:
     """What all daemons that a loader has had did together: fields of ``Statistics``."""
 
     batches: int = 0
@@ -49,7 +49,7 @@ class Counts:
     daemon_restarts: int = 0
 
 
-class Glimpse:
+class Peek:
     """A copy of the first records of the next batch that is taken. It holds no slot, and takes no batch itself."""
 
     def __init__(self, num_records: int) -> None:
@@ -62,15 +62,15 @@ class Glimpse:
         self.fields = {name: array[: self._num_records].copy() for name, array in batch.items()}
 
 
-class Stream(Ending, ABC):
+class Stream(Shutdown, ABC):
     """For one thread at a time, which holds ``lock``. Any thread may call :meth:`close` at any time, without it."""
 
     course: Course
     """The arithmetic of passes and positions, for the data in use."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: DaemonTotals) -> None:
         self.counts = counts
-        self.glimpses: deque[Glimpse] = deque()
+        self.glimpses: deque[Peek] = deque()
         """Those that have not seen a batch yet."""
         self.empty = EmptyBatches()
         super().__init__()

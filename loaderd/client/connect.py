@@ -11,10 +11,10 @@ from typing import Any
 from loaderd.client.base import BaseLoader
 from loaderd.client.discovery import first_addresses
 from loaderd.client.position import checked_start
-from loaderd.client.reconnecting_stream import SupervisedStream
+from loaderd.client.reconnecting_stream import ReconnectingStream
 from loaderd.client.served_sources import HOW_TO_START, RemoteSource, ServedSource
 from loaderd.client.sources import Source
-from loaderd.client.transport import LinkLost, ask_server
+from loaderd.client.transport import TransportLost, ask_server
 from loaderd.dataset import Concat, Dataset, Mix
 from loaderd.errors import OptionError, ServerError
 from loaderd.options import Remainder, as_float, as_shard, require, suggests_options
@@ -120,7 +120,7 @@ def connect(
             addresses = checked_addresses([address] if isinstance(address, str) else address)
         settings = network_settings(addresses, token, tls, compression, subscription.name)
         source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
-    loader = ServedLoader(source, SupervisedStream(source, first, ProgressDisplay(None)), first)
+    loader = ServedLoader(source, ReconnectingStream(source, first, ProgressDisplay(None)), first)
     loader.sharing = subscription.sharing
     return loader
 
@@ -181,5 +181,5 @@ def ask_status(
     require(tls is None, "tls", "None at a Unix socket", tls)
     try:
         return ask_server(address, Status, AskStatus(), timeout_s=timeout_s)[0].report
-    except LinkLost as lost:
+    except TransportLost as lost:
         raise ServerError(str(lost), hint=HOW_TO_START) from None

@@ -17,7 +17,7 @@ from loaderd.client.base import BaseLoader
 _Result = TypeVar("_Result")
 
 
-class CopyWaits:
+class DeviceCopyTimer:
     """Counts how long a consumer of ``loader`` waits for copies, of which up to ``ahead`` are begun early.
 
     To be used where ``BaseLoader.iterate`` calls: one thread at a time.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from loaderd.client.base import BaseLoader
 from loaderd.client.batch import Batch
-from loaderd.client.batch_source import Counts, Stream
+from loaderd.client.batch_source import DaemonTotals, Stream
 from loaderd.client.position import checked_start
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import StreamOptions, require
@@ -26,7 +26,7 @@ Given = Mapping[str, npt.ArrayLike] | LoaderdError
 """A batch, or the error that comes in its place."""
 
 
-class GivenLoader(BaseLoader):
+class InMemoryLoader(BaseLoader):
     """What ``loaderd.testing.loader_of`` returns: a loader of which the batches are given."""
 
     def __init__(
@@ -36,7 +36,7 @@ class GivenLoader(BaseLoader):
         sizes = [one.num_records for one in checked if isinstance(one, Batch)]
         require(bool(sizes), "batches", "at least one batch that is no error", batches)
         options = StreamOptions(sizes[0], epochs=epochs, shuffle=False, workers=1)
-        stream = _GivenStream(checked, schema, options)
+        stream = _InMemoryStream(checked, schema, options)
         super().__init__(stream, stream, checked_start(start))
 
 
@@ -70,8 +70,8 @@ def as_array(given: npt.ArrayLike, what: str) -> npt.NDArray[Any]:
         raise OptionError(f"{what} must be an array, got {given!r:.300}", hint=f"numpy says: {error}") from None
 
 
-class _GivenStream(Stream):
-    """A stream whose batches are given. It is also the ``Described`` of its loader."""
+class _InMemoryStream(Stream):
+    """A stream whose batches are given. It is also the ``StreamInfo`` of its loader."""
 
     grows = False
 
@@ -93,7 +93,7 @@ class _GivenStream(Stream):
         }
         self.course = Course(options, sum(sizes), sum(sizes), {"given_records": sum(sizes)})
         self._batches = batches
-        super().__init__(Counts())
+        super().__init__(DaemonTotals())
 
     @property
     def facts(self) -> dict[str, Any]:

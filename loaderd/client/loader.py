@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from loaderd.client.base import BaseLoader
 from loaderd.client.position import checked_start
-from loaderd.client.reconnecting_stream import SupervisedStream
+from loaderd.client.reconnecting_stream import ReconnectingStream
 from loaderd.client.sources import EmbeddedSource
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored
 from loaderd.errors import OptionError
@@ -116,7 +116,7 @@ class Loader(BaseLoader):
             options.check_growing()
         first = checked_start(start)
         source = EmbeddedSource(StreamDescription(dataset, options))
-        super().__init__(source, SupervisedStream(source, first, ProgressDisplay(progress)), first)
+        super().__init__(source, ReconnectingStream(source, first, ProgressDisplay(progress)), first)
 
 
 def as_dataset(

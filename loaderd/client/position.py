@@ -11,7 +11,7 @@ from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Course, Position, check_epoch, position_of_pass
 
 
-class Standing:
+class StreamPosition:
     """Where a loader stands: the pass that comes next, and the batch that the consumer will take next."""
 
     def __init__(self, stream: Stream, options: StreamOptions, grows: bool, start: Position) -> None:

@@ -8,7 +8,7 @@
 Nothing of a daemon need be saved: all that it does follows from the description, the pass and the step; with a
 server, from what the consumer subscribed to. The next daemon is opened at a position in the same data, and refuses if
 it finds other data. It has memory of its own; batches that the consumer still holds keep the memory of the old one
-(for a group's, see ``batch``). So an interrupt (``Connection.torn``) costs a new daemon, or a new connection, and
+(for a group's, see ``batch``). So an interrupt (``StreamClient.torn``) costs a new daemon, or a new connection, and
 nothing else.
 
 An error that the daemon itself reports (Failed) is final, as it would come again, unless the source says that it may
@@ -26,12 +26,12 @@ import time
 from typing import Any
 
 from loaderd.client.batch import Batch
-from loaderd.client.batch_source import Counts, Stream
+from loaderd.client.batch_source import DaemonTotals, Stream
 from loaderd.client.damage_report import DamageReport
-from loaderd.client.shutdown import ProgramEnds
+from loaderd.client.shutdown import ProgramEnded
 from loaderd.client.sources import Source
-from loaderd.client.stream_client import Connection
-from loaderd.client.transport import LinkLost
+from loaderd.client.stream_client import StreamClient
+from loaderd.client.transport import TransportLost
 from loaderd.errors import (
     HOW_TO_GO_ON_BEHIND,
     ClosedError,
@@ -52,7 +52,7 @@ from loaderd.protocol.messages import Listed
 _MOST_COURSES = 64
 
 
-class SupervisedStream(Stream):
+class ReconnectingStream(Stream):
     """The batches of a source. When a link to it is lost, another one replaces that.
 
     Threads as in ``Stream``. After an exception, KeyboardInterrupt included, the next call goes on. Of no use in a
@@ -71,15 +71,15 @@ class SupervisedStream(Stream):
         self._courses: dict[Listing | None, Course] = {}
         """The courses of the last listings; the one in use is the last of them."""
         self._expected: tuple[Pass, int] | None = None
-        self._connection: Connection | None = None
+        self._connection: StreamClient | None = None
         self._fruitful = False  # whether a batch has come since the source was asked last how long to go on trying
-        super().__init__(Counts(report=DamageReport(source.options.report)))
+        super().__init__(DaemonTotals(report=DamageReport(source.options.report)))
         try:
             self._open(start, None)
             self._room_for = self.course.find(start)[0].past
         except BaseException as error:
             self.close()
-            if isinstance(error, ProgramEnds):
+            if isinstance(error, ProgramEnded):
                 raise error.for_thread() from None
             raise
 
@@ -116,7 +116,7 @@ class SupervisedStream(Stream):
             return
         try:
             self._now.list_shards(listing)
-        except LinkLost as end:
+        except TransportLost as end:
             self._open(place, end)
         except LoaderdError as error:
             self.counts.report.add("index", error.damages)
@@ -165,7 +165,7 @@ class SupervisedStream(Stream):
                     self._start(pass_, step)
                     connection = self._now
                 batch = self._take(connection)
-            except LinkLost as end:
+            except TransportLost as end:
                 self._open_for(pass_, end, step)
             else:
                 if batch is not None:
@@ -213,7 +213,7 @@ class SupervisedStream(Stream):
         self._expected = pass_, step
         self.counts.starts += 1
 
-    def _take(self, connection: Connection) -> Batch | LoaderdError | None:
+    def _take(self, connection: StreamClient) -> Batch | LoaderdError | None:
         connection.tell_news()
         if not connection.has_batch:
             self.counts.wait_s += connection.wait_for_batch() / 1e9
@@ -225,7 +225,7 @@ class SupervisedStream(Stream):
             self.check()
         return self._delivered(batch)
 
-    def _lend(self, connection: Connection, slot: int, num_records: int) -> Batch:
+    def _lend(self, connection: StreamClient, slot: int, num_records: int) -> Batch:
         """The batch in a slot; a copy, where the consumer holds too many."""
         reader = connection.reader
         if reader.num_lent < self._source.options.held_batches:
@@ -241,11 +241,11 @@ class SupervisedStream(Stream):
     # --------------------------------------------------------------------------------- another daemon
 
     @property
-    def _now(self) -> Connection:
+    def _now(self) -> StreamClient:
         assert self._connection is not None
         return self._connection
 
-    def _open_for(self, pass_: Pass, end: LinkLost | None, step: int = 0) -> None:
+    def _open_for(self, pass_: Pass, end: TransportLost | None, step: int = 0) -> None:
         """Replace the daemon by one for this pass: on the same data, with the memory that the pass needs."""
         place = Position(listing=pass_.listing, of=self.data.of)
         course = self._courses.get(pass_.listing)
@@ -258,7 +258,7 @@ class SupervisedStream(Stream):
             )
         self._room_for = pass_.past
 
-    def _open(self, place: Position, end: LinkLost | None, at: str = "the beginning of the pass") -> None:
+    def _open(self, place: Position, end: TransportLost | None, at: str = "the beginning of the pass") -> None:
         """Replace the connection by a new one, opened at ``place``.
 
         ``end``: how the connection before was lost; None: we gave it up. ``at``: where it stood, in words.
@@ -270,15 +270,15 @@ class SupervisedStream(Stream):
             if before is not None or end is not None:
                 self._take_leave(before, end, at)
             try:
-                self._connection = connection = Connection(self._source, self.counts, before)
+                self._connection = connection = StreamClient(self._source, self.counts, before)
                 self.counts.daemon_restarts += before is not None
                 self.check()  # close() may have been called before there was a connection to close
                 connection.open(place.to_json(), self._progress)
                 break
-            except LinkLost as lost:
+            except TransportLost as lost:
                 end = lost
             except ChannelClosed as closed:  # by close(), while its descriptors were taken over
-                end = LinkLost(str(closed))
+                end = TransportLost(str(closed))
             except ClosedError:
                 connection.link.close()
                 raise
@@ -290,7 +290,7 @@ class SupervisedStream(Stream):
         self._use_data(place.listing)
         self._source.is_back(at)
 
-    def _take_leave(self, before: Connection | None, end: LinkLost | None, at: str) -> None:
+    def _take_leave(self, before: StreamClient | None, end: TransportLost | None, at: str) -> None:
         """End ``before``, and wait until another link may be tried. Raises LoaderdError if none should be."""
         self.check()  # a program that is ending must not wait here
         if before is not None:
@@ -317,7 +317,7 @@ class SupervisedStream(Stream):
         if self._connection is not None:
             self._connection.link.close()
 
-    def end(self, why: str | type[ProgramEnds]) -> None:
+    def end(self, why: str | type[ProgramEnded]) -> None:
         super().end(why)
         with contextlib.suppress(RuntimeError):  # it has ended before
             self._not_over.release()

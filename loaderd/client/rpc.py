@@ -1,6 +1,6 @@
 """What a consumer says over a link, and hears there. Each of its waits ends.
 
-A wait ends when what it is for has come; or with LinkLost, when the other end dies, says goodbye, gives up, or
+A wait ends when what it is for has come; or with TransportLost, when the other end dies, says goodbye, gives up, or
 is silent for longer than ``stall_timeout`` although it was asked for a sign of life. Between waits, nobody listens:
 messages stay in the socket.
 """
@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from loaderd.client.sources import Source
-from loaderd.client.stall_timer import Patience
-from loaderd.client.transport import LinkLost, limit_sending
+from loaderd.client.stall_timer import StallTimer
+from loaderd.client.transport import TransportLost, limit_sending
 from loaderd.errors import LoaderdError, from_wire
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Ask, Bye, Failed, Message, State, Welcome
@@ -24,7 +24,7 @@ _MIN_START_LIMIT_S = 30.0
 _logger = logging.getLogger("loaderd")
 
 
-class Conversation(ABC):
+class RpcClient(ABC):
     """The conversation with the daemon or server of ``source``. Messages about the stream go to :meth:`_handle`."""
 
     def __init__(self, source: Source) -> None:
@@ -67,15 +67,16 @@ class Conversation(ABC):
     ) -> None:
         """Wait until ``is_there()``; ``what`` says in words for what. ``sleep`` takes the place of :meth:`_arrived`.
 
-        Raises LinkLost, also after ``limit_s`` seconds of silence (None: never). Asks ``is_there`` after each sleep.
+        Raises TransportLost, also after ``limit_s`` seconds of silence (None: never). Asks ``is_there`` after each
+        sleep.
         """
-        patience = Patience(limit_s)
+        patience = StallTimer(limit_s)
         while True:
             if (news := self._source.news()) is not None:
                 self._send(news)
             if self._bye is not None:
                 self.link.close()
-                raise LinkLost(f"{self.link.what} ends: {self._bye.text}")
+                raise TransportLost(f"{self.link.what} ends: {self._bye.text}")
             arrived = (sleep or self._arrived)(patience.tick_s)
             if arrived:
                 patience.heard()
@@ -89,7 +90,9 @@ class Conversation(ABC):
                 continue
             patience.tick()
             if patience.is_over or self._unsent:
-                raise LinkLost(f"{self.link.what} said nothing for {patience.limit_s:g} s and {self.link.kill()}")
+                raise TransportLost(
+                    f"{self.link.what} said nothing for {patience.limit_s:g} s and {self.link.kill()}"
+                )
             if patience.must_ask():
                 self._send(Ask())
 
@@ -117,4 +120,4 @@ class Conversation(ABC):
 
     def _give_up(self, error: LoaderdError) -> None:
         self.link.close()
-        raise LinkLost(f"{self.link.what} gave up: {error.message}", error)
+        raise TransportLost(f"{self.link.what} gave up: {error.message}", error)

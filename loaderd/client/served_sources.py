@@ -11,7 +11,7 @@ from typing import Any
 
 from loaderd.client.discovery import Discovery
 from loaderd.client.sources import OwnDaemon, Source
-from loaderd.client.transport import Link, LinkLost, link_to_server
+from loaderd.client.transport import Transport, TransportLost, connect_to_server
 from loaderd.errors import HOW_TO_GO_ON, BusyError, LoaderdError, NoShardsError, ServerError, StorageError
 from loaderd.options import Shuffle
 from loaderd.pickling import pickled
@@ -38,7 +38,7 @@ class RemoteSource(OwnDaemon):
         super().__init__(wanted)
         self._wanted = wanted
         self._discovery = None if ask is None else Discovery(ask)
-        self._known = Known(f"the servers at {', '.join(wanted.of.addresses[:3])}", wanted.of.name)
+        self._known = KnownDataset(f"the servers at {', '.join(wanted.of.addresses[:3])}", wanted.of.name)
 
     def welcomed(self, welcome: Welcome) -> None:
         self._known.take_over(self, welcome.dataset)
@@ -46,7 +46,7 @@ class RemoteSource(OwnDaemon):
     def may_pass(self, failure: LoaderdError) -> bool:
         return isinstance(failure, ServerError) and bool(self._known.said)
 
-    def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
+    def pause_s(self, lost: TransportLost, fruitful: bool, at: str) -> float:
         if lost.failure is not None:  # the workers have tried long enough; the next call has them try again
             raise lost.failure
         return super().pause_s(lost, fruitful, at)
@@ -60,7 +60,7 @@ class RemoteSource(OwnDaemon):
         return UseServers(list(addresses))
 
 
-class Known:
+class KnownDataset:
     """What a server said of a data set, which must not change. ``what``: the server, in words."""
 
     def __init__(self, what: str, dataset: str) -> None:
@@ -115,7 +115,7 @@ class ServedSource(Source):
         self._dataset = dataset
         self._subscription = subscription
         self._timeout_s = reconnect_timeout
-        self._known = Known(self.what, dataset)
+        self._known = KnownDataset(self.what, dataset)
         self._was_open = self._away = False
         self._reason = ""
         """Why the server refused us last, of what was said of this outage."""
@@ -123,9 +123,9 @@ class ServedSource(Source):
         self._tried_s = 0.0
         self._called_s: float | None = None
 
-    def link(self) -> Link:
+    def link(self) -> Transport:
         self._called_s = time.monotonic()
-        return link_to_server(self._address)
+        return connect_to_server(self._address)
 
     def greeting(self, start: str) -> list[Message]:
         return [Hello(PROTOCOL, VERSION, self._dataset), Subscribe(self._subscription.to_wire(), start)]
@@ -139,7 +139,7 @@ class ServedSource(Source):
         # while storage is away cannot find or read the shards, and goes on trying.
         return isinstance(failure, (BusyError, NoShardsError, StorageError)) and self._was_open
 
-    def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
+    def pause_s(self, lost: TransportLost, fruitful: bool, at: str) -> float:
         if not self._known.said:
             raise ServerError(str(lost), hint=HOW_TO_START)
         if fruitful:
@@ -160,7 +160,7 @@ class ServedSource(Source):
         self._tried_s += pause_s
         return pause_s
 
-    def _say(self, lost: LinkLost, at: str) -> None:
+    def _say(self, lost: TransportLost, at: str) -> None:
         """Tell the user of an outage once, and again where a server that is back refuses us for another reason."""
         reason = self._reason if lost.failure is None else lost.failure.message
         if not self._away or reason != self._reason:

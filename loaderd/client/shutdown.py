@@ -18,8 +18,8 @@
 
 The program ends when the threads that Python waits for have ended, too (``atexit``): such a thread gets all of its
 batches, even if the main thread has ended before. What other threads are told when they ask for a batch after that
-depends on who made them (``ProgramEnds.for_thread``): nothing may be printed, and no training may take the end of the
-program for the end of the data.
+depends on who made them (``ProgramEnded.for_thread``): nothing may be printed, and no training may take the end of
+the program for the end of the data.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _QUIET_LOOKS_IN_PYTHON = 100  # while a user's function sleeps in a thread of Te
 _REAP_S = 0.3
 
 
-class ProgramEnds(ClosedError):
+class ProgramEnded(ClosedError):
     """A batch was asked for when the program had ended."""
 
     def __init__(self) -> None:
@@ -66,16 +66,16 @@ class ProgramEnds(ClosedError):
         return StopIteration() if isinstance(thread, threading._DummyThread) else SystemExit()
 
 
-class Ending:
+class Shutdown:
     """What ends with the program: a stream."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         """Held by the thread that asks for a batch."""
-        self._over: str | type[ProgramEnds] | None = None
+        self._over: str | type[ProgramEnded] | None = None
         _streams.add(weakref.ref(self, _streams.discard))
 
-    def end(self, why: str | type[ProgramEnds]) -> None:
+    def end(self, why: str | type[ProgramEnded]) -> None:
         """Mark it as over, and wake threads that wait for it. Does not wait, and may be called again."""
         self._over = self._over or why
 
@@ -89,7 +89,7 @@ class Ending:
         if isinstance(self._over, str):
             raise ClosedError(self._over, hint="Make a new one.")
         if self._over is not None or _program_ended:
-            raise ProgramEnds
+            raise ProgramEnded
 
     def close(self) -> None:
         """End it, and give back what it has. From any thread; a wait in another one raises ClosedError."""
@@ -105,11 +105,11 @@ class Ending:
 
 
 # Weak references, in a set that can be copied in one step while other threads add to it.
-_streams: set[weakref.ref[Ending]] = set()
+_streams: set[weakref.ref[Shutdown]] = set()
 _program_ended = False
 
 
-def _living_streams() -> list[Ending]:
+def _living_streams() -> list[Shutdown]:
     return [stream for ref in list(_streams) if (stream := ref()) is not None]
 
 
@@ -160,14 +160,14 @@ def _end_all() -> None:
     # Kept until they are reaped: a thread of TensorFlow's that drops the last reference would wait for the processes.
     kept = _living_streams()
     for stream in kept:
-        stream.end(ProgramEnds)
+        stream.end(ProgramEnded)
     if not kept and not _foreign_thread_is_in_python():
         return
     with contextlib.suppress(KeyboardInterrupt):
         _drain()
     # Once more: a thread may have been making a new link the first time.
     for stream in _living_streams():
-        stream.end(ProgramEnds)
+        stream.end(ProgramEnded)
     reap([process for stream in _living_streams() for process in stream.processes()])
     for stream in _living_streams():
         with contextlib.suppress(KeyboardInterrupt):

@@ -18,7 +18,7 @@ import logging
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from loaderd.client.transport import Link, LinkLost, link_to_daemon
+from loaderd.client.transport import Transport, TransportLost, connect_to_daemon
 from loaderd.dataset import AnyDataset, StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.options import StreamOptions
@@ -54,8 +54,8 @@ class Source(ABC):
         return self.options.window_records(self.row_bytes)
 
     @abstractmethod
-    def link(self) -> Link:
-        """A new link. Raises LinkLost where another try may succeed, LoaderdError where none will."""
+    def link(self) -> Transport:
+        """A new link. Raises TransportLost where another try may succeed, LoaderdError where none will."""
 
     @abstractmethod
     def greeting(self, start: str) -> list[Message]:
@@ -69,7 +69,7 @@ class Source(ABC):
         return False
 
     @abstractmethod
-    def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
+    def pause_s(self, lost: TransportLost, fruitful: bool, at: str) -> float:
         """How many seconds to wait before the next :meth:`link`; raises LoaderdError where there should be none.
 
         ``fruitful``: whether a batch has come over a link since this was asked last. ``at``: where it would go on.
@@ -98,8 +98,8 @@ class OwnDaemon(Source):
         self._shards: list[list[str] | None] | None = None
         self._fruitless = 0
 
-    def link(self) -> Link:
-        return link_to_daemon(self._path)
+    def link(self) -> Transport:
+        return connect_to_daemon(self._path)
 
     def greeting(self, start: str) -> list[Message]:
         # The answer to Ask is a sign of life, and from then on silence counts.
@@ -108,7 +108,7 @@ class OwnDaemon(Source):
     def found(self, shards: list[list[str] | None]) -> None:
         self._shards = shards
 
-    def pause_s(self, lost: LinkLost, fruitful: bool, at: str) -> float:
+    def pause_s(self, lost: TransportLost, fruitful: bool, at: str) -> float:
         self._fruitless = 0 if fruitful else self._fruitless + 1
         if self._fruitless == _MAX_FRUITLESS_DAEMONS:
             self._fruitless = 0

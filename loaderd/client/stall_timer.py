@@ -12,7 +12,7 @@ _ASK_AFTER_S = 30.0
 _REPORT_AFTER_S = 30.0
 
 
-class Patience:
+class StallTimer:
     """For one wait. ``stall_timeout``: seconds of silence after which it is over; None: never.
 
     ``limit_s`` is the same (None: inf), and ``tick_s`` how long to wait at a time, in seconds.

@@ -19,11 +19,11 @@ from itertools import zip_longest
 from typing import Any
 
 from loaderd.client.batch import SlotReader
-from loaderd.client.batch_receiver import Intake
-from loaderd.client.batch_source import Counts
-from loaderd.client.rpc import Conversation
+from loaderd.client.batch_receiver import BatchReceiver
+from loaderd.client.batch_source import DaemonTotals
+from loaderd.client.rpc import RpcClient
 from loaderd.client.sources import Source
-from loaderd.client.transport import LinkLost
+from loaderd.client.transport import TransportLost
 from loaderd.errors import LoaderdError, from_wire
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
@@ -50,13 +50,13 @@ from loaderd.snapshots import Progress, StorageCounts
 _logger = logging.getLogger("loaderd")
 
 
-class Connection(Conversation):
+class StreamClient(RpcClient):
     """The connection to what serves a stream: a private daemon or a server."""
 
-    _intake: Intake
+    _intake: BatchReceiver
     """Set when the stream is open."""
 
-    def __init__(self, source: Source, counts: Counts, before: Connection | None = None) -> None:
+    def __init__(self, source: Source, counts: DaemonTotals, before: StreamClient | None = None) -> None:
         """:meth:`open` comes next. ``before``: what it replaces, or None."""
         super().__init__(source)
         self._asked_before = StorageCounts() if before is None else before._asked
@@ -133,7 +133,7 @@ class Connection(Conversation):
         bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
         page = Page(words.bytes, num_slots, num_seats)
         self.watched = Watched.of(words.bytes) if page.words[FACTS_BYTES] else None
-        self._intake = Intake(page, bells)
+        self._intake = BatchReceiver(page, bells)
         weakref.finalize(self, self._intake.close).atexit = False
         self._poll.register(bells[0], select.POLLIN)
 
@@ -163,7 +163,7 @@ class Connection(Conversation):
 
     def _drop(self, step: int) -> None:
         if self._generation == MAX_GENERATION:
-            raise LinkLost(f"{self.link.what} has begun {MAX_GENERATION} times, and can count no further")
+            raise TransportLost(f"{self.link.what} has begun {MAX_GENERATION} times, and can count no further")
         self._generation += 1
         self._skips.clear()
         self._intake.begin(self._generation, step)

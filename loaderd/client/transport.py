@@ -33,7 +33,7 @@ _CONNECT_TIMEOUT_S = 5.0  # how long we wait if the server's queue of connection
 _MAX_SEND_LIMIT_S = 1e6  # the kernel counts no further than some centuries
 
 
-class LinkLost(Exception):
+class TransportLost(Exception):
     """The daemon or the server is gone, or out of reach; it may come back.
 
     ``failure``: the error that it reported last, if it ended for a reason that would come again.
@@ -44,7 +44,7 @@ class LinkLost(Exception):
         self.failure = failure
 
 
-class Link:
+class Transport:
     """A socket to ``what`` (in words), and its ``process``, if it is a child of ours, which ends with the link."""
 
     def __init__(self, what: str, sock: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
@@ -57,11 +57,11 @@ class Link:
         self._end.atexit = False  # at exit, client.end ends links
 
     def receive(self) -> list[Message]:
-        """As ``Channel.receive``. Raises LinkLost at the end, ServerError where what comes is no message."""
+        """As ``Channel.receive``. Raises TransportLost at the end, ServerError where what comes is no message."""
         try:
             return self.channel.receive()
         except ChannelClosed:
-            raise LinkLost(self.how_it_ended()) from None
+            raise TransportLost(self.how_it_ended()) from None
         except (TypeError, ValueError, LookupError, msgpack.UnpackException):
             self.kill()
             raise ServerError(
@@ -146,14 +146,17 @@ def limit_sending(sock: socket.socket, limit_s: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", *divmod(limit_us, 1_000_000)))
 
 
-def link_to_daemon(path: list[str]) -> Link:
+def connect_to_daemon(path: list[str]) -> Transport:
     """Start a daemon of our own, whose ``sys.path`` is ``path``. Raises DaemonError."""
     process, sock = start_process("loaderd.daemon.private_daemon", path=path)
-    return Link("the daemon process", sock, process)
+    return Transport("the daemon process", sock, process)
 
 
-def link_to_server(address: str) -> Link:
-    """Connect to a server on this machine. Raises LinkLost where nobody listens, ServerError for another user's."""
+def connect_to_server(address: str) -> Transport:
+    """Connect to a server on this machine.
+
+    Raises TransportLost where nobody listens, ServerError for another user's.
+    """
     what, path = f"the server at {address}", unix_path(address)
     assert path is not None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -164,14 +167,14 @@ def link_to_server(address: str) -> Link:
         _, user = peer_of(sock)
     except OSError as error:
         sock.close()
-        raise LinkLost(f"{what} cannot be reached: {error.strerror or error}") from None
+        raise TransportLost(f"{what} cannot be reached: {error.strerror or error}") from None
     if user not in (os.geteuid(), 0):
         sock.close()
         raise ServerError(
             f"{what} runs as user {user}, and this is user {os.geteuid()}",
             hint="Who listens there could give you any data. Run the server as the same user, or as root.",
         )
-    return Link(what, sock)
+    return Transport(what, sock)
 
 
 def ask_server(
@@ -179,10 +182,10 @@ def ask_server(
 ) -> tuple[Answer, int | None]:
     """Send ``questions``; return the answer of type ``kind``, and the descriptor that came with it, or None.
 
-    The caller owns the descriptor. Raises the error with which the server refuses; LinkLost where it is away, ends,
-    or says nothing for ``timeout_s`` seconds; ServerError where it is no server of this user's.
+    The caller owns the descriptor. Raises the error with which the server refuses; TransportLost where it is away,
+    ends, or says nothing for ``timeout_s`` seconds; ServerError where it is no server of this user's.
     """
-    link = link_to_server(address)
+    link = connect_to_server(address)
     with contextlib.closing(link):
         poll = select.poll()
         poll.register(link.channel, select.POLLIN)
@@ -196,5 +199,5 @@ def ask_server(
                 if isinstance(message, Failed):
                     raise from_wire(message.error)
                 if isinstance(message, Bye):
-                    raise LinkLost(f"{link.what} ends: {message.text}")
-        raise LinkLost(f"{link.what} said nothing for {timeout_s:g} s")
+                    raise TransportLost(f"{link.what} ends: {message.text}")
+        raise TransportLost(f"{link.what} said nothing for {timeout_s:g} s")

@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from loaderd.client.connect import ask_status
-from loaderd.client.transport import LinkLost
+from loaderd.client.transport import TransportLost
 from loaderd.errors import LoaderdError, OptionError, to_wire
 from loaderd.gateway.answers import Answer, Answers, NotReady
 from loaderd.gateway.bandwidth import Bandwidth
@@ -130,7 +130,7 @@ def _in_words() -> Iterator[None]:
         yield
     except flight.FlightError:
         raise
-    except (LinkLost, NotReady) as error:
+    except (TransportLost, NotReady) as error:
         raise flight.FlightUnavailableError(str(error)) from None
     except LoaderdError as error:  # without its traceback, which would tell a consumer where files are
         error.traceback = ""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from loaderd.client.transport import LinkLost
+from loaderd.client.transport import TransportLost
 from loaderd.errors import LoaderdError, OptionError, ServerError, ShardError, WorkerError, to_wire
 from loaderd.gateway.answers import CELL_BYTES, NotReady, check_size
 from loaderd.gateway.served import ServedSets
@@ -57,7 +57,7 @@ class Maker:
         """The answer; or, if anything goes wrong, what it was. Raises nothing."""
         try:
             return self._table(wanted) if wanted.cell < 0 else self._rows(wanted)
-        except (NotReady, LinkLost) as error:
+        except (NotReady, TransportLost) as error:
             return Made(why_not=str(error))
         except LoaderdError as error:
             return Made(error=to_wire(error))

@@ -29,8 +29,8 @@ class ServedSets:
     def get(self, dataset: str, listing: Listing | None, is_new: bool = False) -> ServedSet:
         """The data set; if it grows, with the shards of ``listing``, or None: those that there are now.
 
-        ``is_new``: ask the daemon which these are, even if it has said so before. Raises NotReady, LinkLost, and the
-        error with which the daemon refuses.
+        ``is_new``: ask the daemon which these are, even if it has said so before. Raises NotReady, TransportLost, and
+        the error with which the daemon refuses.
         """
         known = self._found.get((dataset, listing))
         if known is not None and not (is_new and listing is None and known.dataset.grows):
@@ -49,7 +49,7 @@ class ServedSets:
 
 
 def ask_data(daemon: str, dataset: str, listing: Listing | None) -> bytes:
-    """The pickled data set of ``daemon.catalog.Served.data``. Raises NotReady, LinkLost, LoaderdError."""
+    """The pickled data set of ``daemon.catalog.Served.data``. Raises NotReady, TransportLost, LoaderdError."""
     question = AskData(dataset, listing)
     answer, fd = ask_server(daemon, DataIs, question, timeout_s=_ANSWER_TIMEOUT_S)
     if fd is None:

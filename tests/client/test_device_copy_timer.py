@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import loaderd
-from loaderd.client.device_copy_timer import CopyWaits
+from loaderd.client.device_copy_timer import DeviceCopyTimer
 
 
 class Counted:
@@ -24,7 +24,7 @@ class Counted:
 
 def test_a_wait_counts_as_far_as_a_copy_takes():
     counted = Counted()
-    waits = CopyWaits(counted, 3)  # type: ignore[arg-type]
+    waits = DeviceCopyTimer(counted, 3)  # type: ignore[arg-type]
     for copy_ns, num_records in [(9000, 10), (5000, 10), (7000, 10), (800, 1)]:
         waits.took(copy_ns, num_records)
     for waited_ns, num_records in [(400, 10), (5000, 10), (90_000, 10), (90_000, 4), (90_000, 0)]:
@@ -34,7 +34,7 @@ def test_a_wait_counts_as_far_as_a_copy_takes():
 
 def test_who_waits_gets_what_was_waited_for():
     counted = Counted()
-    waits = CopyWaits(counted, 0)  # type: ignore[arg-type]
+    waits = DeviceCopyTimer(counted, 0)  # type: ignore[arg-type]
     waits.took(10**12, 10)
     began_ns = time.monotonic_ns()
     assert waits.wait(10, lambda: time.sleep(0.02) or "copies") == "copies"
@@ -49,7 +49,7 @@ def test_a_training_that_waits_for_copies_is_told_so(
     """Copies that take 5 ms, begun when they are needed, of batches that are there."""
     options = {"batch_size": 10, "epochs": None, "workers": 1}
     with loaderd.Loader(write_numbered([1000]), numbered_schema, **options) as loader:
-        waits = CopyWaits(loader, 0)
+        waits = DeviceCopyTimer(loader, 0)
         waits.took(10**9, 10)
         until_s = time.monotonic() + 60
         for _ in loader.iterate(lambda batch: lambda: waits.wait(10, lambda: time.sleep(0.005))):

@@ -20,7 +20,7 @@ from restarted import Restarted
 import loaderd
 from loaderd.client import batch as batch_module
 from loaderd.client import reconnecting_stream, served_sources, transport
-from loaderd.client.stream_client import Connection
+from loaderd.client.stream_client import StreamClient
 from loaderd.errors import ClosedError
 
 Check = Callable[[loaderd.Batch], list[int]]
@@ -34,18 +34,18 @@ def mappings_of_slots() -> int:
 def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
     """Whatever is interrupted, the next call connects, and goes on with the next batch."""
     points = points_of(
-        reconnecting_stream.SupervisedStream._open,
-        reconnecting_stream.SupervisedStream._take_leave,
-        reconnecting_stream.SupervisedStream._use_data,
+        reconnecting_stream.ReconnectingStream._open,
+        reconnecting_stream.ReconnectingStream._take_leave,
+        reconnecting_stream.ReconnectingStream._use_data,
         served_sources.ServedSource.link,
         served_sources.ServedSource.greeting,
         served_sources.ServedSource.welcomed,
         served_sources.ServedSource.pause_s,
         served_sources.ServedSource.is_back,
-        transport.link_to_server,
-        transport.Link.__init__,
-        Connection.__init__,
-        Connection.open,
+        transport.connect_to_server,
+        transport.Transport.__init__,
+        StreamClient.__init__,
+        StreamClient.open,
     )
     with server.connect(10) as loader:
         expected = [check_batch(batch) for batch in loader]
@@ -70,8 +70,8 @@ def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
 def test_while_it_gives_up_a_connection_of_a_group(server: Restarted, write_numbered: Any, check_batch: Check):
     """What it holds stays as it is, though another consumer gets its slots."""
     points = points_of(
-        transport.Link.kill,
-        transport.Link.close,
+        transport.Transport.kill,
+        transport.Transport.close,
         transport._end,
         transport._call,
         batch_module.SlotReader.make_private,

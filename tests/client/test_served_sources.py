@@ -10,13 +10,13 @@ import pytest
 
 import loaderd
 from loaderd.client.served_sources import ServedSource
-from loaderd.client.transport import LinkLost
+from loaderd.client.transport import TransportLost
 from loaderd.errors import BusyError, CorruptRecordError, NoShardsError, OptionError, ServerError, StorageError
 from loaderd.protocol.messages import Hello, Subscribe, Welcome
 from loaderd.schema.wire import to_wire
 from loaderd.subscription import Subscription
 
-LOST = LinkLost("it is gone")
+LOST = TransportLost("it is gone")
 NO_SHARDS = NoShardsError("/data/*.tfrecord matches no file", hint="There is no folder /data.")
 
 
@@ -93,7 +93,7 @@ def test_why_a_server_refuses_is_said(numbered_schema: loaderd.Schema, caplog: p
     source.pause_s(LOST, False, "batch 5")
     with pytest.raises(ServerError, match=r"no file; it was called .*\nThere is no folder /data\. Ask the same"):
         while True:
-            source.pause_s(LinkLost(f"the server gave up: {NO_SHARDS.message}", NO_SHARDS), False, "batch 5")
+            source.pause_s(TransportLost(f"the server gave up: {NO_SHARDS.message}", NO_SHARDS), False, "batch 5")
     assert [record.message for record in caplog.records] == [
         "it is gone; calling it for up to 30 s, to go on at batch 5",
         "the server gave up: /data/*.tfrecord matches no file; calling it for up to 30 s, to go on at batch 5",

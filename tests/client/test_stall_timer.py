@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from loaderd.client.stall_timer import Patience
+from loaderd.client.stall_timer import StallTimer
 
 
 def test_patience_asks_then_gives_up():
-    patience = Patience(120.0)
+    patience = StallTimer(120.0)
     asked = []
     for second in range(1, 121):
         assert not patience.is_over
@@ -17,7 +17,7 @@ def test_patience_asks_then_gives_up():
 
 
 def test_patience_ends_with_the_last_sign_of_life():
-    patience = Patience(2.0)
+    patience = StallTimer(2.0)
     for _ in range(100):
         patience.tick()
         assert patience.tick_s == 1.0 and patience.must_ask()
@@ -28,7 +28,7 @@ def test_patience_ends_with_the_last_sign_of_life():
 
 
 def test_patience_reports_ever_more_seldom():
-    patience = Patience(None)
+    patience = StallTimer(None)
     reported = []
     for second in range(1, 1000):
         patience.tick()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loaderd.client.batch_receiver import Intake
+from loaderd.client.batch_receiver import BatchReceiver
 from loaderd.daemon.delivery.events import Delivery
 from loaderd.daemon.groups import lane
 from loaderd.daemon.groups.lane import Had, Lane
@@ -32,7 +32,7 @@ class Member:
         memory.close_fd()
         self.page = Page(memory.bytes, NUM_SLOTS, 1)
         self.bell = bells[0]
-        self.intake = Intake(self.page, bells)
+        self.intake = BatchReceiver(self.page, bells)
 
     def hand(self, slot: int, step: int, generation: int = 1) -> None:
         self.lane.fill(generation, Delivery(step, slot, 10 + step))
