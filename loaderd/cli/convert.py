@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from loaderd.cli.parallel_scan import count, read_all, say
 from loaderd.convert.conversion import convert
-from loaderd.convert.journal import Written
-from loaderd.convert.shard_job import Task
+from loaderd.convert.journal import FinishedShard
+from loaderd.convert.shard_job import ShardJob
 from loaderd.convert.shard_writers import COMPRESSIONS
-from loaderd.convert.work_units import Lot, plan_lots
+from loaderd.convert.work_units import WorkUnit, plan_units
 from loaderd.errors import (
     Damage,
     LoaderdError,
@@ -61,7 +61,7 @@ class _Plan:
     files: list[ShardFile]
     indexes: list[ShardIndex]
     features: Any
-    lots: list[Lot]
+    lots: list[WorkUnit]
     damages: list[Damage]
 
     @property
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]], _Plan]:
+def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[FinishedShard, bool]], _Plan]:
     """The shards, each with whether it was there before; and what they were made of."""
     processes = as_count(usable_cores() if arguments.threads is None else arguments.threads, "--processes")
     if arguments.compression not in COMPRESSIONS[arguments.format]:
@@ -145,7 +145,7 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]],
         named = "".join(f"\n  {error.message}" for error in plan.unreadable[:_MOST_NAMED])
         left_out = f"{len(plan.unreadable)} of {count(len(plan.files), 'source')}"
         sys.stderr.write(f"{left_out} cannot be read, and left out:{named}\n")
-    task = Task(
+    task = ShardJob(
         tuple(plan.files),
         tuple(index.compression for index in plan.indexes),
         plan.features,
@@ -155,7 +155,7 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[Written, bool]],
         arguments.compression,
         arguments.on_corrupt != "raise",
     )
-    found: list[tuple[Written, bool]] = []
+    found: list[tuple[FinishedShard, bool]] = []
 
     def show(done_bytes: int, num_bytes: int) -> None:
         display(Progress("converting shards", len(found), len(plan.lots), done_bytes, num_bytes))
@@ -195,7 +195,7 @@ def _plan(arguments: argparse.Namespace, display: ProgressDisplay) -> _Plan:
         raise _damaged(damages, len(indexes))
     default = max(1, _SHARD_BYTES // Schema.of_stored(features).row_bytes)
     wanted = arguments.records_per_shard
-    lots = list(plan_lots(indexes, default if wanted is None else as_count(wanted, "--records-per-shard")))
+    lots = list(plan_units(indexes, default if wanted is None else as_count(wanted, "--records-per-shard")))
     if not lots:
         raise NoShardsError(
             f"no healthy record in {count(len(files), 'source')}", hint="loaderd verify names the damage."
@@ -233,7 +233,7 @@ def _tell_damages(damages: Sequence[Damage], as_json: bool) -> None:
 
 
 def _tell_total(
-    found: list[tuple[Written, bool]], plan: _Plan, seconds: float, arguments: argparse.Namespace
+    found: list[tuple[FinishedShard, bool]], plan: _Plan, seconds: float, arguments: argparse.Namespace
 ) -> None:
     every = [written for written, _ in found]
     total = {

@@ -12,11 +12,11 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
-from loaderd.convert.job_process import LotProcess
-from loaderd.convert.journal import Journal, Written
-from loaderd.convert.shard_job import Claims, Task
+from loaderd.convert.job_process import JobProcess
+from loaderd.convert.journal import FinishedShard, Journal
+from loaderd.convert.shard_job import Claims, ShardJob
 from loaderd.convert.shard_writers import check_format
-from loaderd.convert.work_units import Lot
+from loaderd.convert.work_units import WorkUnit
 from loaderd.errors import WorkerError
 from loaderd.redaction import redacted
 from loaderd.schema import FixedRecords
@@ -26,7 +26,7 @@ OnProgress = Callable[[int, int], None]
 _SHOW_EVERY_S = 0.1
 
 
-def job_of(task: Task, lots: Sequence[Lot]) -> dict[str, Any]:
+def job_of(task: ShardJob, lots: Sequence[WorkUnit]) -> dict[str, Any]:
     """What is converted, and how, for the journal: values that JSON can hold, without secrets."""
     records = task.features if isinstance(task.features, FixedRecords) else None
     return {
@@ -43,8 +43,8 @@ def job_of(task: Task, lots: Sequence[Lot]) -> dict[str, Any]:
 
 
 def convert(
-    task: Task, lots: Sequence[Lot], processes: int, on_progress: OnProgress
-) -> Iterator[tuple[Written, bool]]:
+    task: ShardJob, lots: Sequence[WorkUnit], processes: int, on_progress: OnProgress
+) -> Iterator[tuple[FinishedShard, bool]]:
     """Each shard that is whole, and whether it was whole before; in any order.
 
     Raises LoaderdError and OSError: shards that are whole by then stay, and are not written again. Closing the
@@ -59,16 +59,16 @@ def convert(
 
 
 def _write_all(
-    task: Task, lots: Sequence[Lot], claims: Claims, processes: int, on_progress: OnProgress
-) -> Iterator[tuple[Written, bool]]:
+    task: ShardJob, lots: Sequence[WorkUnit], claims: Claims, processes: int, on_progress: OnProgress
+) -> Iterator[tuple[FinishedShard, bool]]:
     total = sum(lot.num_records for lot in lots) * task.row_bytes
     done_bytes = 0
     waiting = iter(lots)
-    busy: dict[Connection[Any, Any], LotProcess] = {}
-    started: list[LotProcess] = []
+    busy: dict[Connection[Any, Any], JobProcess] = {}
+    started: list[JobProcess] = []
     try:
         for lot in islice(waiting, processes):
-            started.append(LotProcess(task, claims))
+            started.append(JobProcess(task, claims))
             started[-1].give(lot)
             busy[started[-1].connection] = started[-1]
         while busy:

@@ -17,22 +17,22 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from loaderd.convert.shard_job import Claims, News, Task, write_lot
-from loaderd.convert.work_units import Lot
+from loaderd.convert.shard_job import Claims, News, ShardJob, run_unit
+from loaderd.convert.work_units import WorkUnit
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.protocol.child import die_with_parent, enter_process
 from loaderd.protocol.spawn import start_process
 
 
-class LotProcess:
+class JobProcess:
     """The process, as the one that started it sees it. Raises DaemonError if it cannot be started."""
 
-    def __init__(self, task: Task, claims: Claims) -> None:
+    def __init__(self, task: ShardJob, claims: Claims) -> None:
         self._process, sock = start_process("loaderd.convert.job_process")
         self.connection: Connection[Any, Any] = Connection(sock.detach())
         self._send((task, claims))
 
-    def give(self, lot: Lot) -> None:
+    def give(self, lot: WorkUnit) -> None:
         """Have it write a lot, once it has written the one before."""
         self._send(lot)
 
@@ -70,9 +70,9 @@ def main() -> None:
             connection.send(_write(connection, task, connection.recv(), claims))
 
 
-def _write(connection: Connection[Any, Any], task: Task, lot: Lot, claims: Claims) -> Exception | None:
+def _write(connection: Connection[Any, Any], task: ShardJob, lot: WorkUnit, claims: Claims) -> Exception | None:
     try:
-        for news in write_lot(task, lot, claims):
+        for news in run_unit(task, lot, claims):
             connection.send(news)
     except (LoaderdError, OSError) as error:
         return error

@@ -32,7 +32,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as of Lustre, moun
 
 
 @dataclass(frozen=True)
-class Written:
+class FinishedShard:
     """A shard that is whole. ``num_bytes``: of the file; 0 where it has no record, and so no file.
 
     ``digest``: SHA-256 of its records' stored features, the same in each format. ``left_out``: records that are
@@ -67,7 +67,7 @@ class Journal:
 
     def __init__(self, folder: Path, job: Mapping[str, Any], ending: str) -> None:
         self._folder = folder
-        self.claims: dict[str, Written] = {}
+        self.claims: dict[str, FinishedShard] = {}
         """By name: the shards that were whole when they were noted."""
         folder.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(folder / NAME):
@@ -94,13 +94,13 @@ class Journal:
         if jobs:
             _check_same(self._folder, jobs[-1], job)
         self._check_empty(ending, _PREFIX if jobs else "")
-        self.claims = {line.shard: line for line in lines if isinstance(line, Written)}
+        self.claims = {line.shard: line for line in lines if isinstance(line, FinishedShard)}
         self._file.truncate(num_bytes)  # the last conversion was killed while it wrote what is behind
         if not jobs or jobs[-1]["digest"] != begin["digest"]:
             self._append(begin)
         self._remove_temporary()
 
-    def note(self, written: Written) -> None:
+    def note(self, written: FinishedShard) -> None:
         """Add the line of a shard that was renamed to its name."""
         # If a power failure takes the line away, only this shard is written again.
         self._append({"kind": "shard", **asdict(written)})
@@ -171,7 +171,7 @@ def _refused(path: Path, what: str) -> OptionError:
     )
 
 
-def _lines_of(file: BinaryIO, path: Path) -> tuple[list[dict[str, Any] | Written], int]:
+def _lines_of(file: BinaryIO, path: Path) -> tuple[list[dict[str, Any] | FinishedShard], int]:
     """The jobs and shards in a journal, and how many bytes their lines are. Raises OptionError for other lines."""
     whole, end, cut = file.read().rpartition(b"\n")
     if not end and not _BEGINNING.startswith(cut[: len(_BEGINNING)]):
@@ -179,13 +179,13 @@ def _lines_of(file: BinaryIO, path: Path) -> tuple[list[dict[str, Any] | Written
     lines = []
     for number, text in enumerate(whole.split(b"\n") if end else (), 1):
         line = _parsed(text)
-        if line is None or (number == 1 and isinstance(line, Written)):
+        if line is None or (number == 1 and isinstance(line, FinishedShard)):
             raise _refused(path, f"another file: line {number} is {shown(text, 60)}")
         lines.append(line)
     return lines, len(whole) + len(end)
 
 
-def _parsed(text: bytes) -> dict[str, Any] | Written | None:
+def _parsed(text: bytes) -> dict[str, Any] | FinishedShard | None:
     """A job, or a shard; None for what is neither."""
     try:
         line = json.loads(text)
@@ -193,13 +193,13 @@ def _parsed(text: bytes) -> dict[str, Any] | Written | None:
         if kind == "job" and isinstance(line["digest"], str):
             job: dict[str, Any] = line
             return job
-        written = Written(**line) if kind == "shard" else None
+        written = FinishedShard(**line) if kind == "shard" else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return written if written is not None and _is_sound(written) else None
 
 
-def _is_sound(written: Written) -> bool:
+def _is_sound(written: FinishedShard) -> bool:
     numbers = (written.records, written.num_bytes, written.left_out)
     texts = (written.shard, written.digest)
     return all(is_count(number, 0) for number in numbers) and all(isinstance(text, str) for text in texts)

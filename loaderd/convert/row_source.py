@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from loaderd.convert.work_units import Span
+from loaderd.convert.work_units import BlockSpan
 from loaderd.decode.example_rows import RowParser
 from loaderd.decode.fixed_rows import FixedParser
 from loaderd.encode.example_writer import Rows
@@ -45,7 +45,7 @@ class RowSource:
         """Close the files."""
         self._reader.close()
 
-    def read(self, spans: Sequence[Span]) -> Iterator[RowsOrFault]:
+    def read(self, spans: Sequence[BlockSpan]) -> Iterator[RowsOrFault]:
         """The rows of ``durations``, in order, some MB at a time; an error in place of each faulty record.
 
         Raises StorageError, and ShardReadError where a file cannot be read at all.
@@ -53,9 +53,9 @@ class RowSource:
         for group in self._groups(spans):
             yield from self._read_together(group) or (row for span in group for row in self._read_one(span))
 
-    def _groups(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
+    def _groups(self, spans: Sequence[BlockSpan]) -> Iterator[list[BlockSpan]]:
         """Groups of spans whose blocks are read together; a span alone if its block cannot be."""
-        group: list[Span] = []
+        group: list[BlockSpan] = []
         num_bytes = 0
         for span in spans:
             can = self._reader.can_read_together(span.block)
@@ -70,7 +70,7 @@ class RowSource:
         if group:
             yield group
 
-    def _read_together(self, spans: list[Span]) -> list[RowsOrFault]:
+    def _read_together(self, spans: list[BlockSpan]) -> list[RowsOrFault]:
         """The rows of all spans, as one array; [] where anything is wrong, or a block is too large for that."""
         if not all(self._reader.can_read_together(span.block) for span in spans):
             return []
@@ -91,7 +91,7 @@ class RowSource:
         faults = self._parser.parse(buffer, starts[wanted], lengths[wanted], _bytes_of(rows), np.arange(len(wanted)))
         return [] if faults else [rows]
 
-    def _read_one(self, span: Span) -> Iterator[RowsOrFault]:
+    def _read_one(self, span: BlockSpan) -> Iterator[RowsOrFault]:
         for found in self._reader.read(span.block, span.first, span.stop):
             if isinstance(found, Damage):
                 if span.first <= found.record - span.block.first_record < span.stop:
@@ -99,7 +99,7 @@ class RowSource:
             else:
                 yield from self._rows_of(span, found)
 
-    def _rows_of(self, span: Span, piece: Piece) -> Iterator[RowsOrFault]:
+    def _rows_of(self, span: BlockSpan, piece: Piece) -> Iterator[RowsOrFault]:
         first = piece.first_record - span.block.first_record
         numbers = np.arange(max(0, span.first - first), min(piece.num_records, span.stop - first))
         numbers = numbers[~np.isin(numbers, piece.bad)]  # these were named as damage already
@@ -116,7 +116,7 @@ class RowSource:
             )
         yield rows[begin:]
 
-    def _place(self, span: Span, piece: Piece, number: int) -> tuple[str, int, int]:
+    def _place(self, span: BlockSpan, piece: Piece, number: int) -> tuple[str, int, int]:
         """(shard, record, offset) of a record of a piece."""
         offset = piece.offset + int(piece.ends[number] - piece.ends[0])
         return self._files[span.block.shard].uri, piece.first_record + number, offset

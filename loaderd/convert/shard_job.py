@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from loaderd.convert.journal import Written, shard_name, temporary_of
+from loaderd.convert.journal import FinishedShard, shard_name, temporary_of
 from loaderd.convert.row_source import RowsOrFault, RowSource
 from loaderd.convert.shard_writers import (
     Format,
@@ -27,7 +27,7 @@ from loaderd.convert.shard_writers import (
     open_writer,
     schema_of_format,
 )
-from loaderd.convert.work_units import Lot, spans_of
+from loaderd.convert.work_units import WorkUnit, spans_of
 from loaderd.encode.example_writer import Rows
 from loaderd.errors import LoaderdError, ShardError, ShardReadError
 from loaderd.options import DEFAULT_BLOCK_RECORDS
@@ -36,16 +36,16 @@ from loaderd.shards.files import list_shards
 from loaderd.shards.indexer import make_index
 from loaderd.shards.shard_file import Compression, ShardFile
 
-Claims = Mapping[str, Written]
+Claims = Mapping[str, FinishedShard]
 """By name: shards of which the journal says that they are whole."""
-News = int | tuple[Written, bool]
+News = int | tuple[FinishedShard, bool]
 """So many more bytes are done; or a shard is whole, and True if it was before."""
 
 _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Task:
+class ShardJob:
     """What the processes of a conversion have in common.
 
     ``features``: what is stored in the sources. ``compressions``: of the sources. ``skips``: whether records that are
@@ -76,7 +76,7 @@ class Task:
         return shard_name(number, self.num_shards, self.ending)
 
 
-def write_lot(task: Task, lot: Lot, claims: Claims) -> Iterator[News]:
+def run_unit(task: ShardJob, lot: WorkUnit, claims: Claims) -> Iterator[News]:
     """Write the shards of a lot, but for those that are what ``claims`` says of them.
 
     Raises LoaderdError and OSError; then no shard is left half written.
@@ -86,7 +86,7 @@ def write_lot(task: Task, lot: Lot, claims: Claims) -> Iterator[News]:
     if len(whole) == len(lot.sizes):
         yield lot.num_records * task.row_bytes
         return
-    output = _Output(task, lot, whole)
+    output = _UnitWriter(task, lot, whole)
     try:
         for found in _read_lot(task, lot):
             if isinstance(found, int):
@@ -106,7 +106,7 @@ def write_lot(task: Task, lot: Lot, claims: Claims) -> Iterator[News]:
         output.abort()
 
 
-def _read_lot(task: Task, lot: Lot) -> Iterator[RowsOrFault | int]:
+def _read_lot(task: ShardJob, lot: WorkUnit) -> Iterator[RowsOrFault | int]:
     """The rows of a lot, and what is wrong with others; behind them, how many bytes of progress they are."""
     schema = Schema.of_stored(task.features)
     with closing(RowSource(schema, list(task.files), list(task.compressions))) as source:
@@ -116,7 +116,7 @@ def _read_lot(task: Task, lot: Lot) -> Iterator[RowsOrFault | int]:
                 yield found.nbytes
 
 
-def _claims_of(task: Task, lot: Lot, claims: Claims) -> Iterator[Written]:
+def _claims_of(task: ShardJob, lot: WorkUnit, claims: Claims) -> Iterator[FinishedShard]:
     """The claims that can be looked at: a shard without a record has no file. It is made again."""
     for number, size in enumerate(lot.sizes, lot.first_shard):
         claim = claims.get(task.name_of(number))
@@ -124,7 +124,7 @@ def _claims_of(task: Task, lot: Lot, claims: Claims) -> Iterator[Written]:
             yield claim
 
 
-def _is_whole(task: Task, claim: Written) -> bool:
+def _is_whole(task: ShardJob, claim: FinishedShard) -> bool:
     path = task.folder / claim.shard
     try:
         is_so = path.stat().st_size == claim.num_bytes and _read_back(path, task) == (claim.records, claim.digest)
@@ -133,15 +133,15 @@ def _is_whole(task: Task, claim: Written) -> bool:
     return is_so
 
 
-class _Output:
+class _UnitWriter:
     """The shards of a lot, one after the other; ``sizes`` of the lot say where one ends."""
 
-    def __init__(self, task: Task, lot: Lot, whole: Claims) -> None:
+    def __init__(self, task: ShardJob, lot: WorkUnit, whole: Claims) -> None:
         self._task = task
         self._whole = whole
         self._left = list(lot.sizes)
         self._number = lot.first_shard
-        self._written: list[Written] = []
+        self._written: list[FinishedShard] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -198,7 +198,7 @@ class _Output:
             check_shard(temporary, self._task, self._records, digest)
             num_bytes = temporary.stat().st_size
             temporary.rename(path)
-        self._written.append(Written(self.name, self._records, num_bytes, digest, self._left_out))
+        self._written.append(FinishedShard(self.name, self._records, num_bytes, digest, self._left_out))
 
     def take_written(self) -> Iterator[News]:
         """The shards that have been written since the last call."""
@@ -212,7 +212,7 @@ class _Output:
         temporary_of(self._task.folder / self.name).unlink(missing_ok=True)
 
 
-def check_shard(path: Path, task: Task, num_records: int, digest: str) -> None:
+def check_shard(path: Path, task: ShardJob, num_records: int, digest: str) -> None:
     """Read a shard that was written. Raises ShardReadError where it does not hold these records."""
     try:
         found = _read_back(path, task)
@@ -225,7 +225,7 @@ def check_shard(path: Path, task: Task, num_records: int, digest: str) -> None:
         )
 
 
-def _read_back(path: Path, task: Task) -> tuple[int, str] | str:
+def _read_back(path: Path, task: ShardJob) -> tuple[int, str] | str:
     """(records, digest) of a shard; or what is wrong with it."""
     schema = schema_of_format(task.features, task.format)
     (file,) = list_shards(path)

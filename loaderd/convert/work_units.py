@@ -22,7 +22,7 @@ from loaderd.shards.shard_index import ShardIndex
 
 
 @dataclass(frozen=True)
-class Span:
+class BlockSpan:
     """Records ``first`` to ``stop - 1`` of a block; ``block.shard`` counts the sources."""
 
     block: Block
@@ -31,12 +31,12 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Lot:
+class WorkUnit:
     """Shards ``first_shard``, … of ``sizes`` records each, from the records of ``parts``."""
 
     first_shard: int
     sizes: tuple[int, ...]
-    parts: tuple[Span, ...]
+    parts: tuple[BlockSpan, ...]
 
     @property
     def num_records(self) -> int:
@@ -44,43 +44,43 @@ class Lot:
         return sum(self.sizes)
 
 
-def spans_of(number: int, index: ShardIndex) -> Iterator[Span]:
+def spans_of(number: int, index: ShardIndex) -> Iterator[BlockSpan]:
     """All healthy records of a source."""
     for block in range(len(index.offsets)):
         made = Block(number, *index.block(block))
-        yield Span(made, 0, made.num_records)
+        yield BlockSpan(made, 0, made.num_records)
 
 
-def plan_lots(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterator[Lot]:
+def plan_units(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterator[WorkUnit]:
     """The lots, in order; their shards are numbered from 0 on, through all lots."""
-    first_shard, sizes, parts, room = 0, [], list[Span](), records_per_shard
+    first_shard, sizes, parts, room = 0, [], list[BlockSpan](), records_per_shard
     for number, index in enumerate(indexes):
         can_be_entered = index.compression == "none"
         for span in spans_of(number, index):
             first = span.first
             while first < span.stop:
                 take = min(room, span.stop - first)
-                parts.append(Span(span.block, first, first + take))
+                parts.append(BlockSpan(span.block, first, first + take))
                 first, room = first + take, room - take
                 if room:
                     continue
                 sizes.append(records_per_shard)
                 room = records_per_shard
                 if can_be_entered or first == span.stop or take < records_per_shard:
-                    yield Lot(first_shard, tuple(sizes), tuple(_joined(parts)))
+                    yield WorkUnit(first_shard, tuple(sizes), tuple(_joined(parts)))
                     first_shard, sizes, parts = first_shard + len(sizes), [], []
     if room < records_per_shard:
         sizes.append(records_per_shard - room)
     if sizes:
-        yield Lot(first_shard, tuple(sizes), tuple(_joined(parts)))
+        yield WorkUnit(first_shard, tuple(sizes), tuple(_joined(parts)))
 
 
-def _joined(parts: list[Span]) -> Iterator[Span]:
+def _joined(parts: list[BlockSpan]) -> Iterator[BlockSpan]:
     """The parts, where neighbours in one block are one part."""
-    before: Span | None = None
+    before: BlockSpan | None = None
     for part in parts:
         if before is not None and before.block is part.block and before.stop == part.first:
-            before = Span(part.block, before.first, part.stop)
+            before = BlockSpan(part.block, before.first, part.stop)
             continue
         if before is not None:
             yield before

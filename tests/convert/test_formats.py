@@ -16,7 +16,7 @@ from loaderd import testing
 from loaderd.convert import shard_job, shard_writers
 from loaderd.convert.conversion import job_of
 from loaderd.convert.journal import Journal
-from loaderd.convert.work_units import plan_lots
+from loaderd.convert.work_units import plan_units
 from loaderd.errors import CorruptRecordError, OptionError, RecordMismatchError, ShardReadError
 from loaderd.schemas import kata
 from loaderd.shards.files import list_shards
@@ -37,8 +37,8 @@ def convert_here(sources: Any, schema: loaderd.Schema, folder: Path, **options: 
     """What the command does in its processes, in this one; returns what was written."""
     files = list_shards(sources)
     indexes = [make_index(file, schema.records, 64) for file in files]
-    lots = list(plan_lots(indexes, options.get("records_per_shard", 130)))
-    task = shard_job.Task(
+    lots = list(plan_units(indexes, options.get("records_per_shard", 130)))
+    task = shard_job.ShardJob(
         tuple(files),
         tuple(index.compression for index in indexes),
         schema.records or dict(schema.features),
@@ -49,7 +49,7 @@ def convert_here(sources: Any, schema: loaderd.Schema, folder: Path, **options: 
         options.get("skips", False),
     )
     journal = Journal(folder, job_of(task, lots), task.ending)
-    news = (one for lot in lots for one in shard_job.write_lot(task, lot, journal.claims))
+    news = (one for lot in lots for one in shard_job.run_unit(task, lot, journal.claims))
     new = []
     try:
         for one in news:
