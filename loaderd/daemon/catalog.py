@@ -23,8 +23,8 @@ from types import ModuleType
 from typing import Any, cast
 
 from loaderd.daemon.delivery.opened_stream import MIN_ARENAS
-from loaderd.daemon.pool.worker_manager import Workforce
-from loaderd.daemon.preparing.local_data import Data, digest_names
+from loaderd.daemon.pool.worker_manager import WorkerManager
+from loaderd.daemon.preparing.local_data import LocalData, digest_names
 from loaderd.daemon.preparing.local_preparation import LocalPreparation
 from loaderd.daemon.preparing.preparation import Prepare
 from loaderd.daemon.preparing.shard_manifest import Manifest, Manifests
@@ -58,7 +58,7 @@ _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 
 
 @dataclass
-class Served:
+class ServedDataset:
     """The data set ``name`` of ``target``. ``options``: those that it sets itself, and how many workers there are.
 
     ``manifests``: those of this server and of the ones before it; None: none are kept. ``current``: the manifest of
@@ -90,7 +90,7 @@ class Served:
     def __post_init__(self) -> None:
         self._lines = ProgressLines(partial(_logger.info, "%s: %s", self.name))
 
-    def advance(self, workforce: Workforce) -> list[str]:
+    def advance(self, workforce: WorkerManager) -> list[str]:
         """Go on with all preparations, and log how far the first one is; returns their warnings."""
         if self.preparation.progress is not None:
             self._lines(self.preparation.progress)
@@ -111,7 +111,7 @@ class Served:
         self._drop_unwanted()
         return found
 
-    def _note(self, data: Data) -> list[str]:
+    def _note(self, data: LocalData) -> list[str]:
         """Keep a manifest of the shards of ``data``; returns a warning where that fails."""
         self.current = manifest = Manifest.of(self.target, data.digests, self.preparation.fixed_sets)
         if self.manifests is None or not data.digests:
@@ -142,7 +142,7 @@ class Served:
         is_there = bool(digests) and all(isinstance(value, str) for value in digests.values())
         return cast("dict[str, str]", digests) if is_there else None
 
-    def earlier(self, of: Mapping[str, Any], workforce: Workforce) -> LocalPreparation | None:
+    def earlier(self, of: Mapping[str, Any], workforce: WorkerManager) -> LocalPreparation | None:
         """The preparation of the shards of a position, by its ``of``; None: those that there are now will do.
 
         Call it when :attr:`preparation` is finished. Also None if no manifest says which shards these were.
@@ -168,7 +168,7 @@ class Served:
         if self.manifests is not None and digests is not None:
             self.manifests.touch(self.target, digests)
 
-    def _retry_if_failed(self, workforce: Workforce) -> None:
+    def _retry_if_failed(self, workforce: WorkerManager) -> None:
         """Prepare again after a failure, less and less often: storage may come back, or missing shards be added."""
         now_s = time.monotonic()
         failure, before = self.preparation.error, self._failure
@@ -184,7 +184,7 @@ class Served:
             )
 
     def prepare(
-        self, description: StreamDescription, workforce: Workforce
+        self, description: StreamDescription, workforce: WorkerManager
     ) -> tuple[LocalPreparation, Prepare | None]:
         """The preparation of a stream's data; and, if the data set grows, a function that makes another one."""
         if not self.dataset.grows:
@@ -199,7 +199,7 @@ class Served:
 
         return prepare(start.listing), prepare
 
-    def data(self, listing: Listing | None, workforce: Workforce) -> tuple[DataIs, SharedMemory | None]:
+    def data(self, listing: Listing | None, workforce: WorkerManager) -> tuple[DataIs, SharedMemory | None]:
         """The data of ``listing`` (None: of the shards there are now) in memory, pickled: see :func:`data_of`.
 
         With None in place of memory, DataIs says why the data are not there yet. Raises LoaderdError if they failed.
@@ -217,7 +217,7 @@ class Served:
         contents = pickle.dumps((path, data))
         return DataIs(len(contents), ""), SharedMemory.holding("data", contents)
 
-    def _prepared(self, listing: Listing | None, workforce: Workforce) -> LocalPreparation | None:
+    def _prepared(self, listing: Listing | None, workforce: WorkerManager) -> LocalPreparation | None:
         """The preparation of a listing, begun if there is none; None: too many others are under way."""
         if not self.dataset.grows:
             return self.preparation
@@ -313,25 +313,28 @@ def _uris_of(manifest: Manifest | None, dataset: AnyDataset) -> list[list[str] |
     return manifest.uris if manifest is not None and fits else None
 
 
-def data_of(contents: bytes) -> tuple[AnyDataset, Data]:
-    """The way back from :meth:`Served.data`. Sets ``sys.path`` to the daemon's: modules are imported from there."""
+def data_of(contents: bytes) -> tuple[AnyDataset, LocalData]:
+    """The way back from :meth:`ServedDataset.data`.
+
+    Sets ``sys.path`` to the daemon's: modules are imported from there.
+    """
     sys.path[:], data = pickle.loads(contents)
     dataset, options, sets, indexes, listing = pickle.loads(data)
-    return dataset, Data(dataset, options, sets, indexes.__getitem__, listing)
+    return dataset, LocalData(dataset, options, sets, indexes.__getitem__, listing)
 
 
 def load_catalog(
     targets: Sequence[str],
     workers: int | None,
-    workforce: Workforce,
+    workforce: WorkerManager,
     manifests: Manifests | None,
     current: Mapping[str, str],
-) -> dict[str, Served]:
+) -> dict[str, ServedDataset]:
     """Import the data sets of ``targets``, and begin to prepare them. Raises ServerError if one cannot be served.
 
     ``current``: of data sets that a daemon before this one served, the keys of their manifests, by name.
     """
-    catalog: dict[str, Served] = {}
+    catalog: dict[str, ServedDataset] = {}
     for target in targets:
         name, dataset = _imported(target)
         if name in catalog:
@@ -348,7 +351,7 @@ def load_catalog(
         )
         manifest = None if manifests is None else manifests.get(current.get(name, ""))
         preparation = LocalPreparation(dataset, options, workforce, found_before=_uris_of(manifest, dataset))
-        catalog[name] = Served(name, dataset, options, preparation, target, manifests, manifest)
+        catalog[name] = ServedDataset(name, dataset, options, preparation, target, manifests, manifest)
     return catalog
 
 

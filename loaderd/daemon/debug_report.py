@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from loaderd.daemon.pool.worker_manager import Workforce
+from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.daemon.session import Session
 
 _MOST_WORKERS = 16
 
 
-def describe(workforce: Workforce, sessions: Sequence[Session]) -> str:
+def describe(workforce: WorkerManager, sessions: Sequence[Session]) -> str:
     """Lines for each stream (the consumer, the batches, the windows), and one for each worker."""
     pool = workforce.pool
     lines = [f"daemon {os.getpid()}: {pool.restarts} workers were replaced so far"]
@@ -30,7 +30,7 @@ def describe(workforce: Workforce, sessions: Sequence[Session]) -> str:
     return "\n".join(lines)
 
 
-def _doing(workforce: Workforce, worker: int) -> str:
+def _doing(workforce: WorkerManager, worker: int) -> str:
     scheduler = workforce.scheduler
     silent = f"nothing came of it for {scheduler.ticks_of(worker) * workforce.tick_s:.0f} s"
     if not scheduler.is_ready(worker):

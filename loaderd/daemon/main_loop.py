@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 from loaderd.daemon.debug_report import describe
 from loaderd.daemon.pool.fork_server import ForkServer
-from loaderd.daemon.pool.worker_manager import BELL, Workforce
+from loaderd.daemon.pool.worker_manager import BELL, WorkerManager
 from loaderd.daemon.pool.worker_pool import FIRST_WORKER, WorkerPool
 from loaderd.daemon.session import Session
 from loaderd.errors import DaemonError, LoaderdError, to_wire
@@ -46,7 +46,7 @@ class Daemon(ABC):
         self._parent_fd = os.pidfd_open(parent_pid)
         self._wires = Wires()
         self._wires.add(PARENT, parent, self._parent_fd)
-        self._workforce = Workforce(self._wires, pool, None, self._warn)
+        self._workforce = WorkerManager(self._wires, pool, None, self._warn)
         self._sessions: dict[int, Session] = {}
         self._over = self._is_orphan = False
         self._ticked_s = time.monotonic()

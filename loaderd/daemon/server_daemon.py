@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from loaderd import logs
-from loaderd.daemon.catalog import Served, load_catalog
+from loaderd.daemon.catalog import ServedDataset, load_catalog
 from loaderd.daemon.debug_report import describe
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
@@ -70,7 +70,7 @@ class ServerDaemon(Daemon):
         self._workforce.stall_timeout = _STALL_TIMEOUT_S
         self._supervisor = parent
         self._limits = Limits()
-        self._catalog: dict[str, Served] = {}
+        self._catalog: dict[str, ServedDataset] = {}
         self._listener: socket.socket | None = None
         self._rests = self._is_full = False
         """No consumer is accepted until the next tick; and none could be since that was said."""
@@ -269,7 +269,7 @@ class ServerDaemon(Daemon):
         if memory is not None:
             memory.close_fd()
 
-    def _served(self, name: str) -> Served:
+    def _served(self, name: str) -> ServedDataset:
         served = self._catalog.get(name)
         if served is None:
             raise ServerError(
@@ -277,7 +277,7 @@ class ServerDaemon(Daemon):
             )
         return served
 
-    def _new_session(self, served: Served, wanted: Subscription, message: Subscribe) -> Session:
+    def _new_session(self, served: ServedDataset, wanted: Subscription, message: Subscribe) -> Session:
         number = self._next_session
         self._next_session += 1
         description = served.stream(wanted, message.start, self._limits.max_memory)

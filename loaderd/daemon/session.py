@@ -16,17 +16,17 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from loaderd.daemon.delivery.dispatch import Granting
-from loaderd.daemon.delivery.events import BrokenBatch, Delivery, Omission
+from loaderd.daemon.delivery.dispatch import Dispatch
+from loaderd.daemon.delivery.events import Delivery, FailedBatch, Omission
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.delivery.sampling import Sampler
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.lane import Had, Lane, WholeStream
 from loaderd.daemon.groups.members import Handed, Members, PageReader
-from loaderd.daemon.pool.worker_manager import Workforce
+from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.daemon.preparing.preparation import Preparation, Prepare
-from loaderd.daemon.preparing.schema_check import Probe
+from loaderd.daemon.preparing.schema_check import SchemaCheck
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.memory.page import MAX_GENERATION
@@ -67,7 +67,7 @@ class Session:
         number: int,
         description: StreamDescription,
         pickled: bytes,
-        workforce: Workforce,
+        workforce: WorkerManager,
         tell: Tell,
         *,
         prepared: Preparation,
@@ -99,9 +99,9 @@ class Session:
         self._outage_s = 0.0
         self._feed: Feed | None = None
         self._lanes: dict[int, Lane | WholeStream] = {}
-        self._granting: Granting | None = None
+        self._granting: Dispatch | None = None
         self._sampler: Sampler | None = None
-        self._probe: Probe | None = None
+        self._probe: SchemaCheck | None = None
         self._index_facts: dict[str, Any] = {}
 
     @property
@@ -220,13 +220,13 @@ class Session:
             "index_cached": preparation.num_cached,
             "storage": preparation.storage_counts,
         }
-        self._granting = Granting(opened, workforce, self._tell_members)
+        self._granting = Dispatch(opened, workforce, self._tell_members)
         workforce.attach(self._granting)
         workforce.start(self._description.options.num_workers)
-        self._probe = Probe(opened.num_blocks, self._description.options.on_corrupt != "raise")
+        self._probe = SchemaCheck(opened.num_blocks, self._description.options.on_corrupt != "raise")
         workforce.add_source(self._probe, opened.task_message)
 
-    def _after_probe(self, probe: Probe) -> None:
+    def _after_probe(self, probe: SchemaCheck) -> None:
         self._workforce.remove_source(probe)
         self._probe = None
         if probe.error is not None:
@@ -330,7 +330,7 @@ class Session:
             lane.fill(generation, item)
         elif isinstance(item, Omission):
             self._tell_of_damage(member, _skipped(generation, item))
-        elif isinstance(item, BrokenBatch):
+        elif isinstance(item, FailedBatch):
             self._tell_of_damage(member, Broken(generation, item.step, to_wire(item.error)))
         else:
             self._announce(member, Ended(generation))

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.daemon.preparing.local_data import Data
+from loaderd.daemon.preparing.local_data import LocalData
 from loaderd.dataset import AnyDataset
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import LoaderdError, OptionError, ServerError, WorkerError, to_wire
@@ -41,7 +41,7 @@ class ServedSet:
     ``on_wait`` is called now and then while storage does not answer, and while rows are made.
     """
 
-    def __init__(self, dataset: AnyDataset, data: Data, on_wait: Callable[[], None] = tell_nobody) -> None:
+    def __init__(self, dataset: AnyDataset, data: LocalData, on_wait: Callable[[], None] = tell_nobody) -> None:
         self.dataset = dataset
         self.data = data
         self.access = Access(data.storage, on_wait)

@@ -49,7 +49,7 @@ class ServedSets:
 
 
 def ask_data(daemon: str, dataset: str, listing: Listing | None) -> bytes:
-    """The pickled data set of ``daemon.catalog.Served.data``. Raises NotReady, TransportLost, LoaderdError."""
+    """The pickled data set of ``daemon.catalog.ServedDataset.data``. Raises NotReady, TransportLost, LoaderdError."""
     question = AskData(dataset, listing)
     answer, fd = ask_server(daemon, DataIs, question, timeout_s=_ANSWER_TIMEOUT_S)
     if fd is None:

@@ -109,7 +109,7 @@ class AskData(NamedTuple):
 
 
 class DataIs(NamedTuple):
-    """Daemon: the data come along, in memory (``daemon.catalog.Served.data``); or ``why_not``: why not yet."""
+    """Daemon: the data come along, in memory (``daemon.catalog.ServedDataset.data``); or ``why_not``: why not yet."""
 
     num_bytes: int
     why_not: str

@@ -88,7 +88,7 @@ class Child:
                 self.error = from_wire(message.error)
         return reported
 
-    def bury(self) -> str:
+    def reap(self) -> str:
         """Kill the process if it lives, and release what belongs to it; returns how it ended, in words."""
         with contextlib.suppress(ChannelClosed):
             while select.select([self.channel], [], [], 0)[0]:  # not to its end: forks of the child may keep it open

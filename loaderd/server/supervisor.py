@@ -132,7 +132,7 @@ class Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
             for child in self._children:
-                child.bury()
+                child.reap()
             self._close(wake, woken)
         _logger.info("the server has ended")
         return not self._has_given_up
@@ -305,7 +305,7 @@ class Supervisor:
         for fd in fds:
             if fd in registered:
                 self._selector.unregister(fd)
-        how = child.bury()
+        how = child.reap()
         self._children.remove(child)
         if self._stopping:
             return

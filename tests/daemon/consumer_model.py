@@ -9,7 +9,7 @@ import numpy as np
 from page_workers import answer_to, new_page
 from workforce_run import Crew, Job
 
-from loaderd.daemon.delivery.events import BrokenBatch, Delivery, PassEnd
+from loaderd.daemon.delivery.events import Delivery, FailedBatch, PassEnd
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.pool.tasks import MAX_DEATHS, LoadWork, Task, TrialWork
@@ -222,7 +222,7 @@ class Consumer:
         while self.feed.collect() or self.feed.outbox:
             while self.feed.outbox:
                 item = self.feed.outbox.popleft()
-                if isinstance(item, (Delivery, BrokenBatch)):
+                if isinstance(item, (Delivery, FailedBatch)):
                     assert not self.ended and item.step == self.next_step, "in order, none twice, none left out"
                     self.next_step += 1
                     self.take(item)
@@ -231,10 +231,10 @@ class Consumer:
                     self.ended = True
         self.granting.say()
 
-    def take(self, item: Delivery | BrokenBatch) -> None:
+    def take(self, item: Delivery | FailedBatch) -> None:
         places = self.places_of(item.step)
         bad = len(self.bad.intersection(places))
-        if isinstance(item, BrokenBatch):
+        if isinstance(item, FailedBatch):
             most = MAX_DEATHS if item.step in self.stalls and not self.skip_damaged else 2 * MAX_DEATHS
             is_deadly = self.losses[item.step] >= most
             assert self.is_broken(item.step) or is_deadly or item.step in self.failed, "it is broken for a reason"

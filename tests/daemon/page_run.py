@@ -12,7 +12,7 @@ from typing import Any
 
 from page_workers import new_page
 
-from loaderd.daemon.delivery.events import BrokenBatch, Delivery, Note, Omission
+from loaderd.daemon.delivery.events import Delivery, FailedBatch, Note, Omission
 from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
 from loaderd.errors import LoaderdError, to_wire
 from loaderd.memory.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key
@@ -102,7 +102,7 @@ class Consumer:
         self._page = page
         self._bell = bell
         self._num_read = self._generation = 0
-        self._broken: dict[int, BrokenBatch] = {}
+        self._broken: dict[int, FailedBatch] = {}
         self._omissions: dict[int, Omission] = {}
 
     def begin(self, generation: int, step: int) -> None:
@@ -120,7 +120,7 @@ class Consumer:
             is_rung(self._bell)
         self.asleep = False
 
-    def next(self) -> Delivery | BrokenBatch | None:
+    def next(self) -> Delivery | FailedBatch | None:
         """The next batch, or why it cannot be had; None: it is not there, and the consumer sleeps."""
         if self.asleep and not (is_rung(self._bell) or self.unread):
             return None
@@ -142,7 +142,7 @@ class Consumer:
             generation, note = self.unread.popleft()
             if generation != self._generation:
                 continue
-            if isinstance(note, BrokenBatch):
+            if isinstance(note, FailedBatch):
                 self._broken[note.step] = note
             else:
                 self._omissions[note.step] = note
@@ -174,7 +174,7 @@ class Floor:
         self._say()
 
     def _say(self) -> None:
-        """What ``Granting.say`` does."""
+        """What ``Dispatch.say`` does."""
         stream: Stream = self.stream
         while stream.notes:
             self.page.words[CONSUMER_NEWS] += 1
@@ -203,7 +203,7 @@ class Floor:
         self.say()
 
     def lose(self, seat: int, reason: str, stalled: bool = False) -> None:
-        """The worker of a seat is lost: what ``Workforce._lose`` and ``Granting.lose_claims`` do.
+        """The worker of a seat is lost: what ``WorkerManager._lose`` and ``Dispatch.lose_claims`` do.
 
         A worker that is lost has been heard to the end.
         """

@@ -10,7 +10,7 @@ import numpy as np
 from page_run import Floor
 from page_workers import answer_to
 
-from loaderd.daemon.delivery.events import BrokenBatch, Delivery
+from loaderd.daemon.delivery.events import Delivery, FailedBatch
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import Task
@@ -83,7 +83,7 @@ class Run:
         self.working: deque[tuple[int, Task]] = deque()
         self.assigned: list[Task] = []
         self.claimed: list[Claim] = []
-        self.sent: list[Delivery | BrokenBatch] = []
+        self.sent: list[Delivery | FailedBatch] = []
         self.start(1, 0)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Run:
         stalled: bool = False,
         faults: Mapping[int, LoaderdError] | None = None,
         all_faults: bool = True,
-    ) -> list[Delivery | BrokenBatch]:
+    ) -> list[Delivery | FailedBatch]:
         """Have all done but what kills a worker (or has it ``stalled``), or fails; what was sent.
 
         ``is_deadly`` and ``error_at`` are asked of the work of tasks, and of claims. Batches fail because of the

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis.stateful import RuleBasedStateMachine
 from page_run import Consumer, Floor, Hand
 
-from loaderd.daemon.delivery.events import BrokenBatch, Delivery
+from loaderd.daemon.delivery.events import Delivery, FailedBatch
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Fault, LoadWork, Task
 from loaderd.errors import CorruptRecordError, LoaderdError, from_wire
@@ -83,10 +83,10 @@ class StreamWorld(RuleBasedStateMachine):
             rest = rest.after(found[-1], self.window_records)
         return tuple(found)
 
-    def check(self, item: Delivery | BrokenBatch) -> None:
+    def check(self, item: Delivery | FailedBatch) -> None:
         rows, bad = self.planned(item.step)
         errors = [self.broken[item.step]] if item.step in self.broken else [] if self.skip else list(bad.values())
-        if isinstance(item, BrokenBatch):
+        if isinstance(item, FailedBatch):
             if not errors:  # they were all to be skipped
                 assert bad and len(bad) == len(rows) and f"of batch {item.step} is left" in item.error.message
             else:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from loaderd.daemon import catalog
-from loaderd.daemon.catalog import Served
+from loaderd.daemon.catalog import ServedDataset
 from loaderd.errors import NoShardsError
 from loaderd.plan.passes import Listing
 from loaderd.shards.shard_file import ShardFile
@@ -64,7 +64,7 @@ class Preparation:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+def served(monkeypatch: pytest.MonkeyPatch) -> ServedDataset:
     """A data set that grows."""
     monkeypatch.setattr(Preparation, "now_s", 0.0)
     monkeypatch.setattr(Preparation, "held", False)
@@ -72,10 +72,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setattr(catalog, "time", SimpleNamespace(monotonic=lambda: Preparation.now_s))
     leaves = [SimpleNamespace(grows=grows) for grows in (True, False)]
     grows = cast(Any, SimpleNamespace(grows=True, leaves=lambda: leaves, names=lambda: ["a", "b"]))
-    return Served("train", grows, cast(Any, None), cast(Any, Preparation(None, None, None)), "sets:train", None, None)
+    return ServedDataset(
+        "train", grows, cast(Any, None), cast(Any, Preparation(None, None, None)), "sets:train", None, None
+    )
 
 
-def ask(served: Served, number: int | None) -> Preparation:
+def ask(served: ServedDataset, number: int | None) -> Preparation:
     """For the shards of that number; None: for those there are. A round of the daemon comes behind it."""
     listing: Any = None if number is None else (("a", f"shard{number}", number + 1, "digest"),)
     found = cast(Any, served._prepared(listing, cast(Any, None)))
@@ -84,7 +86,7 @@ def ask(served: Served, number: int | None) -> Preparation:
 
 
 @pytest.mark.parametrize("num_listings", [4, 5, 30])
-def test_consumers_in_epochs_of_other_shards_all_get_theirs(served: Served, num_listings: int):
+def test_consumers_in_epochs_of_other_shards_all_get_theirs(served: ServedDataset, num_listings: int):
     asked = [ask(served, number) for number in range(num_listings)]
     served.advance(cast(Any, None))
     for _ in range(3):
@@ -92,7 +94,7 @@ def test_consumers_in_epochs_of_other_shards_all_get_theirs(served: Served, num_
         assert again == asked and all(each.finished for each in again)
 
 
-def test_what_nobody_waits_for_is_dropped_and_the_last_ones_are_kept(served: Served):
+def test_what_nobody_waits_for_is_dropped_and_the_last_ones_are_kept(served: ServedDataset):
     Preparation.held = True
     asked = [ask(served, number) for number in range(10)]
     first = ask(served, 0)
@@ -102,7 +104,7 @@ def test_what_nobody_waits_for_is_dropped_and_the_last_ones_are_kept(served: Ser
     assert [each for each in asked if not each.cancelled] == [asked[0], *asked[-3:]]
 
 
-def test_errors_and_the_shards_that_there_are_do_not_last(served: Served):
+def test_errors_and_the_shards_that_there_are_do_not_last(served: ServedDataset):
     now, failed = ask(served, None), ask(served, 1)
     failed.error = NoShardsError("none")
     served.advance(cast(Any, None))
@@ -111,7 +113,7 @@ def test_errors_and_the_shards_that_there_are_do_not_last(served: Served):
     assert ask(served, None) is not now and ask(served, 1) is not failed
 
 
-def test_who_waits_finds_what_it_has_waited_for(served: Served):
+def test_who_waits_finds_what_it_has_waited_for(served: ServedDataset):
     """It asks again only every 5 s, and nobody else has had it meanwhile."""
     waited_for = ask(served, None)
     served.advance(cast(Any, None))
@@ -120,7 +122,7 @@ def test_who_waits_finds_what_it_has_waited_for(served: Served):
     assert ask(served, None) is not waited_for, "what somebody has had lasts only for a moment"
 
 
-def test_who_waits_hears_why_there_is_nothing(served: Served):
+def test_who_waits_hears_why_there_is_nothing(served: ServedDataset):
     failed = ask(served, 1)
     failed.error = NoShardsError("none")
     served.advance(cast(Any, None))
@@ -128,7 +130,7 @@ def test_who_waits_hears_why_there_is_nothing(served: Served):
     assert ask(served, 1) is failed and ask(served, 1) is not failed
 
 
-def test_what_nobody_comes_for_does_not_last(served: Served):
+def test_what_nobody_comes_for_does_not_last(served: ServedDataset):
     """The shards that there were then are not those that there are now."""
     now = ask(served, None)
     served.advance(cast(Any, None))
@@ -136,7 +138,7 @@ def test_what_nobody_comes_for_does_not_last(served: Served):
     assert ask(served, None) is not now
 
 
-def test_only_so_many_are_prepared_at_a_time(served: Served):
+def test_only_so_many_are_prepared_at_a_time(served: ServedDataset):
     Preparation.held = True
     for number in range(16):
         ask(served, number)
@@ -148,7 +150,7 @@ def test_only_so_many_are_prepared_at_a_time(served: Served):
     assert ask(served, 16).finished is False and len(served._listed) == 17
 
 
-def test_an_early_consumer_has_the_same_shards_as_others_in_later_epochs(served: Served):
+def test_an_early_consumer_has_the_same_shards_as_others_in_later_epochs(served: ServedDataset):
     """It came while the server listed them."""
     description = cast(Any, SimpleNamespace(dataset=None, options=None, start=None))
     first, prepare = cast(Any, served.prepare(description, cast(Any, None)))

@@ -16,10 +16,10 @@ from typing import Any
 
 from page_workers import answer_to
 
-from loaderd.daemon.delivery.dispatch import Granting
+from loaderd.daemon.delivery.dispatch import Dispatch
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import IndexWork, LoadWork, Task
-from loaderd.daemon.pool.worker_manager import Workforce
+from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.memory.page import POSITION, Page, key_of, new_bell, step_of
 from loaderd.protocol.worker_messages import (
@@ -88,7 +88,7 @@ class _Pool:
         self.seats[number] = seat
         return number, None, -1
 
-    def bury(self, worker: int, excused: bool) -> str:
+    def reap(self, worker: int, excused: bool) -> str:
         del self.seats[worker]
         self.excused.append(excused)
         self.restarts += 1
@@ -108,7 +108,9 @@ def nobody() -> None:
     """Tells consumers nothing: whoever takes batches in these tests looks at the stream's notes first."""
 
 
-def _granting_of(number: int, stream: Stream, workforce: Workforce, tell_consumers: Callable[[], None]) -> Granting:
+def _granting_of(
+    number: int, stream: Stream, workforce: WorkerManager, tell_consumers: Callable[[], None]
+) -> Dispatch:
     """What the workers are told of a stream, which needs no more of an opened one than this."""
     page = stream.page
 
@@ -122,7 +124,7 @@ def _granting_of(number: int, stream: Stream, workforce: Workforce, tell_consume
         attach_message=attach_message,
         memories=SimpleNamespace(worker_fds=(), bell=workforce.bell),
     )
-    return Granting(opened, workforce, tell_consumers)
+    return Dispatch(opened, workforce, tell_consumers)
 
 
 @dataclass(eq=False)
@@ -269,8 +271,8 @@ class Crew:
     def __init__(self, stall_timeout: float | None = None) -> None:
         self.wires, self.pool = _Wires(), _Pool()
         self.warnings: list[str] = []
-        workforce: Any = Workforce
-        self.workforce: Workforce = workforce(self.wires, self.pool, stall_timeout, self.warnings.append)
+        workforce: Any = WorkerManager
+        self.workforce: WorkerManager = workforce(self.wires, self.pool, stall_timeout, self.warnings.append)
         self.hands: dict[int, Hand] = {}
         self.pages: dict[int, Page] = {}
         self._streams: dict[Stream, int] = {}
@@ -284,7 +286,7 @@ class Crew:
         """The number of the stream that a task is of; NO_STREAM: of none."""
         return NO_STREAM if isinstance(task.work, IndexWork) else self._streams[task.source]
 
-    def attach(self, stream: Stream, tell_consumers: Callable[[], None] = nobody) -> Granting:
+    def attach(self, stream: Stream, tell_consumers: Callable[[], None] = nobody) -> Dispatch:
         """Have the workers know of a stream, and do its tasks."""
         number = len(self._streams)
         self._streams[stream] = number

@@ -6,20 +6,20 @@ from collections.abc import Callable
 
 from loaderd.daemon.delivery.grants import Withdrawal
 from loaderd.daemon.delivery.opened_stream import OpenedStream
-from loaderd.daemon.pool.worker_manager import Workforce
+from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import Page, barrier, ring
 from loaderd.protocol.worker_messages import Attach, FillFailed, Granted, Withdrawn
 from loaderd.snapshots import Outage
 
 
-class Granting:
+class Dispatch:
     """See the module's docstring; for its methods, :class:`~loaderd.daemon.pool.worker_manager.Attachable`.
 
     ``tell_consumers`` sends what there is to tell: consumers must know what is wrong with a batch before it is made.
     """
 
-    def __init__(self, opened: OpenedStream, workforce: Workforce, tell_consumers: Callable[[], None]) -> None:
+    def __init__(self, opened: OpenedStream, workforce: WorkerManager, tell_consumers: Callable[[], None]) -> None:
         self.number = opened.number
         self.error: LoaderdError | None = None
         """Why the stream cannot go on: a worker could not be attached to it, or those that it needs are missing."""

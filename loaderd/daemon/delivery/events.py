@@ -27,7 +27,7 @@ class Delivery(NamedTuple):
     omission: Omission | None = None
 
 
-class BrokenBatch(NamedTuple):
+class FailedBatch(NamedTuple):
     """Batch ``step`` cannot be delivered."""
 
     step: int
@@ -38,8 +38,8 @@ class PassEnd(NamedTuple):
     """The pass is over."""
 
 
-Note = Omission | BrokenBatch
-Outgoing = Delivery | BrokenBatch | PassEnd
+Note = Omission | FailedBatch
+Outgoing = Delivery | FailedBatch | PassEnd
 
 _MOST_SAID = 4096
 """How many damages may be named ahead: some 3 MB of messages. (A server lets 4 MiB lie unread.)"""
@@ -47,7 +47,7 @@ _OF_A_BATCH = 16
 """A message about a batch counts as so many damages, besides those that it names."""
 
 
-class SaidAhead:
+class UnreadNotices:
     """What a consumer was told of damaged batches that it has not come to yet: no more than may lie unread."""
 
     def __init__(self) -> None:
@@ -80,12 +80,12 @@ def note_of(step: int, num_rows: int, bad: Sequence[Fault], skip_damaged: bool) 
     if skip_damaged and len(bad) < num_rows:
         return Omission(step, len(bad), errors)
     error = _all_in_one(errors)
-    return BrokenBatch(step, _nothing_left(step, num_rows, error) if skip_damaged else error)
+    return FailedBatch(step, _nothing_left(step, num_rows, error) if skip_damaged else error)
 
 
-def num_damages(item: Delivery | BrokenBatch) -> int | None:
+def num_damages(item: Delivery | FailedBatch) -> int | None:
     """How many damages are named with a batch; None: nothing is said of it."""
-    if isinstance(item, BrokenBatch):
+    if isinstance(item, FailedBatch):
         return len(item.error.damages)
     return None if item.omission is None else item.omission.num_skipped
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from loaderd.daemon.delivery.page_facts import facts_of
 from loaderd.daemon.delivery.stream import Stream
-from loaderd.daemon.delivery.stream_memory import Memories
+from loaderd.daemon.delivery.stream_memory import StreamMemory
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, LoadWork, ProbeWork, Task, TrialWork
-from loaderd.daemon.preparing.local_data import Data
+from loaderd.daemon.preparing.local_data import LocalData
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, OptionError, to_wire
 from loaderd.memory.page import POSITION, key_of, split_key
@@ -36,8 +36,8 @@ class OpenedStream:
     """A stream with its data and memory.
 
     Raises OptionError where the data do not fit the options (a batch larger than the data set, a position of other
-    data), and what :class:`Memories` raises. ``num_running``, ``bell``: see there. ``number``: by which workers know
-    the stream.
+    data), and what :class:`StreamMemory` raises. ``num_running``, ``bell``: see there. ``number``: by which workers
+    know the stream.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class OpenedStream:
         number: int,
         description: StreamDescription,
         pickled: bytes,
-        data: Data | RemoteData,
+        data: LocalData | RemoteData,
         num_running: int,
         bell: int | None,
     ) -> None:
@@ -61,7 +61,7 @@ class OpenedStream:
         self._num_arenas, self._max_rows = self._windows_for(start)
         steps_per_epoch = self._course.batches(start).steps_per_epoch
         facts = encode_facts(facts_of(description, data, steps_per_epoch, self._num_arenas))
-        self.memories = Memories(description, self._num_arenas, self._max_rows, facts, num_running, bell)
+        self.memories = StreamMemory(description, self._num_arenas, self._max_rows, facts, num_running, bell)
         self.page = self.memories.page
         self.stream = Stream(
             self._plan_pass,
@@ -84,18 +84,18 @@ class OpenedStream:
             return max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
         return num_arenas, max(plan.largest_window for plan in plans)
 
-    def use(self, data: Data | RemoteData) -> None:
+    def use(self, data: LocalData | RemoteData) -> None:
         """Go on with other shards of sets that grow; workers must be attached again. Raises OptionError as above."""
         self._course = self._course_of(data)
         self._data = data
         self.stream.stop()
 
-    def _course_of(self, data: Data | RemoteData) -> Course:
+    def _course_of(self, data: LocalData | RemoteData) -> Course:
         options = self._description.options
         _check_batch_size(options, data.rows.num_records)
         return Course(options, data.rows.num_records, self._window_records, self._of(data), data.listing)
 
-    def _of(self, data: Data | RemoteData) -> dict[str, Any]:
+    def _of(self, data: LocalData | RemoteData) -> dict[str, Any]:
         options = self._description.options
         return {
             "features": self._description.schema.stored_fingerprint,

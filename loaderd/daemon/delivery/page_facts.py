@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from loaderd.daemon.preparing.local_data import Data
+from loaderd.daemon.preparing.local_data import LocalData
 from loaderd.dataset import StreamDescription
 from loaderd.machine import filesystem_kind, usable_cores
 from loaderd.schema import Bits
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def facts_of(
-    description: StreamDescription, data: Data | RemoteData, steps_per_epoch: int, num_windows: int
+    description: StreamDescription, data: LocalData | RemoteData, steps_per_epoch: int, num_windows: int
 ) -> Facts:
     """The facts of a stream that is about to be opened."""
     schema, options = description.schema, description.options

@@ -20,7 +20,7 @@ _MOST_STALLING_ROWS = 3
 Rows = tuple[int, ...]
 
 
-class Trial:
+class PoisonSearch:
     """The trial of ``batch``, one task at a time; with ``first_only``, it ends with the first row that is guilty."""
 
     def __init__(self, batch: PlannedBatch, first_only: bool) -> None:

@@ -9,7 +9,7 @@ import time
 
 from loaderd import processes
 from loaderd.daemon.delivery.opened_stream import OpenedStream
-from loaderd.daemon.pool.worker_usage import EVERY_S, WorkersUse
+from loaderd.daemon.pool.worker_usage import EVERY_S, WorkerUsage
 from loaderd.memory.page import CONSUMER_PID, CONSUMER_THREAD, Page
 from loaderd.memory.samples import Seen, write_sample
 
@@ -17,7 +17,7 @@ from loaderd.memory.samples import Seen, write_sample
 class Sampler:
     """Takes the samples of one stream."""
 
-    def __init__(self, opened: OpenedStream, use: WorkersUse) -> None:
+    def __init__(self, opened: OpenedStream, use: WorkerUsage) -> None:
         self._opened = opened
         self._use = use
         self._sampled_s = 0.0

@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
-from loaderd.daemon.delivery.events import BrokenBatch, Note, SaidAhead, note_of
+from loaderd.daemon.delivery.events import FailedBatch, Note, UnreadNotices, note_of
 from loaderd.daemon.delivery.grants import Grant, Grants, Withdrawal
 from loaderd.daemon.delivery.mismatches import Mismatches
-from loaderd.daemon.delivery.poison_records import Trial
+from loaderd.daemon.delivery.poison_records import PoisonSearch
 from loaderd.daemon.delivery.storage_outage import StorageOutage
 from loaderd.daemon.delivery.windows import Windows
 from loaderd.daemon.pool.tasks import (
@@ -39,7 +39,7 @@ from loaderd.daemon.pool.tasks import (
     TaskSource,
     TrialWork,
 )
-from loaderd.daemon.preparing.error_context import Blame
+from loaderd.daemon.preparing.error_context import ErrorContext
 from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError, from_wire
 from loaderd.memory.page import (
     CONSUMER_SLEEPS_FOR,
@@ -74,7 +74,7 @@ class Stream(TaskSource):
         num_arenas: int,
         num_workers: int,
         skip_damaged: bool,
-        blame: Blame,
+        blame: ErrorContext,
         limits_mismatches: bool = False,
         tasks_per_worker: int = TASKS_PER_WORKER,
     ) -> None:
@@ -93,8 +93,8 @@ class Stream(TaskSource):
         self._in_flight: set[Task] = set()
         self._loads_alone: deque[LoadWork] = deque()
         self._granted = Grants()
-        self._said = SaidAhead()
-        self._trials: dict[int, Trial] = {}
+        self._said = UnreadNotices()
+        self._trials: dict[int, PoisonSearch] = {}
         self._tried: set[int] = set()
         self._num_faults: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
@@ -267,7 +267,7 @@ class Stream(TaskSource):
                 break
             if error is not None:
                 self._said.add(step, len(error.damages))
-                self.notes.append(BrokenBatch(step, error))
+                self.notes.append(FailedBatch(step, error))
             grant = None if error is not None else self._grant_of(step, segments, bad)
             self._next = step + 1 if grant is None else grant.stop
             if grant is not None:
@@ -295,7 +295,7 @@ class Stream(TaskSource):
             num_rows = sum(segment.stop - segment.start for segment in segments)
             self._said.add(step, len(bad))
             self.notes.append(note := note_of(step, num_rows, list(bad.values()), self._skip_damaged))
-            if isinstance(note, BrokenBatch):
+            if isinstance(note, FailedBatch):
                 return None
         batch = PlannedBatch(step, tuple(segments), self._windows.arenas_of(segments), tuple(bad))
         alone = bad or len(segments) != 1 or self._windows.bad_in(segments[0].window)
@@ -333,7 +333,7 @@ class Stream(TaskSource):
         if faults:
             error = self._blame(self._windows.records_of(batch, [min(faults)]), error, survived=True)
         self._withdraw(step)
-        self.notes.append(BrokenBatch(step, error))
+        self.notes.append(FailedBatch(step, error))
 
     def keeps_slot(self, key: int) -> bool:
         """Whether a claim is of a batch on trial. That batch keeps its slot: later ones could take all slots."""
@@ -363,10 +363,10 @@ class Stream(TaskSource):
         del self._deaths[step]
         if step in self._tried or (stalled and not self._skip_damaged):
             records = self._windows.records_of(batch, range(batch.num_rows))
-            self.notes.append(BrokenBatch(step, self._blame(records, error)))
+            self.notes.append(FailedBatch(step, self._blame(records, error)))
             return
         self._tried.add(step)
-        self._trials[step] = Trial(batch, first_only=not self._skip_damaged)
+        self._trials[step] = PoisonSearch(batch, first_only=not self._skip_damaged)
 
     def _tried_rows(self, work: TrialWork, error: WorkerError | None = None, stalled: bool = False) -> None:
         """Rows of a batch have been tried; at the end of the trial, the batch is made without the guilty ones."""
@@ -380,11 +380,14 @@ class Stream(TaskSource):
             return
         if step >= self._taken:
             records = self._windows.records_of(work.batch, [min(trial.guilty)])
-            self.notes.append(BrokenBatch(step, self._blame(records, trial.too_many())))
+            self.notes.append(FailedBatch(step, self._blame(records, trial.too_many())))
         self.grants.append(Withdrawal(step))  # a worker that keeps a slot for it may free the slot
 
     def _make_without(self, batch: PlannedBatch, guilty: Mapping[int, LoaderdError], survived: bool = False) -> None:
-        """Have a batch that nobody may make now made without rows, or break it. ``survived``: as in ``Blame``."""
+        """Have a batch that nobody may make now made without rows, or break it.
+
+        ``survived``: as in ``ErrorContext``.
+        """
         for (row, why), record in zip(guilty.items(), self._windows.records_of(batch, list(guilty)), strict=True):
             self._windows.mark_bad(*batch.place_of(row), self._blame([record], why, survived=survived))
         bad = self._windows.bad_rows(batch.segments)

@@ -21,7 +21,7 @@ from loaderd.memory.samples import PAGE_NAME, begin
 _WORKER_BYTES = 40 << 20
 
 
-class Memories:
+class StreamMemory:
     """The memories of a stream with ``num_arenas`` windows of up to ``max_rows`` rows.
 
     Raises DaemonError where there is not enough memory, ServerError where the consumer may not have that much.

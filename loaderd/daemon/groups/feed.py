@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from loaderd.daemon.delivery.events import BrokenBatch, Delivery, Omission, Outgoing, PassEnd
+from loaderd.daemon.delivery.events import Delivery, FailedBatch, Omission, Outgoing, PassEnd
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.memory.page_consumer import Taker
 from loaderd.plan.passes import Pass, PassPlan
@@ -23,7 +23,7 @@ class Feed:
         self._stream = stream
         self._taker = taker
         self._omissions: dict[int, Omission] = {}
-        self._broken: dict[int, BrokenBatch] = {}
+        self._broken: dict[int, FailedBatch] = {}
         self._ended = True
         self._holders: dict[int, set[int | None]] = {}
 
@@ -93,7 +93,7 @@ class Feed:
         """Put what is there in the outbox, and return whether anything was. The next batch will wake the daemon."""
         before = len(self.outbox)
         for note in self._stream.notes:
-            if isinstance(note, BrokenBatch):
+            if isinstance(note, FailedBatch):
                 self._broken[note.step] = note
             else:
                 self._omissions[note.step] = note

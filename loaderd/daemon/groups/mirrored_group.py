@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from loaderd.daemon.delivery.events import BrokenBatch, Delivery, PassEnd, SaidAhead, num_damages
+from loaderd.daemon.delivery.events import Delivery, FailedBatch, PassEnd, UnreadNotices, num_damages
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.members import GRACE_S, Handed, PassKey, key_of, require_place
 from loaderd.plan.passes import Pass
@@ -47,7 +47,7 @@ class _Member:
     generation: int = 0
     pass_: Pass | None = None
     place: Place = _NOWHERE
-    said: SaidAhead = field(default_factory=SaidAhead)
+    said: UnreadNotices = field(default_factory=UnreadNotices)
 
 
 class Mirrored:
@@ -64,7 +64,7 @@ class Mirrored:
         """The pass that the stream runs."""
         self._next = 0
         """The batch that comes next from the stream."""
-        self._recent: deque[Delivery | BrokenBatch] = deque()
+        self._recent: deque[Delivery | FailedBatch] = deque()
         """The last batches before that, as far back as all of them are still in their slots."""
         self._handed: list[Handed] = []
         self._generations = count(1)
@@ -175,7 +175,7 @@ class Mirrored:
     def _is_full(self, member: int) -> bool:
         return self.held_by(member) >= self._share or not self._members[member].said.has_room()
 
-    def _hand_to_all(self, item: Delivery | BrokenBatch) -> None:
+    def _hand_to_all(self, item: Delivery | FailedBatch) -> None:
         assert item.step == self._next
         for member, one in self._next_ones().items():
             self._hand(member, one, item)
@@ -183,7 +183,7 @@ class Mirrored:
         if self._recent or isinstance(item, Delivery):
             self._recent.append(item)
 
-    def _hand(self, member: int, one: _Member, item: Delivery | BrokenBatch) -> None:
+    def _hand(self, member: int, one: _Member, item: Delivery | FailedBatch) -> None:
         if (damages := num_damages(item)) is not None:
             one.said.add(item.step, damages)
         if isinstance(item, Delivery):
@@ -251,7 +251,7 @@ class Mirrored:
         return len(self._stream.slots_of(member))
 
 
-def _slots(item: Delivery | BrokenBatch) -> list[int]:
+def _slots(item: Delivery | FailedBatch) -> list[int]:
     """The slot of a batch, if it has one."""
     return [item.slot] if isinstance(item, Delivery) else []
 

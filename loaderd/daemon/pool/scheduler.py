@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable
 
-from loaderd.daemon.pool.tasks import HINT_OF_DEATHS, TASKS_PER_WORKER, Task, TaskSource, first_untold
+from loaderd.daemon.pool.tasks import HINT_OF_DEATHS, TASKS_PER_WORKER, Task, TaskSource, current_task
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.protocol.worker_messages import Done
 
@@ -112,7 +112,7 @@ class Scheduler:
     def silent(self, source: TaskSource, limit: int) -> Task | None:
         """A task of ``source`` that is being worked on, and of which nothing has come for ``limit`` ticks or more."""
         for worker in self._workers.values():
-            task = first_untold(worker.tasks)
+            task = current_task(worker.tasks)
             if worker.ready and task is not None and task.source is source and worker.ticks >= limit:
                 return task
         return None

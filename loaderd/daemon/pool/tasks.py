@@ -167,7 +167,7 @@ class Task:
         return first.first > 0 and (first.epoch, first.block, first.first) == (last.epoch, last.block, last.stop)
 
 
-def first_untold(tasks: Iterable[Task]) -> Task | None:
+def current_task(tasks: Iterable[Task]) -> Task | None:
     """The task that a worker with these ``tasks`` is at, unless a page says that it is at another one.
 
     Workers say on the page when they begin a load or a trial; a load that waits for storage lets later tasks pass.

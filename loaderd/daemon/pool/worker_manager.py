@@ -6,8 +6,8 @@
                                                           ├ every worker is told of every stream: Attach, Detach
                                                           └ and of what it may make: Granted, Withdrawn
 
-The daemon's loop passes on what comes from workers, and calls :meth:`Workforce.tick` and :meth:`Workforce.assign`
-after each round.
+The daemon's loop passes on what comes from workers, and calls :meth:`WorkerManager.tick` and
+:meth:`WorkerManager.assign` after each round.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from loaderd.daemon.pool.scheduler import Scheduler
-from loaderd.daemon.pool.tasks import LoadWork, Task, TaskSource, TrialWork, first_untold
+from loaderd.daemon.pool.tasks import LoadWork, Task, TaskSource, TrialWork, current_task
 from loaderd.daemon.pool.worker_pool import WorkerPool
-from loaderd.daemon.pool.worker_usage import WorkersUse
+from loaderd.daemon.pool.worker_usage import WorkerUsage
 from loaderd.errors import DaemonError, LoaderdError, from_wire
 from loaderd.memory.page import POSITION, Counter, Page, new_bell, silence, step_of
 from loaderd.processes import is_stopped
@@ -90,7 +90,7 @@ class Attachable(Protocol):
         """The worker of a seat is lost: give up its claims, so that others make these batches."""
 
 
-class Workforce:
+class WorkerManager:
     """See the module's docstring.
 
     ``warn`` is told of every worker that is replaced, and what workers have to say.
@@ -115,7 +115,7 @@ class Workforce:
         self._said: dict[str, float] = {}
         self._outages: dict[int, Outage] = {}
         """Of workers whose requests have no answer, for tasks that belong to no stream."""
-        self.use = WorkersUse(pool)
+        self.use = WorkerUsage(pool)
         """For samples."""
         self.bell = new_bell()
         """The daemon's bell: a consumer rings it when it has come to the batch that its page names."""
@@ -313,7 +313,7 @@ class Workforce:
         for task in tasks:
             if task.number in begun:
                 return task
-        return first_untold(tasks)
+        return current_task(tasks)
 
     def _neglected(self, worker: int) -> tuple[int, int] | None:
         """(stream, key) of the next batch of a consumer, if the worker has claimed it, or if it could and nobody has.
@@ -366,7 +366,7 @@ class Workforce:
             self.pool.achieved()
         self._wires.remove(worker)
         self._outages.pop(worker, None)
-        reason = self.pool.bury(worker, was_idle or at_batch)
+        reason = self.pool.reap(worker, was_idle or at_batch)
         for stream in self._streams.values():
             stream.lose_claims(seat, stalled or reason, bool(stalled))
         self.scheduler.lose_worker(worker, stalled or reason, bool(stalled), task)

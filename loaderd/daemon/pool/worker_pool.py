@@ -64,7 +64,7 @@ class WorkerPool:
         self._fruitless_deaths = 0
         self._first_fruitless = self._next_number
 
-    def bury(self, worker: int, excused: bool) -> str:
+    def reap(self, worker: int, excused: bool) -> str:
         """Forget a worker that is dead, after killing it if it is not; returns how it ended.
 
         ``excused``: it had started, and there was nothing that it should have done, or it was at a batch. Raises

@@ -11,7 +11,7 @@ EVERY_S = 0.45
 """The least seconds between two looks, and between two samples of a stream."""
 
 
-class WorkersUse:
+class WorkerUsage:
     """What all workers together have used, and what the machine says of itself: idle time, throttling, stalls."""
 
     def __init__(self, pool: WorkerPool) -> None:

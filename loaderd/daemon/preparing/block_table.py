@@ -57,7 +57,7 @@ class BlockTable:
         ]
         self._indexes = [indexes[number] for number in self._shards]
         self._ends: list[int] = np.cumsum([len(index.counts) for index in self._indexes], dtype=np.int64).tolist()
-        left = _Left(self._indexes, self._ends)
+        left = _Selection(self._indexes, self._ends)
         for operation in selection:
             left.apply(operation)
         self._by_record = left.by_record
@@ -68,7 +68,7 @@ class BlockTable:
         self.num_records = int(self.counts.sum())
         self.num_shards, self.digest = self._take_stock(left)
 
-    def _take_stock(self, left: _Left) -> tuple[int, str]:
+    def _take_stock(self, left: _Selection) -> tuple[int, str]:
         """How many shards have a record in the data set; and 8 hex digits that tell which records it holds.
 
         The digits depend on what the records hold, on their order, and on how they are cut into blocks; not on where
@@ -113,7 +113,7 @@ def conditions_of(by_record: Sequence[Hashed], index: ShardIndex) -> list[Condit
     return [operation.condition(index.file.name) for operation in by_record]
 
 
-class _Left:
+class _Selection:
     """What the operations so far have left of every block: ``counts`` of its records ``lows`` .. ``highs - 1``.
 
     ``clipped``: of each block that take, skip or newest has cut, the ``low`` and the ``high`` that are left.

@@ -11,7 +11,7 @@ from loaderd.plan.epoch import Slice
 _UNKNOWN = -1
 
 
-class Blame(Protocol):
+class ErrorContext(Protocol):
     """Makes an error name ``records``, of which the data know the shards."""
 
     def __call__(self, records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> LoaderdError:

@@ -69,7 +69,7 @@ def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -
     )
 
 
-class Data:
+class LocalData:
     """Raises what :func:`damage_error` says where damage forbids it; NoShardsError if a set has no record left.
 
     ``wanted``: the listing that the shards were found by, if there was one. ``known``: shards of an earlier listing,
@@ -158,7 +158,7 @@ class Data:
     def blame(self, records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
         """The ``error`` that workers met at ``records``, with the shards, blocks and records named.
 
-        ``survived``: as in ``Blame``.
+        ``survived``: as in ``ErrorContext``.
         """
         numbers: dict[int, list[int]] = {}
         for part in records:

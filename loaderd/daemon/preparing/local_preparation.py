@@ -15,10 +15,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from loaderd.daemon.pool.tasks import IndexWork, ListWork, Task
-from loaderd.daemon.pool.worker_manager import Workforce
+from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.daemon.preparing.index_pass import IndexPass
 from loaderd.daemon.preparing.list_pass import ListPass
-from loaderd.daemon.preparing.local_data import Data, of_listing
+from loaderd.daemon.preparing.local_data import LocalData, of_listing
 from loaderd.daemon.preparing.preparation import Preparation
 from loaderd.daemon.preparing.shard_manifest import Manifest, choose_by
 from loaderd.dataset import AnyDataset
@@ -50,14 +50,14 @@ class LocalPreparation(Preparation):
         self,
         dataset: AnyDataset,
         options: StreamOptions,
-        workforce: Workforce,
+        workforce: WorkerManager,
         listing: Listing | None = None,
         known: Mapping[ShardFile, ShardIndex] | None = None,
         found_before: Sequence[Sequence[str] | None] | None = None,
         manifests: Sequence[Manifest] = (),
     ) -> None:
         super().__init__(workforce, listing)
-        self.data: Data | None = None
+        self.data: LocalData | None = None
         self._found_before = found_before or [None] * len(dataset.leaves())
         self._manifests = manifests
         self._manifest: Manifest | None = None
@@ -181,7 +181,7 @@ class LocalPreparation(Preparation):
         self.indexes = done.indexes
         try:
             index_of, known = self.indexes.__getitem__, self._known or ()
-            data = Data(self._dataset, self._options, self.sets, index_of, self.listing, known)
+            data = LocalData(self._dataset, self._options, self.sets, index_of, self.listing, known)
             if self._manifest is not None:
                 self._manifest.check(data.digests, self.sets)
         except LoaderdError as error:

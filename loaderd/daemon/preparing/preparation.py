@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from loaderd.daemon.pool.worker_manager import Workforce
-from loaderd.daemon.preparing.local_data import Data
+from loaderd.daemon.pool.worker_manager import WorkerManager
+from loaderd.daemon.preparing.local_data import LocalData
 from loaderd.errors import LoaderdError
 from loaderd.plan.passes import Listing
 from loaderd.shards.shard_file import ShardFile
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Preparation(ABC):
     """Finds the data of a stream. In the end there are ``data``, or an ``error``: why there are none."""
 
-    def __init__(self, workforce: Workforce, listing: Listing | None) -> None:
-        self.data: Data | RemoteData | None = None
+    def __init__(self, workforce: WorkerManager, listing: Listing | None) -> None:
+        self.data: LocalData | RemoteData | None = None
         self.error: LoaderdError | None = None
         self.listing = listing
         """Which shards of sets that grow are wanted; None: those that there are now."""

@@ -19,7 +19,7 @@ from loaderd.shards.shard_file import ShardFile
 
 
 class RemoteData:
-    """The data of a stream whose records servers read: like ``local_data.Data``, but it knows only blocks.
+    """The data of a stream whose records servers read: like ``local_data.LocalData``, but it knows only blocks.
 
     ``of`` returns the data set, with the present addresses of its servers, for workers that are attached later.
     """
@@ -59,7 +59,7 @@ class RemoteData:
     def blame(self, records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
         """The ``error`` that workers met at ``records``, with their blocks and the data set named.
 
-        ``survived``: as in ``Blame``.
+        ``survived``: as in ``ErrorContext``.
         """
         blocks = sorted({part.block for part in records})
         count = sum(part.stop - part.first for part in records)

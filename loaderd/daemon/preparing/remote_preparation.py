@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from loaderd.daemon.pool.tasks import AskWork, Task, TaskSource
-from loaderd.daemon.pool.worker_manager import Workforce
+from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.daemon.preparing.preparation import Preparation
 from loaderd.daemon.preparing.remote_data import RemoteData
 from loaderd.dataset import StreamDescription
@@ -33,7 +33,7 @@ class RemotePreparation(Preparation, TaskSource):
     def __init__(
         self,
         stream: Callable[[], RemoteStream],
-        workforce: Workforce,
+        workforce: WorkerManager,
         listing: Listing | None = None,
         belongs_to: Mapping[str, Any] | None = None,
     ) -> None:

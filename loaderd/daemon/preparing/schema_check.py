@@ -17,7 +17,7 @@ from loaderd.snapshots import Kernels
 _MAX_BLOCKS = 8
 
 
-class Probe(TaskSource):
+class SchemaCheck(TaskSource):
     """See the module's docstring. In the end it is ``finished``, with or without an ``error``."""
 
     def __init__(self, num_blocks: int, skips: bool) -> None:

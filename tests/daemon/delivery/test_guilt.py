@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from loaderd.daemon.delivery.poison_records import Trial
+from loaderd.daemon.delivery.poison_records import PoisonSearch
 from loaderd.errors import WorkerError
 
 
-def tried(killing: set[int], stalling: set[int]) -> Trial:
+def tried(killing: set[int], stalling: set[int]) -> PoisonSearch:
     """The trial of 64 rows of which workers die or at which they stall, at its end."""
-    trial = Trial(cast(Any, SimpleNamespace(num_rows=64, omit=(), step=5)), first_only=False)
+    trial = PoisonSearch(cast(Any, SimpleNamespace(num_rows=64, omit=(), step=5)), first_only=False)
     while (work := trial.next_work()) is not None:
         guilty = sorted(killing.union(stalling).intersection(work.rows))
         error = WorkerError(f"row {guilty[0]}") if guilty else None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from stream_run import Run
 
-from loaderd.daemon.delivery.events import BrokenBatch, Delivery, Omission
+from loaderd.daemon.delivery.events import Delivery, FailedBatch, Omission
 from loaderd.daemon.pool.tasks import LoadWork, TrialWork
 from loaderd.errors import LoaderdError, ShardError, WorkerError
 from loaderd.workers.page_producer import Claim
@@ -77,7 +77,7 @@ def omitted(sent: list[Any]) -> dict[int, Omission]:
 
 
 def broken(sent: list[Any]) -> dict[int, str]:
-    return {item.step: item.error.message for item in sent if isinstance(item, BrokenBatch)}
+    return {item.step: item.error.message for item in sent if isinstance(item, FailedBatch)}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -152,7 +152,7 @@ def test_a_batch_on_trial_keeps_a_slot_whoever_takes_the_seat(new_run: NewRun, s
 def test_a_batch_of_which_nothing_is_left_is_an_error(new_run: NewRun, skip: bool):
     run = new_run(40, 4, 20, slots=2, skip_damaged=skip)
     sent = run.to_the_end(is_deadly=decodes_rows(*[(3, row) for row in range(4)]))
-    (error,) = [item.error for item in sent if isinstance(item, BrokenBatch)]
+    (error,) = [item.error for item in sent if isinstance(item, FailedBatch)]
     assert isinstance(error, ShardError if skip else WorkerError)
     assert error.message.startswith("none of the 4 records of batch 3 is left; the first: ") == skip
     assert delivered(sent) == {step: 4 for step in range(10) if step != 3}

@@ -13,7 +13,7 @@ import pytest
 
 import loaderd
 from loaderd.daemon.delivery import stream_memory
-from loaderd.daemon.delivery.stream_memory import Memories
+from loaderd.daemon.delivery.stream_memory import StreamMemory
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError
 from loaderd.memory import anonymous
@@ -52,7 +52,7 @@ def test_a_stream_that_cannot_be_opened_leaves_no_descriptor(
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(module, name, failing_at(call, getattr(module, name)))
     with pytest.raises(DaemonError, match=r"(cannot allocate \d MiB of shared|cannot share the batches') memory"):
-        Memories(description, 2, 100, facts, 1, None)
+        StreamMemory(description, 2, 100, facts, 1, None)
     monkeypatch.undo()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before

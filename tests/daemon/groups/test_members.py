@@ -6,7 +6,7 @@ import pytest
 from group_run import END, STEPS, Run
 from sharing_run import NUM_WORKERS, Workshop
 
-from loaderd.daemon.delivery.events import BrokenBatch
+from loaderd.daemon.delivery.events import FailedBatch
 from loaderd.daemon.groups.members import PageReader
 from loaderd.memory.page import MAX_GENERATION
 from loaderd.memory.page_consumer import Taker
@@ -92,7 +92,7 @@ def test_one_who_reads_the_page_is_told_only_what_the_page_does_not_say():
     reader.start(7, 3, Pass(0, 1), 0)
     work.work(collects=False)
     (handed,) = reader.take()
-    assert (handed.member, handed.generation) == (7, 3) and isinstance(handed.item, BrokenBatch)
+    assert (handed.member, handed.generation) == (7, 3) and isinstance(handed.item, FailedBatch)
     assert handed.item.step == 1 and reader.take() == []
     assert reader.held_by(7) == 4 and "has all of the 4" in reader.describe(7)
     got = []

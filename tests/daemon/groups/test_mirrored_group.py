@@ -6,7 +6,7 @@ import pytest
 from group_run import END, STEPS, Run
 from sharing_run import Workshop
 
-from loaderd.daemon.delivery.events import BrokenBatch, PassEnd
+from loaderd.daemon.delivery.events import FailedBatch, PassEnd
 from loaderd.daemon.groups.members import GRACE_S
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.plan.passes import Pass
@@ -254,7 +254,7 @@ def test_no_more_is_said_of_damage_than_the_members_read():
             work.work()
             handed = [one for one in work.hand_over(members) if not isinstance(one.item, PassEnd)]
             for one in handed:
-                assert isinstance(one.item, BrokenBatch)
+                assert isinstance(one.item, FailedBatch)
                 got[one.member].append(one.item.step)
             if not handed and not work.feed.collect():
                 return

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from sharing_run import Workshop
 
-from loaderd.daemon.delivery.events import BrokenBatch, Delivery, PassEnd
+from loaderd.daemon.delivery.events import Delivery, FailedBatch, PassEnd
 from loaderd.daemon.groups.members import Handed
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.plan.passes import Pass
@@ -145,9 +145,9 @@ class MirroredModel(GroupModel[Mirror]):
             assert one.step == self.work.num_steps, "all of the pass has come"
             one.epoch, one.step = one.epoch + 1, None
         else:
-            assert isinstance(item, (Delivery, BrokenBatch))
+            assert isinstance(item, (Delivery, FailedBatch))
             assert item.step == one.step, "no batch is missed, and none comes twice"
-            assert isinstance(item, BrokenBatch) == (item.step in self.work.broken)
+            assert isinstance(item, FailedBatch) == (item.step in self.work.broken)
             one.step += 1
 
     def teardown(self) -> None:

@@ -62,13 +62,13 @@ def test_workers_that_were_there_when_one_had_done_something_may_all_die(pool: W
     workers = [pool.start()[0] for _ in range(12)]
     pool.achieved()
     for worker in workers:
-        pool.bury(worker, False)
+        pool.reap(worker, False)
     for _ in range(9):
-        pool.bury(pool.start()[0], False)
+        pool.reap(pool.start()[0], False)
     with pytest.raises(DaemonError, match="10 workers died without having done anything"):
-        pool.bury(pool.start()[0], False)
+        pool.reap(pool.start()[0], False)
 
 
 def test_workers_that_have_nothing_to_do_may_die(pool: WorkerPool):
     for _ in range(100):
-        pool.bury(pool.start()[0], True)
+        pool.reap(pool.start()[0], True)

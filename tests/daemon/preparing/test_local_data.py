@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import loaderd
-from loaderd.daemon.preparing.local_data import Data
+from loaderd.daemon.preparing.local_data import LocalData
 from loaderd.options import StreamOptions
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex, shrunk
@@ -18,7 +18,7 @@ def test_each_set_has_a_name_of_its_own(numbered_schema: loaderd.Schema):
     a = loaderd.Dataset("a", numbered_schema)
     mix = loaderd.Mix({" a": 0.5, "a": 0.5}, {" a": a, "a": a})
     names = [
-        list(Data(of, options, [[index.file]] * len(of.leaves()), lambda _: index).of)
+        list(LocalData(of, options, [[index.file]] * len(of.leaves()), lambda _: index).of)
         for of in (a, mix, loaderd.Concat([mix, a]))
     ]
     assert names[0] == ["shards"]

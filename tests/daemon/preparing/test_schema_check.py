@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from loaderd.daemon.pool.tasks import ProbeWork
-from loaderd.daemon.preparing.schema_check import Probe
+from loaderd.daemon.preparing.schema_check import SchemaCheck
 from loaderd.errors import RecordMismatchError, WorkerError
 from loaderd.protocol.worker_messages import Probed
 
 
-def tried(probe: Probe, *, fits: int | None) -> list[int]:
+def tried(probe: SchemaCheck, *, fits: int | None) -> list[int]:
     """Answer until the probe is finished: only block ``fits`` does. Returns the blocks that it asked for."""
     found = []
     while (task := probe.next_task()) is not None:
@@ -25,10 +25,10 @@ def tried(probe: Probe, *, fits: int | None) -> list[int]:
 
 
 def test_the_first_record_tells_where_nothing_is_skipped():
-    probe = Probe(100, skips=False)
+    probe = SchemaCheck(100, skips=False)
     assert tried(probe, fits=None) == [0]
     assert str(probe.error) == "block 0 differs\nChange it."
-    probe = Probe(100, skips=False)
+    probe = SchemaCheck(100, skips=False)
     assert tried(probe, fits=0) == [0] and probe.error is None
 
 
@@ -37,9 +37,9 @@ def test_the_first_record_tells_where_nothing_is_skipped():
 )
 def test_where_some_are_skipped_any_block_will_do(num_blocks: int, blocks: list[int]):
     for number, fits in enumerate(blocks):
-        probe = Probe(num_blocks, skips=True)
+        probe = SchemaCheck(num_blocks, skips=True)
         assert tried(probe, fits=fits) == blocks[: number + 1] and probe.error is None
-    probe = Probe(num_blocks, skips=True)
+    probe = SchemaCheck(num_blocks, skips=True)
     assert tried(probe, fits=None) == blocks
     which = "the only block" if num_blocks == 1 else f"{len(blocks)} blocks, spread over all of them,"
     text = f"no record of {which} fits the schema; the first of them: block 0 differs\nChange it."
@@ -47,7 +47,7 @@ def test_where_some_are_skipped_any_block_will_do(num_blocks: int, blocks: list[
 
 
 def test_workers_that_are_lost_at_it():
-    probe = Probe(1, skips=True)
+    probe = SchemaCheck(1, skips=True)
     task = probe.next_task()
     assert task is not None
     lost = WorkerError("3 workers in a row were lost")
