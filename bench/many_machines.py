@@ -26,8 +26,8 @@ import numpy as np
 import loaderd
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.positions import Course
-from loaderd.plan.rows import SetRows
+from loaderd.plan.positions import PassSequence
+from loaderd.plan.rows import DatasetRows
 from loaderd.remote.servers import MOST_CONNECTED, MOST_DRAWN, draw
 from loaderd.remote.tables import table_from_wire, table_to_wire
 
@@ -73,8 +73,8 @@ def table_and_plan(num_records: int, num_consumers: int) -> dict[str, Any]:
     read_s = time.perf_counter() - began_s
     options = StreamOptions(512, shard=(0, num_consumers), workers=1)
     began_s = time.perf_counter()
-    rows = SetRows(table.counts[0], 0, True)
-    course = Course(options, rows.num_records, options.window_records(table.row_bytes), {})
+    rows = DatasetRows(table.counts[0], 0, True)
+    course = PassSequence(options, rows.num_records, options.window_records(table.row_bytes), {})
     batches = course.batches(Pass(0, 1))
     plan = PassPlan(rows, batches, 0, True, 0)
     first = plan.slices_of(plan.first_window_from(0))

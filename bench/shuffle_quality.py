@@ -35,8 +35,8 @@ from loaderd.memory.layout import WindowLayout
 from loaderd.options import StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
-from loaderd.plan.rows import SetRows
-from loaderd.plan.shares import HostShare, Rest
+from loaderd.plan.rows import DatasetRows
+from loaderd.plan.shares import EpochRemainder, HostShare
 
 BATCH, GAME, SHARDS, CYCLE_LENGTH = 512, 80, 64, 16
 SCHEMA = loaderd.schemas.chess_eval()
@@ -75,7 +75,7 @@ def orders_of(case: Shuffle | int | None, shards: Sequence[int], epochs: int) ->
 def share_of(shards: Sequence[int], shuffle: Shuffle) -> HostShare:
     """The windows of an epoch that one host reads alone."""
     window_records = StreamOptions(BATCH, shuffle=shuffle).window_records(SCHEMA.row_bytes)
-    return HostShare(Rest(sum(shards)), 0, 1, window_records)
+    return HostShare(EpochRemainder(sum(shards)), 0, 1, window_records)
 
 
 def loaderd_orders(shards: Sequence[int], shuffle: Shuffle, epochs: int, seed: int = 0) -> Orders:
@@ -84,7 +84,7 @@ def loaderd_orders(shards: Sequence[int], shuffle: Shuffle, epochs: int, seed: i
     in_shards = zip(ends - shards, ends, strict=True)  # no block reaches from one shard into the next
     firsts = np.concatenate([np.arange(start, end, shuffle.block_records) for start, end in in_shards])
     share = share_of(shards, shuffle)
-    rows = SetRows(np.diff(firsts, append=ends[-1]), seed, True)
+    rows = DatasetRows(np.diff(firsts, append=ends[-1]), seed, True)
     plan = PassPlan(rows, BatchPlan(share, BATCH, "short", epochs), seed, True, 0)
     orders = [np.empty(share.size, np.int64) for _ in range(epochs)]
     for window in range(epochs * share.num_windows):

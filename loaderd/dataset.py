@@ -29,8 +29,8 @@ from loaderd.options import (
     require,
     require_choice,
 )
-from loaderd.plan.rows import ConcatRows, MixRows, Rows
-from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Selection, Skip, Take
+from loaderd.plan.rows import ConcatRows, MixRows, RowSequence
+from loaderd.plan.selection import HASHES, HashSplit, Newest, Operation, Selection, Skip, Take
 from loaderd.redaction import redacted, shown
 from loaderd.schema import Schema
 from loaderd.shards.names import absolute_names, checked_names
@@ -123,9 +123,9 @@ class Dataset:
         require(abs(sum(fractions) - 1) < 1e-9, "the sum of the fractions of split", "1", sum(fractions))
         require(isinstance(by, str) and by in ("record", "shard"), "by", "record or shard", by)
         seed = as_seed(seed)
-        level = sum(isinstance(operation, Hashed) for operation in self.selection)
+        level = sum(isinstance(operation, HashSplit) for operation in self.selection)
         edges = [0, *(round(part * HASHES) for part in accumulate(fractions[:-1])), HASHES]
-        return tuple(self._with(Hashed(by, seed, level, start, stop)) for start, stop in pairwise(edges))
+        return tuple(self._with(HashSplit(by, seed, level, start, stop)) for start, stop in pairwise(edges))
 
     def _with(self, operation: Operation) -> Dataset:
         return replace(self, selection=(*self.selection, operation))
@@ -147,12 +147,12 @@ class Dataset:
         """The name of each of :meth:`leaves`: "" for a data set that stands alone."""
         return [""]
 
-    def combine(self, leaves: Iterator[Rows]) -> Rows:
+    def combine(self, leaves: Iterator[RowSequence]) -> RowSequence:
         """The rows of this data set, from those of each of :meth:`leaves` in order."""
         return next(leaves)
 
 
-class _Joined:
+class _Combined:
     """What Concat and Mix share: their sets must be alike in all that a batch or a window depends on."""
 
     def parts(self) -> dict[str, AnyDataset]:
@@ -163,7 +163,7 @@ class _Joined:
         what, parts = type(self).__name__, list(self.parts().values())
         require(len(parts) > 0, f"the sets of a {what}", "at least one", parts)
         for part in parts:
-            require(isinstance(part, (Dataset, _Joined)), f"a set of a {what}", "a Dataset, Concat or Mix", part)
+            require(isinstance(part, (Dataset, _Combined)), f"a set of a {what}", "a Dataset, Concat or Mix", part)
         for name in _COMMON:
             values = [getattr(leaf, name) for leaf in self.leaves()]
             other = next((value for value in values if value != values[0]), None)
@@ -194,7 +194,7 @@ class _Joined:
 
 
 @dataclass(frozen=True)
-class Concat(_Joined):
+class Concat(_Combined):
     """Data sets one behind the other: an epoch is one epoch of each.
 
     They must agree in schema, shuffle, seed, on_corrupt, index_cache and storage, and must not grow
@@ -219,13 +219,13 @@ class Concat(_Joined):
         """The same data set, with each of :meth:`leaves` replaced by what ``change`` returns for it."""
         return Concat([part.with_leaves(change) for part in self.sets])
 
-    def combine(self, leaves: Iterator[Rows]) -> Rows:
+    def combine(self, leaves: Iterator[RowSequence]) -> RowSequence:
         """The rows of this data set, from those of each of :meth:`leaves` in order."""
         return ConcatRows([part.combine(leaves) for part in self.sets])
 
 
 @dataclass(frozen=True)
-class Mix(_Joined):
+class Mix(_Combined):
     """Data sets in proportion to their weights, mixed within each shuffle window.
 
     ``weights``: by name; they must sum to 1. For weights that change, a mapping of epochs to such weights, which hold
@@ -306,7 +306,7 @@ class Mix(_Joined):
         """The same data set, with each of :meth:`leaves` replaced by what ``change`` returns for it."""
         return replace(self, sets={name: part.with_leaves(change) for name, part in self.sets.items()})
 
-    def combine(self, leaves: Iterator[Rows]) -> Rows:
+    def combine(self, leaves: Iterator[RowSequence]) -> RowSequence:
         """The rows of this data set, from those of each of :meth:`leaves` in order."""
         rows = [part.combine(leaves) for part in self.sets.values()]
         anew = [part.grows for part in self.sets.values()]

@@ -20,7 +20,7 @@ from loaderd.memory.page import COPIES_AHEAD, DEVICE_WAIT_NS
 from loaderd.memory.page_view import Watched
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing, Pass
-from loaderd.plan.positions import Course, Position
+from loaderd.plan.positions import PassSequence, Position
 from loaderd.schema import Schema
 
 
@@ -65,7 +65,7 @@ class Peek:
 class Stream(Shutdown, ABC):
     """For one thread at a time, which holds ``lock``. Any thread may call :meth:`close` at any time, without it."""
 
-    course: Course
+    course: PassSequence
     """The arithmetic of passes and positions, for the data in use."""
 
     def __init__(self, counts: DaemonTotals) -> None:
@@ -91,7 +91,7 @@ class Stream(Shutdown, ABC):
         return None
 
     @abstractmethod
-    def course_of(self, of: Pass | Position) -> Course:
+    def course_of(self, of: Pass | Position) -> PassSequence:
         """The :attr:`course` of the data that a pass or a position belongs to. Raises LoaderdError.
 
         Where :meth:`has_course_of` returns False, it may list shards, which changes the data in use.

@@ -18,7 +18,7 @@ from loaderd.client.position import checked_start
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.options import StreamOptions, require
 from loaderd.plan.passes import Listing, Pass
-from loaderd.plan.positions import Course, Position
+from loaderd.plan.positions import PassSequence, Position
 from loaderd.schema import Schema
 from loaderd.snapshots import StorageCounts
 
@@ -91,7 +91,7 @@ class _InMemoryStream(Stream):
             **dict.fromkeys(("workers", "slots", "slot_bytes", "window_records", "window_bytes", "index_cached"), 0),
             "index_s": 0.0,
         }
-        self.course = Course(options, sum(sizes), sum(sizes), {"given_records": sum(sizes)})
+        self.course = PassSequence(options, sum(sizes), sum(sizes), {"given_records": sum(sizes)})
         self._batches = batches
         super().__init__(DaemonTotals())
 
@@ -99,7 +99,7 @@ class _InMemoryStream(Stream):
     def facts(self) -> dict[str, Any]:
         return self._facts
 
-    def course_of(self, of: Pass | Position) -> Course:
+    def course_of(self, of: Pass | Position) -> PassSequence:
         return self.course
 
     def list_shards(self, listing: Listing | None) -> None:

@@ -8,7 +8,7 @@ from loaderd.client.batch_source import Stream
 from loaderd.errors import OptionError
 from loaderd.options import StreamOptions, as_count, require
 from loaderd.plan.passes import Pass
-from loaderd.plan.positions import Course, Position, check_epoch, position_of_pass
+from loaderd.plan.positions import PassSequence, Position, check_epoch, position_of_pass
 
 
 class StreamPosition:
@@ -135,7 +135,7 @@ class StreamPosition:
         with self._stream.lock:
             return self._after(self._stream.course_of(position), position, batches)
 
-    def _after(self, course: Course, position: Position, batches: int) -> Position:
+    def _after(self, course: PassSequence, position: Position, batches: int) -> Position:
         def place_of(position: Position) -> tuple[int, int]:
             pass_, step = course.find(position)
             return pass_.first_epoch, step

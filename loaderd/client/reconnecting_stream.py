@@ -44,7 +44,7 @@ from loaderd.errors import (
 from loaderd.memory.page import COPY_NS
 from loaderd.memory.page_view import Watched
 from loaderd.plan.passes import Listing, Pass, pass_of
-from loaderd.plan.positions import Course, Position, check_epoch, compare, compare_listings
+from loaderd.plan.positions import PassSequence, Position, check_epoch, compare, compare_listings
 from loaderd.progress import ProgressDisplay
 from loaderd.protocol.channel import ChannelClosed
 from loaderd.protocol.messages import Listed
@@ -68,7 +68,7 @@ class ReconnectingStream(Stream):
         self._maker = os.getpid()
         self._source = source
         self._progress = progress
-        self._courses: dict[Listing | None, Course] = {}
+        self._courses: dict[Listing | None, PassSequence] = {}
         """The courses of the last listings; the one in use is the last of them."""
         self._expected: tuple[Pass, int] | None = None
         self._connection: StreamClient | None = None
@@ -97,7 +97,7 @@ class ReconnectingStream(Stream):
     def watched(self) -> Watched | None:
         return self._now.watched
 
-    def course_of(self, of: Pass | Position) -> Course:
+    def course_of(self, of: Pass | Position) -> PassSequence:
         course = self.course if of.listing is None else self._courses.get(of.listing)
         if course is None:  # it may have been dropped since has_course_of was asked
             self.list_shards(of.listing)
@@ -148,7 +148,7 @@ class ReconnectingStream(Stream):
         self.counts.report.add("index", [Damage(**damage) for damage in data.damages])
         self.counts.skips.of_index(data.left_out)
         source = self._source
-        self.course = Course(source.options, data.facts["num_records"], source.window_records, data.of, listing)
+        self.course = PassSequence(source.options, data.facts["num_records"], source.window_records, data.of, listing)
         self._courses.pop(listing, None)
         self._courses[listing] = self.course
         if len(self._courses) > _MOST_COURSES:

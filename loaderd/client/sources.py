@@ -50,7 +50,7 @@ class Source(ABC):
 
     @property
     def window_records(self) -> int:
-        """Rows of a window, as ``plan.positions.Course`` needs it."""
+        """Rows of a window, as ``plan.positions.PassSequence`` needs it."""
         return self.options.window_records(self.row_bytes)
 
     @abstractmethod

@@ -13,7 +13,7 @@ class ArenaSegment(NamedTuple):
     stop: int
 
 
-class Run(NamedTuple):
+class BatchRange(NamedTuple):
     """Batches ``first`` to ``stop - 1``. ``segments``: of the first; ``omit``: numbers of rows that are left out."""
 
     first: int
@@ -35,7 +35,7 @@ class Run(NamedTuple):
         return sum(stop - start for _, start, stop in self.segments) - len(self.omit)
 
 
-def without(runs: list[Run], step: int) -> list[Run]:
+def without(runs: list[BatchRange], step: int) -> list[BatchRange]:
     """The same batches but for ``step``."""
     found = []
     for run in runs:
@@ -43,7 +43,7 @@ def without(runs: list[Run], step: int) -> list[Run]:
             found.append(run)
             continue
         if run.first < step:
-            found.append(Run(run.first, step, run.segments, run.omit))
+            found.append(BatchRange(run.first, step, run.segments, run.omit))
         if step + 1 < run.stop:
-            found.append(Run(step + 1, run.stop, run.segments_of(step + 1), run.omit))
+            found.append(BatchRange(step + 1, run.stop, run.segments_of(step + 1), run.omit))
     return found

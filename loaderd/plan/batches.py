@@ -23,7 +23,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from loaderd.options import Remainder
-from loaderd.plan.shares import HostShare, Rest, split_evenly
+from loaderd.plan.shares import EpochRemainder, HostShare, split_evenly
 
 
 class Segment(NamedTuple):
@@ -42,7 +42,7 @@ class _WholeShares(dict[int, HostShare]):
         self._like = like
 
     def __missing__(self, host: int) -> HostShare:
-        share = self[host] = replace(self._like, rest=Rest(self._like.rest.num_records), host=host)
+        share = self[host] = replace(self._like, rest=EpochRemainder(self._like.rest.num_records), host=host)
         return share
 
 

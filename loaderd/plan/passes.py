@@ -15,7 +15,7 @@ from loaderd.errors import OptionError
 from loaderd.options import is_count, require
 from loaderd.plan.batches import BatchPlan, Segment
 from loaderd.plan.epoch import Slice, WindowOrder, window_key
-from loaderd.plan.rows import Rows
+from loaderd.plan.rows import RowSequence
 from loaderd.plan.shares import Window
 
 _MAX_PAIRS = 1 << 20
@@ -23,7 +23,7 @@ _MAX_PAIRS = 1 << 20
 Listing = tuple[tuple[str, str, int, str] | None, ...]
 """For each set: (path of an epoch's first shard, path of its last, number, digest); None: the set does not grow."""
 
-Past = tuple[tuple[int, ...], ...]
+HostChanges = tuple[tuple[int, ...], ...]
 """How many rows each host took of the first epoch: a tuple for each change of the number of hosts."""
 
 
@@ -38,7 +38,7 @@ def listing_of(values: Any) -> Listing | None:
     return tuple(None if entry is None else tuple(entry) for entry in values)
 
 
-def past_of(values: Any) -> Past:
+def past_of(values: Any) -> HostChanges:
     """A past (see :class:`Pass`) that came as lists. Raises OptionError if it is none."""
     is_past = isinstance(values, (list, tuple)) and all(
         isinstance(taken, (list, tuple)) and taken and all(is_count(rows, 0) for rows in taken) for taken in values
@@ -70,14 +70,14 @@ class Pass(NamedTuple):
 
     first_epoch: int
     epochs: int | None
-    past: Past = ()
+    past: HostChanges = ()
     listing: Listing | None = None
 
 
 def pass_of(values: Any) -> Pass:
     """A pass that came as a list, maybe from another machine. Raises OptionError if it is none.
 
-    It does not check that the data have such a pass: ``Course.batches`` does.
+    It does not check that the data have such a pass: ``PassSequence.batches`` does.
     """
     require(isinstance(values, (list, tuple)) and len(values) == 4, "a pass", "its four fields", values)
     first_epoch, epochs, past, listing = values
@@ -89,7 +89,7 @@ def pass_of(values: Any) -> Pass:
 class PassPlan:
     """The windows and the batches of the pass that begins at ``first_epoch``."""
 
-    def __init__(self, rows: Rows, batches: BatchPlan, seed: int, shuffle: bool, first_epoch: int) -> None:
+    def __init__(self, rows: RowSequence, batches: BatchPlan, seed: int, shuffle: bool, first_epoch: int) -> None:
         self.batches = batches
         self.num_steps = batches.num_steps
         """Batches of the pass; None if it never ends."""

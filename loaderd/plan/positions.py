@@ -17,8 +17,8 @@ from typing import Any
 from loaderd.errors import OptionError
 from loaderd.options import MAX_EPOCHS, MAX_STEP, StreamOptions, as_count, require
 from loaderd.plan.batches import BatchPlan
-from loaderd.plan.passes import Listing, Pass, Past, check_changes, listing_of, pass_of, past_of
-from loaderd.plan.shares import HostShare, Rest, split_evenly
+from loaderd.plan.passes import HostChanges, Listing, Pass, check_changes, listing_of, pass_of, past_of
+from loaderd.plan.shares import EpochRemainder, HostShare, split_evenly
 from loaderd.redaction import shown
 
 _VERSION = 1
@@ -44,7 +44,7 @@ class Position:
     """The epoch with which the pass began, if it matters; None: passes begin at the multiples of ``epochs``."""
     epochs: int | None = field(default=None, repr=False)
     """How many epochs the pass has (0: it never ends), if that matters to a loader with more or fewer; else None."""
-    past: Past = field(default=(), repr=False)
+    past: HostChanges = field(default=(), repr=False)
     """How many rows each host took of epoch ``first_epoch``: a tuple for each change of the number of hosts."""
     listing: Listing | None = field(default=None, repr=False)
     """Where data sets grow: the shards that the epoch is made of; None: those that there are when it begins."""
@@ -102,7 +102,7 @@ def order_of(options: StreamOptions, window_records: int) -> dict[str, Any]:
     return {"seed": options.seed, "shuffle": f"{order}in windows of {window_records}"}
 
 
-class Course:
+class PassSequence:
     """The sequence of all passes of a loader, and where in it a position is. Pure arithmetic."""
 
     def __init__(
@@ -131,9 +131,9 @@ class Course:
         share = HostShare(rest, own if host is None else host, num_hosts, self._window_records)
         return BatchPlan(share, self._options.batch_size, self._options.remainder, pass_.epochs)
 
-    def _rest_after(self, past: Past) -> Rest:
+    def _rest_after(self, past: HostChanges) -> EpochRemainder:
         """What is left of an epoch after ``past``. Raises OptionError if the hosts cannot have taken that."""
-        rest = Rest(self._num_records)
+        rest = EpochRemainder(self._num_records)
         for taken in past:
             all_have = all(rows <= split_evenly(rest.size, len(taken), host) for host, rows in enumerate(taken))
             even = max(taken) - min(taken) <= self._window_records  # all have taken the same number of batches
@@ -168,7 +168,7 @@ class Course:
         following = self._pass_from(pass_.first_epoch + (pass_.epochs or 1), ())
         return following if self.listing is None else following._replace(listing=None)
 
-    def _pass_from(self, epoch: int, past: Past) -> Pass:
+    def _pass_from(self, epoch: int, past: HostChanges) -> Pass:
         """From ``epoch`` to the end of its pass. Passes have ``epochs`` epochs each, from epoch 0 on."""
         epochs = self._options.epochs
         return Pass(epoch, None if epochs is None else epochs - epoch % epochs, past, self.listing)
@@ -240,7 +240,7 @@ class Course:
             )
         check_changes([*map(len, position.past), was_hosts])
         then = replace(self._options, shard=(0, was_hosts), batch_size=was_batch_size)
-        before = Course(then, self._num_records, self._window_records, self._of, self.listing)
+        before = PassSequence(then, self._num_records, self._window_records, self._of, self.listing)
         step = self._step(before.batches(was_pass), was_pass, position)
         epoch = position.epoch - first_epoch
         taken = dict(before.batches(was_pass, host).taken_of(epoch, step) for host in range(was_hosts))
@@ -282,7 +282,7 @@ def check_step(step: int) -> None:
 
 
 def position_of_pass(text: str | bytes) -> Position:
-    """A position in the data of the pass that :meth:`Course.pass_to_json` wrote."""
+    """A position in the data of the pass that :meth:`PassSequence.pass_to_json` wrote."""
     values = json.loads(text)
     of = {name: value for name, value in values["of"].items() if name not in ("hosts", "batch_size")}
     return Position(listing=pass_of(values["pass"]).listing, of=of)

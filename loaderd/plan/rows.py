@@ -32,7 +32,7 @@ Int64s = npt.NDArray[np.int64]
 _MOST_EPOCHS_OF_A_SET = 1 << 32
 
 
-class Rows(Protocol):
+class RowSequence(Protocol):
     """The rows of all epochs of one or more data sets."""
 
     @property
@@ -47,7 +47,7 @@ class Rows(Protocol):
         """What rows ``start`` to ``stop - 1`` of an epoch consist of; in the slices, rows count from 0."""
 
 
-class SetRows:
+class DatasetRows:
     """One data set. Takes 16 bytes a block for each of two epochs."""
 
     def __init__(self, counts: Int64s, seed: int, shuffle: bool) -> None:
@@ -64,7 +64,7 @@ class SetRows:
 class ConcatRows:
     """Several data sets in a row: an epoch consists of an epoch of each, one behind the other."""
 
-    def __init__(self, sets: Sequence[Rows]) -> None:
+    def __init__(self, sets: Sequence[RowSequence]) -> None:
         self._sets = sets
         self.num_records = sum(one.num_records for one in sets)
         self.num_blocks = sum(one.num_blocks for one in sets)
@@ -108,7 +108,7 @@ class MixRows:
 
     def __init__(
         self,
-        sets: Sequence[Rows],
+        sets: Sequence[RowSequence],
         num_records: int,
         weights: Mapping[int, Sequence[Fraction]],
         anew: Sequence[bool],

@@ -1,6 +1,6 @@
 """Which records are in a data set: operations on the list of all records, in the order of the files.
 
-A **selection** is a tuple of operations; each works on what the ones before it left. :class:`Hashed` keeps the
+A **selection** is a tuple of operations; each works on what the ones before it left. :class:`HashSplit` keeps the
 records (or the shards) whose hash lies in a range, :class:`Take`, :class:`Skip` and :class:`Newest` part of the list.
 All keep the records' order, so what is left of a block is a range of its record numbers, less those that a hash
 leaves out. The daemon counts what is left; a worker finds out which records these are, from a :data:`Condition` for
@@ -33,7 +33,7 @@ Condition = tuple[int, int, int]
 """(key, start, stop): of the records of one shard, those whose hash by ``key`` is in start .. stop - 1."""
 
 
-class Hashed(NamedTuple):
+class HashSplit(NamedTuple):
     """The records, or the shards, whose hash is in ``start`` .. ``stop - 1``, of ``HASHES`` equally likely ones.
 
     ``level``: how many splits were made before. Each split has hashes of its own, so that it divides what the one
@@ -107,7 +107,7 @@ class Newest(_Range):
         return max(0, total - self.count), total
 
 
-Operation = Hashed | Take | Skip | Newest
+Operation = HashSplit | Take | Skip | Newest
 Selection = tuple[Operation, ...]
 
 

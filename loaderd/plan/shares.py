@@ -4,9 +4,10 @@ An epoch is divided into **rounds**. A round is a range of rows, with one window
 same round at a time. So when a round is over, the hosts together have taken all rows up to its end, and no others.
 Every row is in exactly one window of one host, and the hosts' **shares** differ by one row at most.
 
-Where the number of hosts changes in the middle of an epoch, what is left of it is a :class:`Rest`: **parts** of the
-windows that hosts had begun, and the **tail**, which is all rows of the rounds that no host had begun. The new hosts
-divide it among them: each gets an equal share of the parts, and then a window of each round of the tail.
+Where the number of hosts changes in the middle of an epoch, what is left of it is a :class:`EpochRemainder`:
+**parts** of the windows that hosts had begun, and the **tail**, which is all rows of the rounds that no host had
+begun. The new hosts divide it among them: each gets an equal share of the parts, and then a window of each round of
+the tail.
 
 ::
 
@@ -49,7 +50,7 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rest:
+class EpochRemainder:
     """What is left of an epoch of ``num_records`` rows: ``parts`` of windows, and all rows from ``tail`` on."""
 
     num_records: int
@@ -71,7 +72,7 @@ class Rest:
         """Rows that are left."""
         return self.num_begun + self.num_tail
 
-    def after(self, taken: Sequence[int], window_records: int) -> Rest:
+    def after(self, taken: Sequence[int], window_records: int) -> EpochRemainder:
         """What is left when host i of ``len(taken)`` hosts has taken ``taken[i]`` rows of its share."""
         shares = [HostShare(self, host, len(taken), window_records) for host in range(len(taken))]
         begun = max(share.rounds_begun(rows) for share, rows in zip(shares, taken, strict=True))
@@ -80,17 +81,17 @@ class Rest:
             for share, rows in zip(shares, taken, strict=True)
             for part in share.windows_left(rows, share.num_parts + begun)
         ]
-        return Rest(self.num_records, tuple(parts), shares[0].round_start(begun))
+        return EpochRemainder(self.num_records, tuple(parts), shares[0].round_start(begun))
 
 
 @dataclass(frozen=True)
 class HostShare:
-    """The windows that host ``host`` of ``num_hosts`` gets of ``rest`` (or of a whole epoch: ``Rest(num_records)``).
+    """The windows that host ``host`` of ``num_hosts`` gets of ``rest`` (or of a whole epoch: ``EpochRemainder(num_records)``).
 
     Rows are counted as the host takes them, from 0 to ``size - 1``.
     """
 
-    rest: Rest
+    rest: EpochRemainder
     host: int
     num_hosts: int
     window_records: int

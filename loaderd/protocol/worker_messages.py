@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from loaderd.memory.batch_range import ArenaSegment, Run
+from loaderd.memory.batch_range import ArenaSegment, BatchRange
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition
@@ -99,7 +99,7 @@ class Granted(NamedTuple):
 
     stream: int
     generation: int
-    runs: list[Run]
+    runs: list[BatchRange]
 
 
 class Withdrawn(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from loaderd.memory.batch_range import ArenaSegment, Run, without
+from loaderd.memory.batch_range import ArenaSegment, BatchRange, without
 from loaderd.memory.page import CONSUMER_SLEEPS_FOR, POSITION, Page, barrier, key_of, ring, split_key, step_of
 
 
@@ -13,7 +13,7 @@ class Claim(NamedTuple):
 
     slot: int
     key: int
-    run: Run
+    run: BatchRange
 
     @property
     def place(self) -> tuple[int, int]:
@@ -44,7 +44,7 @@ class Filler:
         self._news = news
         self._bell = consumer_bell
         self._generation = 0
-        self._runs: list[Run] = []
+        self._runs: list[BatchRange] = []
         self._slots = list(page.slots_of(seat))
         """The one that was used last comes first: it is the most likely one to be in the cache still."""
         self._parked = {key: slot for slot, key in page.unfinished(seat)}
@@ -57,7 +57,7 @@ class Filler:
         """Whether there is a Granted or Withdrawn that must be read first."""
         return self.page.news(self.seat) != self._news
 
-    def granted(self, generation: int, runs: list[Run]) -> None:
+    def granted(self, generation: int, runs: list[BatchRange]) -> None:
         """More batches may be made; those of older generations may not."""
         self._news += 1
         if generation != self._generation:
@@ -119,7 +119,7 @@ class Filler:
                 return slot
         return -1
 
-    def _next_key(self, taken: set[int]) -> tuple[int, Run] | None:
+    def _next_key(self, taken: set[int]) -> tuple[int, BatchRange] | None:
         generation, position = split_key(self.page.words[POSITION])
         if generation != self._generation:
             return None

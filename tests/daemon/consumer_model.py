@@ -19,8 +19,8 @@ from loaderd.memory.page_consumer import Taker
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.rows import SetRows
-from loaderd.plan.shares import HostShare, Rest
+from loaderd.plan.rows import DatasetRows
+from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.protocol.worker_messages import Done, LoadFault
 from loaderd.workers.page_producer import Claim
 
@@ -52,9 +52,12 @@ class Consumer:
     ) -> None:
         num_records = sum(blocks)
         batches = BatchPlan(
-            HostShare(Rest(num_records), 0, 1, window_records), min(batch_size, num_records), remainder, epochs
+            HostShare(EpochRemainder(num_records), 0, 1, window_records),
+            min(batch_size, num_records),
+            remainder,
+            epochs,
         )
-        rows = SetRows(np.array(blocks), 5, True)
+        rows = DatasetRows(np.array(blocks), 5, True)
         self.num_arenas = 2 + batch_size
         self.epochs = epochs
         self.skip_damaged = skip_damaged

@@ -16,8 +16,8 @@ from loaderd.memory.page_consumer import Taker
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.rows import SetRows
-from loaderd.plan.shares import HostShare, Rest
+from loaderd.plan.rows import DatasetRows
+from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.workers.page_producer import Claim
 
 STALL_TIMEOUT_S = 8.0
@@ -38,8 +38,8 @@ class Line:
         remainder: Remainder = "short",
         epochs: int = 1,
     ) -> None:
-        batches = BatchPlan(HostShare(Rest(num_records), 0, 1, window), batch_size, remainder, epochs)
-        self.plan = PassPlan(SetRows(np.full(num_records // 10, 10), 0, True), batches, 0, True, 0)
+        batches = BatchPlan(HostShare(EpochRemainder(num_records), 0, 1, window), batch_size, remainder, epochs)
+        self.plan = PassPlan(DatasetRows(np.full(num_records // 10, 10), 0, True), batches, 0, True, 0)
         self.crew = Crew(STALL_TIMEOUT_S)
         self.stream = Stream(
             lambda _: self.plan,

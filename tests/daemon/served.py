@@ -23,7 +23,7 @@ from loaderd.memory.page import Page, silence
 from loaderd.memory.page_consumer import Taker
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass
-from loaderd.plan.positions import Course
+from loaderd.plan.positions import PassSequence
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     PROTOCOL,
@@ -94,7 +94,7 @@ class Consumer:
         (listed,) = (message for message in self.passed if isinstance(message, Listed))
         num_records = listed.facts["num_records"]
         course_options = StreamOptions(batch_size, shard=options.get("shard", (0, 1)))
-        self.course = Course(course_options, num_records, num_records, {}, None)
+        self.course = PassSequence(course_options, num_records, num_records, {}, None)
         self.memory, words = (SharedMemory(self.channel.take_fd()) for _ in range(2))
         for memory in (self.memory, words):
             memory.close_fd()

@@ -20,8 +20,8 @@ from loaderd.memory.page import MAX_GENERATION, new_bell
 from loaderd.memory.page_consumer import Taker
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.rows import SetRows
-from loaderd.plan.shares import HostShare, Rest
+from loaderd.plan.rows import DatasetRows
+from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.protocol.worker_messages import FillFailed, Granted, Withdrawn
 from loaderd.workers.page_producer import Claim
 
@@ -67,8 +67,10 @@ class Workshop:
 
     def _plan_pass(self, pass_: Pass) -> PassPlan:
         num_records = BATCH_SIZE * self.num_steps
-        batches = BatchPlan(HostShare(Rest(num_records), 0, 1, 4), BATCH_SIZE, "short", 1)
-        plan = PassPlan(SetRows(np.full(self.num_steps, BATCH_SIZE), 0, True), batches, 0, True, pass_.first_epoch)
+        batches = BatchPlan(HostShare(EpochRemainder(num_records), 0, 1, 4), BATCH_SIZE, "short", 1)
+        plan = PassPlan(
+            DatasetRows(np.full(self.num_steps, BATCH_SIZE), 0, True), batches, 0, True, pass_.first_epoch
+        )
         self._passes[plan] = pass_
         return plan
 

@@ -18,8 +18,8 @@ from loaderd.errors import LoaderdError, WorkerError
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.rows import SetRows
-from loaderd.plan.shares import HostShare, Rest
+from loaderd.plan.rows import DatasetRows
+from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.workers.page_producer import Claim
 
 REASON = "was killed by SIGSEGV"
@@ -43,7 +43,7 @@ def blame(records: Sequence[Slice], error: LoaderdError, *, survived: bool = Fal
     return WorkerError(f"{sorted(named)}: {error.message}")
 
 
-class Run:
+class BatchRange:
     """A stream, workers that take turns, and a consumer that takes what there is and gives it back at once.
 
     A worker does its task, if it has one, else it makes a batch; with ``batches_first``, it is the other way round.
@@ -63,9 +63,9 @@ class Run:
         batches_first: bool = False,
     ) -> None:
         self.batches_first = batches_first
-        batches = BatchPlan(HostShare(Rest(num_records), 0, 1, window), batch_size, "short", 1)
+        batches = BatchPlan(HostShare(EpochRemainder(num_records), 0, 1, window), batch_size, "short", 1)
         counts = np.full(num_records // 10, 10)
-        self.plan = PassPlan(SetRows(counts, 0, True), batches, 0, True, 0)
+        self.plan = PassPlan(DatasetRows(counts, 0, True), batches, 0, True, 0)
         self.floor = Floor(slots, workers)
         self.stream = Stream(
             lambda _: self.plan,
@@ -89,7 +89,7 @@ class Run:
     def close(self) -> None:
         self.floor.close()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> BatchRange:
         return self
 
     def __exit__(self, *_: object) -> None:

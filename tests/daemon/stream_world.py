@@ -17,8 +17,8 @@ from loaderd.memory.batch_range import ArenaSegment
 from loaderd.memory.page import POSITION
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.positions import Course
-from loaderd.plan.shares import HostShare, Rest
+from loaderd.plan.positions import PassSequence
+from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.protocol.worker_messages import FillFailed
 from loaderd.workers.page_producer import Claim
 
@@ -48,7 +48,7 @@ class StreamWorld(RuleBasedStateMachine):
     floor: Floor
     consumer: Consumer
     stream: Stream
-    course: Course
+    course: PassSequence
     batches: BatchPlan
     plan: PassPlan
     num_records: int
@@ -73,7 +73,7 @@ class StreamWorld(RuleBasedStateMachine):
 
     def possible(self, past: list[list[int]]) -> tuple[tuple[int, ...], ...]:
         """What other hosts took of the first epoch, cut down to what they could take."""
-        rest = Rest(self.num_records)
+        rest = EpochRemainder(self.num_records)
         found = []
         for taken in past:
             shares = [HostShare(rest, host, len(taken), self.window_records) for host in range(len(taken))]

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from loaderd.options import Remainder, StreamOptions
 from loaderd.plan.batches import BatchPlan
-from loaderd.plan.shares import HostShare, Rest
+from loaderd.plan.shares import EpochRemainder, HostShare
 
 plans = st.builds(
     lambda records, hosts, host, window, batch, remainder, epochs: BatchPlan(
-        HostShare(Rest(records), host % hosts, hosts, window), min(batch, records // hosts), remainder, epochs
+        HostShare(EpochRemainder(records), host % hosts, hosts, window),
+        min(batch, records // hosts),
+        remainder,
+        epochs,
     ),
     st.integers(4, 100),
     st.integers(1, 4),
@@ -71,7 +74,9 @@ def test_the_place_behind_a_pass_is_the_next_epoch(plan: BatchPlan):
 
 @given(records=st.integers(1, 60), hosts=st.integers(1, 5), batch=st.integers(1, 20), epochs=st.integers(1, 3))
 def test_drop_gives_every_host_as_many_whole_batches(records: int, hosts: int, batch: int, epochs: int):
-    plans = [BatchPlan(HostShare(Rest(records), host, hosts, 16), batch, "drop", epochs) for host in range(hosts)]
+    plans = [
+        BatchPlan(HostShare(EpochRemainder(records), host, hosts, 16), batch, "drop", epochs) for host in range(hosts)
+    ]
     assert len({plan.num_steps for plan in plans}) == 1, "or one host would wait for another for ever"
     for plan in plans:
         for step in steps_of(plan):
@@ -81,7 +86,7 @@ def test_drop_gives_every_host_as_many_whole_batches(records: int, hosts: int, b
 
 @given(records=st.integers(1, 60), batch=st.integers(1, 20), epochs=st.one_of(st.none(), st.integers(1, 3)))
 def test_carry_has_one_short_batch_at_most(records: int, batch: int, epochs: int | None):
-    plan = BatchPlan(HostShare(Rest(records), 0, 1, 16), batch, "carry", epochs)
+    plan = BatchPlan(HostShare(EpochRemainder(records), 0, 1, 16), batch, "carry", epochs)
     sizes = [stop - start for start, stop in map(plan.rows_of, steps_of(plan))]
     assert all(size == batch for size in sizes[:-1])
     if epochs is not None:
@@ -92,7 +97,7 @@ def test_carry_has_one_short_batch_at_most(records: int, batch: int, epochs: int
 
 @pytest.mark.parametrize("remainder", get_args(Remainder))
 def test_far_out_is_as_near_as_the_start(remainder: Remainder):
-    plan = BatchPlan(HostShare(Rest(10**9 + 7), 3, 8, 262_144), 512, remainder, None)
+    plan = BatchPlan(HostShare(EpochRemainder(10**9 + 7), 3, 8, 262_144), 512, remainder, None)
     step = 10**13
     (segment, *rest) = plan.segments(step)
     assert sum(part.stop - part.start for part in (segment, *rest)) <= 512

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.plan.epoch import EpochOrder, Slice, WindowOrder, window_key
-from loaderd.plan.shares import HostShare, Rest, evenly_before, split_evenly
+from loaderd.plan.shares import EpochRemainder, HostShare, evenly_before, split_evenly
 
 
 def order_of(seed: int, epoch: int, start: int, size: int) -> WindowOrder:
@@ -69,7 +69,7 @@ def test_even_parts(total: int, parts: int):
 
 @pytest.mark.parametrize("num_hosts", [1, 3, 1000])
 def test_billions_of_records_are_arithmetic(num_hosts: int):
-    shares = [HostShare(Rest(10**12 + 7), host, num_hosts, 262_144) for host in (0, num_hosts - 1)]
+    shares = [HostShare(EpochRemainder(10**12 + 7), host, num_hosts, 262_144) for host in (0, num_hosts - 1)]
     for share in shares:
         last = share.num_windows - 1
         assert share.begin_of(last) + share.size_of(last) == share.size

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
-from loaderd.plan.rows import SetRows
-from loaderd.plan.shares import HostShare, Rest
+from loaderd.plan.rows import DatasetRows
+from loaderd.plan.shares import EpochRemainder, HostShare
 
 COUNTS = np.array([5, 9, 1, 4, 8, 8, 3, 7])
 
 
 def plan_of(first_epoch: int = 0, epochs: int | None = 4, seed: int = 3, **changes: Any) -> PassPlan:
-    share = HostShare(Rest(int(COUNTS.sum())), changes.get("host", 1), 2, changes.get("window", 8))
+    share = HostShare(EpochRemainder(int(COUNTS.sum())), changes.get("host", 1), 2, changes.get("window", 8))
     shuffle = changes.get("shuffle", True)
-    rows = SetRows(COUNTS, seed, shuffle)
+    rows = DatasetRows(COUNTS, seed, shuffle)
     batches = BatchPlan(share, changes.get("batch", 6), changes.get("remainder", "carry"), epochs)
     return PassPlan(rows, batches, seed, shuffle, first_epoch)
 

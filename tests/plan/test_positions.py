@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from loaderd.errors import OptionError
 from loaderd.options import Remainder, StreamOptions
 from loaderd.plan.passes import Pass, PassPlan, pass_of, past_of
-from loaderd.plan.positions import Course, Position, order_of
-from loaderd.plan.rows import SetRows
+from loaderd.plan.positions import PassSequence, Position, order_of
+from loaderd.plan.rows import DatasetRows
 
 Row = tuple[int, int, int]
 """(epoch, block, record of the block)."""
@@ -31,12 +31,12 @@ class Job:
     window_records: int
     options: StreamOptions
 
-    def course(self, host: int) -> Course:
+    def course(self, host: int) -> PassSequence:
         options = replace(self.options, shard=(host, self.hosts))
-        return Course(options, sum(self.counts), self.window_records, {"seed": 0})
+        return PassSequence(options, sum(self.counts), self.window_records, {"seed": 0})
 
     def plan(self, pass_: Pass, host: int) -> PassPlan:
-        rows = SetRows(np.array(self.counts), 5, bool(self.options.shuffle))
+        rows = DatasetRows(np.array(self.counts), 5, bool(self.options.shuffle))
         return PassPlan(rows, self.course(host).batches(pass_), 5, bool(self.options.shuffle), pass_.first_epoch)
 
     def batch(self, plan: PassPlan, pass_: Pass, step: int) -> list[Row]:
@@ -129,7 +129,7 @@ def test_a_training_that_goes_on_for_longer_gets_what_is_left(job: Job, epochs: 
         assert all(got[row] == 1 for row in complete), "not a record is left out"
 
 
-def course_steps(course: Course, pass_: Pass) -> int:
+def course_steps(course: PassSequence, pass_: Pass) -> int:
     """Batches of all passes in front of this one."""
     before, steps = Pass(0, pass_.epochs), 0
     while before != pass_:

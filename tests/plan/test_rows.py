@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderd.plan.rows import ConcatRows, MixRows, Proportions, Rows, SetRows
+from loaderd.plan.rows import ConcatRows, DatasetRows, MixRows, Proportions, RowSequence
 
 counts = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 weights = st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any)
@@ -20,7 +20,7 @@ def exact(parts: list[int]) -> tuple[Fraction, ...]:
     return tuple(Fraction(part, sum(parts)) for part in parts)
 
 
-def records(rows: Rows, epoch: int, start: int, stop: int) -> list[tuple[int, int, int]]:
+def records(rows: RowSequence, epoch: int, start: int, stop: int) -> list[tuple[int, int, int]]:
     """(block, record, epoch of its set) of each row."""
     slices = rows.slices(epoch, start, stop)
     found = [(part.block, number, part.epoch) for part in slices for number in range(part.first, part.stop)]
@@ -56,7 +56,7 @@ def test_a_mix_takes_each_set_in_its_own_order(
     epochs: list[int],
 ):
     """Windows may be cut anywhere and asked for in any order: together they are stretches of each set's stream."""
-    sets = [SetRows(np.array(of_set), 7, True) for of_set in sizes]
+    sets = [DatasetRows(np.array(of_set), 7, True) for of_set in sizes]
     schedule = {0: first, **schedule}
     mix = MixRows(sets, num_records, {epoch: exact(parts) for epoch, parts in schedule.items()}, [False] * 3)
     edges = sorted({0, num_records, *[cut % (num_records + 1) for cut in cuts]})
@@ -84,7 +84,7 @@ def test_a_mix_takes_each_set_in_its_own_order(
 
 
 def test_a_set_that_begins_anew_has_an_order_of_its_own_in_each_epoch():
-    sets = [SetRows(np.full(10, 5), 7, True), SetRows(np.full(15, 1), 7, True)]
+    sets = [DatasetRows(np.full(10, 5), 7, True), DatasetRows(np.full(15, 1), 7, True)]
     mix = MixRows(sets, 40, {0: exact([1, 1])}, [False, True])
     rows = [[row for row in records(mix, epoch, 0, 40) if row[0] >= 10] for epoch in range(3)]
     assert all(len(of_epoch) == 20 for of_epoch in rows), "of 15 records: one epoch, and a third of another"
@@ -95,7 +95,7 @@ def test_a_set_that_begins_anew_has_an_order_of_its_own_in_each_epoch():
 
 @given(sizes=st.lists(counts, min_size=1, max_size=4), data=st.data())
 def test_sets_in_a_row(sizes: list[list[int]], data: st.DataObject):
-    sets = [SetRows(np.array(of_set), 7, True) for of_set in sizes]
+    sets = [DatasetRows(np.array(of_set), 7, True) for of_set in sizes]
     row = ConcatRows([*sets[:1], ConcatRows(sets[1:])])
     blocks = np.cumsum([0, *map(len, sizes)]).tolist()
     every = [

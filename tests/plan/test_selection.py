@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from loaderd.errors import OptionError
 from loaderd.plan import selection
-from loaderd.plan.selection import HASHES, Hashed, Newest, Skip, Take, counts_that, numbers_that
+from loaderd.plan.selection import HASHES, HashSplit, Newest, Skip, Take, counts_that, numbers_that
 
 
-def part(start: float, stop: float, seed: int = 0, level: int = 0) -> Hashed:
-    return Hashed("record", seed, level, round(start * HASHES), round(stop * HASHES))
+def part(start: float, stop: float, seed: int = 0, level: int = 0) -> HashSplit:
+    return HashSplit("record", seed, level, round(start * HASHES), round(stop * HASHES))
 
 
 def test_a_record_never_changes_its_side():
@@ -35,7 +35,7 @@ def test_a_record_never_changes_its_side():
 )
 def test_parts_are_disjoint_and_cover(low: int, count: int, edges: list[int], seed: int):
     edges = [0, *sorted(edges), HASHES]
-    parts = [Hashed("record", seed, 0, start, stop).condition("x") for start, stop in pairwise(edges)]
+    parts = [HashSplit("record", seed, 0, start, stop).condition("x") for start, stop in pairwise(edges)]
     found = [number for condition in parts for number in numbers_that([condition], low, low + count).tolist()]
     assert sorted(found) == list(range(low, low + count))
     middle = low + count // 3
@@ -91,7 +91,7 @@ def test_neighbours_are_on_a_side_independently():
 
 def test_whole_shards_are_on_a_side():
     names = [f"{number:03}.tfrecord" for number in range(2000)]
-    sides = [Hashed("shard", 7, 0, *ends) for ends in ((0, HASHES // 4), (HASHES // 4, HASHES))]
+    sides = [HashSplit("shard", 7, 0, *ends) for ends in ((0, HASHES // 4), (HASHES // 4, HASHES))]
     of_each = [[side.has_shard(name) for side in sides] for name in names]
     assert all(sum(has) == 1 for has in of_each)
     assert sum(has[0] for has in of_each) == pytest.approx(500, abs=5 * (2000 * 3 / 16) ** 0.5)

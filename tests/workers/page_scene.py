@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.memory.batch_range import Run
+from loaderd.memory.batch_range import BatchRange
 from loaderd.memory.page import Page, new_bell, split_key, words_of
 from loaderd.memory.page_consumer import Taker
 from loaderd.workers.page_producer import Claim, Filler
@@ -101,9 +101,9 @@ class Scene:
         self.fillers[name] = Filler(self._view(name), seat, self.page.news(seat), self.consumer_bell)
         self.grant(name)
 
-    def grant(self, name: str, runs: list[Run] | None = None) -> None:
+    def grant(self, name: str, runs: list[BatchRange] | None = None) -> None:
         """A worker reads that it may make all, or these."""
-        all_of_them = [Run(0, self.num_steps, ((0, 0, SIZE),), ())]
+        all_of_them = [BatchRange(0, self.num_steps, ((0, 0, SIZE),), ())]
         self.page.add_news(self.fillers[name].seat)
         self.fillers[name].granted(self.generation, all_of_them if runs is None else runs)
 

@@ -7,7 +7,7 @@ import select
 import pytest
 from page_scene import SIZE, NewScene, Scene, claimed, do_at
 
-from loaderd.memory.batch_range import Run, without
+from loaderd.memory.batch_range import BatchRange, without
 from loaderd.memory.page import POSITION, WAKE_DAEMON_AT, key_of, silence, step_of
 from loaderd.workers.page_producer import Claim, Filler
 
@@ -15,15 +15,15 @@ from loaderd.workers.page_producer import Claim, Filler
 
 
 def test_a_run_says_where_each_of_its_batches_lies():
-    run = Run(4, 8, ((1, 10, 15),), ())
+    run = BatchRange(4, 8, ((1, 10, 15),), ())
     assert [run.segments_of(step) for step in range(4, 8)] == [((1, 10 + 5 * k, 15 + 5 * k),) for k in range(4)]
     assert run.num_records == 5
-    assert Run(4, 5, ((1, 10, 15), (0, 0, 3)), (1, 6)).num_records == 6
+    assert BatchRange(4, 5, ((1, 10, 15), (0, 0, 3)), (1, 6)).num_records == 6
 
 
 @pytest.mark.parametrize("step", range(3, 9))
 def test_without_a_step_the_others_lie_where_they_lay(step: int):
-    runs = [Run(4, 8, ((1, 10, 15),), ()), Run(8, 9, ((1, 30, 33), (0, 0, 2)), (1,))]
+    runs = [BatchRange(4, 8, ((1, 10, 15),), ()), BatchRange(8, 9, ((1, 30, 33), (0, 0, 2)), (1,))]
     places = {n: run.segments_of(n) for run in runs for n in range(run.first, run.stop) if n != step}
     left = without(runs, step)
     assert {n: run.segments_of(n) for run in left for n in range(run.first, run.stop)} == places
@@ -101,11 +101,11 @@ def test_a_slot_that_the_predecessor_left_is_kept(new_scene: NewScene):
     scene = new_scene(4)
     claim = claimed(scene, "A")
     scene.fillers["A"] = filler = Filler(scene.page, 0, scene.page.news(0), scene.consumer_bell)
-    scene.grant("A", [Run(1, 6, ((0, SIZE, 2 * SIZE),), ())])
+    scene.grant("A", [BatchRange(1, 6, ((0, SIZE, 2 * SIZE),), ())])
     while (other := filler.claim()) is not None:
         assert other.slot != claim.slot and other.step > 0
         filler.made(other)
-    scene.grant("A", [Run(0, 1, ((0, 0, SIZE),), (1,))])
+    scene.grant("A", [BatchRange(0, 1, ((0, 0, SIZE),), (1,))])
     again = claimed(scene, "A")
     assert (again.slot, again.step, again.run.num_records) == (claim.slot, 0, SIZE - 1)
 

@@ -29,8 +29,8 @@ from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
-from loaderd.plan.rows import SetRows
-from loaderd.plan.shares import HostShare, Rest
+from loaderd.plan.rows import DatasetRows
+from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.protocol.worker_messages import Indexed, IndexTask, LoadFault, LoadTask, ProbeTask, TrialTask
 from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
@@ -57,8 +57,8 @@ class Stage:
         files = list_shards([str(path) for path in paths])
         indexes = [build_index(file, options.block_records) for file in files]
         self.table = BlockTable(indexes, "raise")
-        share = HostShare(Rest(self.table.num_records), 0, 1, WINDOW)
-        self.plan = PassPlan(SetRows(self.table.counts, 3, True), BatchPlan(share, BATCH, "short", 1), 3, True, 0)
+        share = HostShare(EpochRemainder(self.table.num_records), 0, 1, WINDOW)
+        self.plan = PassPlan(DatasetRows(self.table.counts, 3, True), BatchPlan(share, BATCH, "short", 1), 3, True, 0)
         self.layout = WindowLayout(schema.row_bytes, share.largest_window)
         self.row_dtype = schema.row_dtype
         self.slot_layout = SlotLayout(schema.specs, BATCH)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from loaderd.daemon.pool.tasks import PlannedBatch
-from loaderd.memory.batch_range import Run
+from loaderd.memory.batch_range import BatchRange
 from loaderd.plan.batches import Segment
 
 
@@ -35,9 +35,9 @@ class Grant(NamedTuple):
         return [*front, Grant(self.batch(step + 1), self.stop)] if step + 1 < self.stop else front
 
     @property
-    def run(self) -> Run:
+    def run(self) -> BatchRange:
         """The grant as workers get it."""
-        return Run(self.first.step, self.stop, self.first.arena_segments, self.first.omit)
+        return BatchRange(self.first.step, self.stop, self.first.arena_segments, self.first.omit)
 
 
 class Withdrawal(NamedTuple):

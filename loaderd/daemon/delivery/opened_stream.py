@@ -17,7 +17,7 @@ from loaderd.memory.samples import Seen, encode_facts
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.positions import Course, Position, order_of
+from loaderd.plan.positions import PassSequence, Position, order_of
 from loaderd.protocol.messages import Listed, Opened, PageSize
 from loaderd.protocol.worker_messages import Attach, LoadTask, ProbeTask, TrialTask
 from loaderd.snapshots import Kernels
@@ -90,10 +90,10 @@ class OpenedStream:
         self._data = data
         self.stream.stop()
 
-    def _course_of(self, data: LocalData | RemoteData) -> Course:
+    def _course_of(self, data: LocalData | RemoteData) -> PassSequence:
         options = self._description.options
         _check_batch_size(options, data.rows.num_records)
-        return Course(options, data.rows.num_records, self._window_records, self._of(data), data.listing)
+        return PassSequence(options, data.rows.num_records, self._window_records, self._of(data), data.listing)
 
     def _of(self, data: LocalData | RemoteData) -> dict[str, Any]:
         options = self._description.options

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from loaderd.errors import NoShardsError
 from loaderd.options import OnCorrupt
-from loaderd.plan.selection import Condition, Hashed, Operation, Selection, counts_that, numbers_that
+from loaderd.plan.selection import Condition, HashSplit, Operation, Selection, counts_that, numbers_that
 from loaderd.protocol.worker_messages import FilePlace, Left
 from loaderd.randomness import key_of
 from loaderd.shards.shard_file import Block
@@ -108,7 +108,7 @@ def _column(parts: list[npt.NDArray[Any]]) -> Int64s:
     return joined
 
 
-def conditions_of(by_record: Sequence[Hashed], index: ShardIndex) -> list[Condition]:
+def conditions_of(by_record: Sequence[HashSplit], index: ShardIndex) -> list[Condition]:
     """The conditions that splits by records make for the records of a shard."""
     return [operation.condition(index.file.name) for operation in by_record]
 
@@ -125,13 +125,13 @@ class _Selection:
         self.counts = _column([index.counts for index in indexes])
         self.lows = _column([index.first_records for index in indexes])
         self.highs = self.lows + self.counts
-        self.by_record: list[Hashed] = []
+        self.by_record: list[HashSplit] = []
         self.clipped: dict[int, tuple[int, int]] = {}
 
     def apply(self, operation: Operation) -> None:
         """Apply ``operation``; raises NoShardsError if there were records, and it leaves none."""
         before = self.counts
-        if not isinstance(operation, Hashed):
+        if not isinstance(operation, HashSplit):
             self.counts = self._clip(*operation.range_of(int(before.sum())))
         elif operation.by == "shard":
             self.counts = self._of_shards(operation)
@@ -141,17 +141,17 @@ class _Selection:
         self.highs = np.where(self.counts > 0, self.highs, self.lows)
         if before.any() and not self.counts.any():
             num_shards = sum(bool(before[own].any()) for _, own in self.by_shard())
-            what = "shard" if isinstance(operation, Hashed) and operation.by == "shard" else "record"
+            what = "shard" if isinstance(operation, HashSplit) and operation.by == "shard" else "record"
             raise NoShardsError(
                 f"{operation} holds no {what}, of {before.sum()} records in {num_shards} shards",
-                hint=_HINTS[what] if isinstance(operation, Hashed) else "Choose a number that leaves some.",
+                hint=_HINTS[what] if isinstance(operation, HashSplit) else "Choose a number that leaves some.",
             )
 
     def by_shard(self) -> Iterator[tuple[ShardIndex, slice]]:
         """Each index, and which blocks of the table are its own."""
         return zip(self._indexes, itertools.starmap(slice, itertools.pairwise([0, *self._ends])), strict=True)
 
-    def _of_shards(self, operation: Hashed) -> Int64s:
+    def _of_shards(self, operation: HashSplit) -> Int64s:
         counts: Int64s = self.counts.copy()
         for index, own in self.by_shard():
             if not operation.has_shard(index.file.name):

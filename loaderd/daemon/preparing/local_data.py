@@ -21,7 +21,7 @@ from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, Wor
 from loaderd.options import OnCorrupt, StreamOptions, pickled_storage
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Listing
-from loaderd.plan.rows import SetRows
+from loaderd.plan.rows import DatasetRows
 from loaderd.plan.selection import Skip, Take, numbers_that
 from loaderd.protocol.worker_messages import FilePlace, Shards
 from loaderd.redaction import redacted
@@ -110,7 +110,7 @@ class LocalData:
                 raise NoShardsError(place + error.message, hint=error.hint) from None
         self._block_ends = list(accumulate(len(table.counts) for table in self._tables))
         self.compressions = [compression for table in self._tables for compression in table.compressions]
-        rows = [SetRows(table.counts, options.seed, bool(options.shuffle)) for table in self._tables]
+        rows = [DatasetRows(table.counts, options.seed, bool(options.shuffle)) for table in self._tables]
         self.rows = dataset.combine(iter(rows))
         entries = [_entry(*found) for found in zip(leaves, sets, self._tables, strict=True)]
         self.listing: Listing | None = _as_wanted(entries, wanted) if any(entries) else None

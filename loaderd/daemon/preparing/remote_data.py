@@ -11,7 +11,7 @@ from loaderd.daemon.preparing.error_context import naming
 from loaderd.errors import Damage, LoaderdError, WorkerError
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
-from loaderd.plan.rows import SetRows
+from loaderd.plan.rows import DatasetRows
 from loaderd.protocol.worker_messages import FilePlace
 from loaderd.remote.source import RemoteRows, RemoteSet
 from loaderd.remote.tables import Table
@@ -28,7 +28,7 @@ class RemoteData:
         self._table = table
         self._of = of
         self._counts = np.concatenate(table.counts)
-        rows = [SetRows(counts, options.seed, bool(options.shuffle)) for counts in table.counts]
+        rows = [DatasetRows(counts, options.seed, bool(options.shuffle)) for counts in table.counts]
         self.rows = table.dataset.combine(iter(rows))
         self.listing = table.listing
         self.of = table.of

@@ -18,8 +18,8 @@ from loaderd.memory.page import new_bell
 from loaderd.memory.page_consumer import Taker
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.rows import SetRows
-from loaderd.plan.shares import HostShare, Rest
+from loaderd.plan.rows import DatasetRows
+from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.protocol.worker_messages import Granted, LoadFault
 
 
@@ -27,8 +27,8 @@ from loaderd.protocol.worker_messages import Granted, LoadFault
 def test_consumers_hear_what_a_batch_lacks_before_a_worker_may_make_it(loses: bool):
     """Also where what was granted is told early, as a worker is lost: another one could make it at once."""
     crew = Crew()
-    batches = BatchPlan(HostShare(Rest(40), 0, 1, 40), 10, "short", 1)
-    plan = PassPlan(SetRows(np.full(4, 10), 0, True), batches, 0, True, 0)
+    batches = BatchPlan(HostShare(EpochRemainder(40), 0, 1, 40), 10, "short", 1)
+    plan = PassPlan(DatasetRows(np.full(4, 10), 0, True), batches, 0, True, 0)
     stream = Stream(
         lambda _: plan,
         new_page(8, 2),
@@ -75,8 +75,8 @@ class Damaged:
     """A stream of one window, all loaded, and its consumer; ``every``: which of the records of a task are damaged."""
 
     def __init__(self, num_records: int, batch_size: int, num_slots: int, every: int, skip_damaged: bool) -> None:
-        batches = BatchPlan(HostShare(Rest(num_records), 0, 1, num_records), batch_size, "short", 1)
-        plan = PassPlan(SetRows(np.full(num_records >> 6, 64), 0, True), batches, 0, True, 0)
+        batches = BatchPlan(HostShare(EpochRemainder(num_records), 0, 1, num_records), batch_size, "short", 1)
+        plan = PassPlan(DatasetRows(np.full(num_records >> 6, 64), 0, True), batches, 0, True, 0)
         self.stream = Stream(
             lambda _: plan,
             page := new_page(num_slots, 2),

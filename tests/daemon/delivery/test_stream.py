@@ -21,8 +21,8 @@ from loaderd.errors import LoaderdError, from_wire, to_wire
 from loaderd.memory.page import POSITION
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.positions import Course
-from loaderd.plan.rows import SetRows
+from loaderd.plan.positions import PassSequence
+from loaderd.plan.rows import DatasetRows
 from loaderd.protocol.worker_messages import Done, LoadFault
 
 _STEPS_OF_AN_ENDLESS_PASS = 25
@@ -54,9 +54,9 @@ class StreamMachine(StreamWorld):
         host = host if sum(counts) >= host[1] else (0, 1)
         batch_size = min(batch_size, sum(counts) // host[1])  # larger ones are refused
         options = StreamOptions(batch_size, epochs, shuffle, remainder=remainder, shard=host)
-        self.course = Course(options, sum(counts), window_records, {})
+        self.course = PassSequence(options, sum(counts), window_records, {})
         self.num_records, self.num_hosts, self.window_records = sum(counts), host[1], window_records
-        rows = SetRows(np.array(counts), 7, shuffle)
+        rows = DatasetRows(np.array(counts), 7, shuffle)
         self.make_plan = lambda pass_: PassPlan(rows, self.course.batches(pass_), 7, shuffle, pass_.first_epoch)
         # What others began and left in parts of a row or two takes as many arenas as a batch has rows.
         num_arenas = 2 * batch_size + 2 + sizes["more_arenas"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from loaderd.daemon.preparing.block_table import BlockTable
 from loaderd.errors import NoShardsError
-from loaderd.plan.selection import HASHES, Hashed, Newest, Operation, Skip, Take, numbers_that
+from loaderd.plan.selection import HASHES, HashSplit, Newest, Operation, Skip, Take, numbers_that
 from loaderd.randomness import key_of
 from loaderd.shards.crc import masked_crc
 from loaderd.shards.files import list_shards
@@ -147,7 +147,7 @@ operations = st.one_of(
     st.builds(Skip, st.integers(0, 100)),
     st.builds(Newest, counts_to_cut),
     st.builds(
-        lambda by, seed, level, edges: Hashed(by, seed, level, *sorted(edges)),
+        lambda by, seed, level, edges: HashSplit(by, seed, level, *sorted(edges)),
         st.sampled_from(["record", "shard"]),
         st.integers(0, 3),
         st.integers(0, 2),
@@ -191,7 +191,7 @@ def test_parts_are_disjoint_and_cover_and_stay_when_shards_are_added(
     indexes = [made_up(f"{number}.tfrecord", blocks) for number, blocks in enumerate(shards)]
     there_first = data.draw(st.lists(st.sampled_from(range(len(shards))), unique=True).map(sorted)) if shards else []
 
-    def part_of(numbers: Sequence[int], part: Hashed) -> list[Record]:
+    def part_of(numbers: Sequence[int], part: HashSplit) -> list[Record]:
         try:
             table = BlockTable([indexes[number] for number in numbers], "raise", (part,))
         except NoShardsError:
@@ -200,7 +200,7 @@ def test_parts_are_disjoint_and_cover_and_stay_when_shards_are_added(
 
     everything = []
     for ends in itertools.pairwise([0, *sorted(edges), HASHES]):
-        part = Hashed(by, 3, 0, *ends)
+        part = HashSplit(by, 3, 0, *ends)
         found = part_of(range(len(shards)), part)
         assert part_of(there_first, part) == [(shard, n) for shard, n in found if shard in there_first]
         everything += found
@@ -209,7 +209,7 @@ def test_parts_are_disjoint_and_cover_and_stay_when_shards_are_added(
 
 def test_the_error_says_which_operation_leaves_nothing():
     indexes = [made_up(f"{number}.tfrecord", [(10, 0)]) for number in range(3)]
-    nothing = Hashed("shard", 5, 0, HASHES - 1, HASHES)
+    nothing = HashSplit("shard", 5, 0, HASHES - 1, HASHES)
     with pytest.raises(NoShardsError) as caught:
         BlockTable(indexes, "raise", (Take(25), nothing, Take(3)))
     assert str(caught.value).startswith(
@@ -231,7 +231,7 @@ def test_a_block_costs_the_messages_more_only_where_something_is_left_out():
 
 # ---------------------------------------------------------------------------------------------- the digest
 
-HALF = Hashed("record", 0, 0, 0, HASHES // 2)
+HALF = HashSplit("record", 0, 0, 0, HASHES // 2)
 
 
 def digest(shards: list[ShardIndex], *selection: Operation) -> str:
@@ -258,8 +258,8 @@ def test_what_changes_the_digest():
         digest([made_up("a", [(40, 0), (30, 3)], 7), shards[1]]),
         digest([made_up("a", [(30, 0), (40, 2)], 7), shards[1]]),
         digest(shards, HALF),
-        digest(shards, Hashed("record", 1, 0, 0, HASHES // 2)),
-        digest(shards, Hashed("record", 0, 0, HASHES // 2, HASHES)),
+        digest(shards, HashSplit("record", 1, 0, 0, HASHES // 2)),
+        digest(shards, HashSplit("record", 0, 0, HASHES // 2, HASHES)),
         digest([made_up("z", blocks, 7), shards[1]], HALF),
         digest(shards, Take(100)),
         digest(shards, Skip(1)),
