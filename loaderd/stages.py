@@ -21,7 +21,7 @@ class Stage(IntEnum):
     """Parsing records, and writing each row to its place."""
 
 
-class Spent(Protocol):
+class StageTimes(Protocol):
     """Nanoseconds by stage, or by field: a list, or words of a page."""
 
     def __getitem__(self, stage: int, /) -> int: ...

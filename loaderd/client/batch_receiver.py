@@ -20,7 +20,7 @@ from loaderd.memory.page import (
     Page,
     silence,
 )
-from loaderd.memory.page_consumer import Taker
+from loaderd.memory.page_consumer import PageConsumer
 from loaderd.memory.samples import wait_class
 from loaderd.protocol.messages import Broken
 
@@ -40,7 +40,7 @@ class BatchReceiver:
         """The step of the batch that was taken last."""
         self._fds = fds
         self._page = page
-        self._taker = Taker(page, daemon_bell, bells)
+        self._taker = PageConsumer(page, daemon_bell, bells)
         self._generation = self._news = 0
         self._broken: dict[int, Broken] = {}
 

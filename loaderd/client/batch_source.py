@@ -17,7 +17,7 @@ from loaderd.client.shutdown import Shutdown
 from loaderd.client.skips import Skips
 from loaderd.errors import LoaderdError
 from loaderd.memory.page import COPIES_AHEAD, DEVICE_WAIT_NS
-from loaderd.memory.page_view import Watched
+from loaderd.memory.page_view import PageView
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing, Pass
 from loaderd.plan.positions import PassSequence, Position
@@ -86,7 +86,7 @@ class Stream(Shutdown, ABC):
         return 0
 
     @property
-    def watched(self) -> Watched | None:
+    def watched(self) -> PageView | None:
         """Its page; None where there is none, and in a group."""
         return None
 

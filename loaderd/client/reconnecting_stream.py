@@ -42,7 +42,7 @@ from loaderd.errors import (
     ShardError,
 )
 from loaderd.memory.page import COPY_NS
-from loaderd.memory.page_view import Watched
+from loaderd.memory.page_view import PageView
 from loaderd.plan.passes import Listing, Pass, pass_of
 from loaderd.plan.positions import PassSequence, Position, check_epoch, compare, compare_listings
 from loaderd.progress import ProgressDisplay
@@ -94,7 +94,7 @@ class ReconnectingStream(Stream):
         return self._now.num_lent
 
     @property
-    def watched(self) -> Watched | None:
+    def watched(self) -> PageView | None:
         return self._now.watched
 
     def course_of(self, of: Pass | Position) -> PassSequence:

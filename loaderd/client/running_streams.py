@@ -16,7 +16,7 @@ from pathlib import Path
 from loaderd import processes
 from loaderd.errors import DaemonError
 from loaderd.memory.anonymous import SharedMemory
-from loaderd.memory.page_view import Watched
+from loaderd.memory.page_view import PageView
 from loaderd.memory.samples import PAGE_NAME
 
 _PROC = Path("/proc")
@@ -34,7 +34,7 @@ class RunningStream:
     inode: int
     """Tells the streams of a server apart."""
     command: str
-    watched: Watched
+    watched: PageView
 
     @property
     def consumer(self) -> int:
@@ -88,7 +88,7 @@ def _open(daemon: int, number: int) -> RunningStream | None:
         return None
     memory = SharedMemory(fd)
     memory.close_fd()
-    watched = Watched.of(memory.bytes)
+    watched = PageView.of(memory.bytes)
     consumer = watched.now().consumer_pid
     if not consumer:
         if processes.name_of(daemon) == _SERVER:

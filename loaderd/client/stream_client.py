@@ -28,7 +28,7 @@ from loaderd.errors import LoaderdError, from_wire
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
 from loaderd.memory.page import FACTS_BYTES, MAX_GENERATION, Page
-from loaderd.memory.page_view import Watched
+from loaderd.memory.page_view import PageView
 from loaderd.plan.passes import Listing, Pass
 from loaderd.progress import ProgressDisplay
 from loaderd.protocol.descriptors import standard_is_taken
@@ -61,7 +61,7 @@ class StreamClient(RpcClient):
         super().__init__(source)
         self._asked_before = StorageCounts() if before is None else before._asked
         self._generation = 0
-        self.watched: Watched | None = None
+        self.watched: PageView | None = None
         """The stream's page and facts; None in a group, whose members do not see them."""
         self._skips: dict[int, Skipped] = {}
         self._reader: SlotReader | None = None
@@ -132,7 +132,7 @@ class StreamClient(RpcClient):
         words.close_fd()
         bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
         page = Page(words.bytes, num_slots, num_seats)
-        self.watched = Watched.of(words.bytes) if page.words[FACTS_BYTES] else None
+        self.watched = PageView.of(words.bytes) if page.words[FACTS_BYTES] else None
         self._intake = BatchReceiver(page, bells)
         weakref.finalize(self, self._intake.close).atexit = False
         self._poll.register(bells[0], select.POLLIN)

@@ -30,7 +30,7 @@ from loaderd.daemon.preparing.schema_check import SchemaCheck
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.memory.page import MAX_GENERATION
-from loaderd.memory.page_consumer import Taker
+from loaderd.memory.page_consumer import PageConsumer
 from loaderd.options import MAX_STEP, require
 from loaderd.plan.passes import pass_of
 from loaderd.protocol.messages import (
@@ -244,7 +244,7 @@ class Session:
             self.members = PageReader(opened.stream)
         else:
             bell = self._workforce.bell
-            self._feed = Feed(opened.stream, Taker(opened.page, bell, self._workforce.pool.bells))
+            self._feed = Feed(opened.stream, PageConsumer(opened.page, bell, self._workforce.pool.bells))
             self.members = self._group(self._feed)
         for member in self.present:
             self.members.join(member)

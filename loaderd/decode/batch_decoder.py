@@ -35,7 +35,7 @@ from loaderd.schema.fields import parts_of
 from loaderd.schema.representable import in_dtype, integer_limits
 from loaderd.schema.specs import spec_of
 from loaderd.snapshots import Kernels
-from loaderd.stages import Spent
+from loaderd.stages import StageTimes
 
 # A chunk of chess records takes 40 calls of numpy, which cost 25 µs however few the records are: 890 ns a record in
 # chunks of 98, 640 in chunks of 196, 500 in chunks of 512. Saving this is worth more than fitting a cache of 1 MiB.
@@ -55,14 +55,14 @@ class BatchDecoder:
     places: if there are more fields, the last place is for all remaining ones. None: nobody wants to know.
     """
 
-    def __init__(self, schema: Schema, spent: Spent | None = None, num_places: int = 0) -> None:
+    def __init__(self, schema: Schema, spent: StageTimes | None = None, num_places: int = 0) -> None:
         self._row_bytes = schema.row_bytes
         self.specs = schema.specs
         self._values: dict[str, AnyArray] = {}
         """Of the chunk that is being decoded, the fields by name, which derived ones read."""
         self._fields = {name: _engine(schema, name, self._values) for name in schema.made_fields}
         self._clock = _EverySoOften()
-        self._spent: Spent = [0] * len(self._fields) if spent is None else spent
+        self._spent: StageTimes = [0] * len(self._fields) if spent is None else spent
         self._last_place = len(self._fields) - 1 if spent is None else num_places - 1
         intermediates = {name: schema.spec_of(name) for name in self._fields if name not in self.specs}
         engines = list(self._fields.values())

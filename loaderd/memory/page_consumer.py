@@ -18,7 +18,7 @@ from loaderd.memory.page import (
 )
 
 
-class Taker:
+class PageConsumer:
     """For one thread at a time. The caller keeps ``daemon_bell`` and ``bells``, one of each seat, and closes them.
 
     Takes 2 µs a batch.

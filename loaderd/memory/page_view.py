@@ -12,14 +12,14 @@ from loaderd.memory.samples import open_page, read_samples, snapshot
 from loaderd.snapshots import Facts, Snapshot
 
 
-class Watched(NamedTuple):
+class PageView(NamedTuple):
     """Reads only. The memory may be another process's, mapped read-only."""
 
     page: Page
     facts: Facts
 
     @classmethod
-    def of(cls, memory: npt.NDArray[np.uint8]) -> Watched:
+    def of(cls, memory: npt.NDArray[np.uint8]) -> PageView:
         """Of the page in ``memory``. Raises DaemonError where that is of another version."""
         return cls(*open_page(memory))
 

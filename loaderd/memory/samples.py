@@ -7,8 +7,8 @@
 
 Besides the consumer, any process of the same user can read a page: it is a memfd that the daemon has open, found in
 /proc/PID/fd. So the page says itself how it is laid out (LAYOUT, NUM_SLOTS, NUM_SEATS). A sample holds the sums of
-what the workers count, and what only the daemon measures (:class:`Seen`). A reader copies all samples, then looks how
-many have been written since, and leaves out those that were overwritten meanwhile.
+what the workers count, and what only the daemon measures (:class:`Gauge`). A reader copies all samples, then looks
+how many have been written since, and leaves out those that were overwritten meanwhile.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NUM_CONSUMER = CONSUMER.stop - CONSUMER.start
 _COUNTED, _SEEN = 1 + _NUM_CONSUMER, 1 + _NUM_CONSUMER + NUM_COUNTERS
 
 
-class Seen(IntEnum):
+class Gauge(IntEnum):
     """What the daemon measures."""
 
     CONSUMER_CPU_NS = 0
@@ -130,10 +130,10 @@ def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
     return Page(memory, num_slots, num_seats), facts
 
 
-def write_sample(page: Page, seen: Mapping[Seen, int]) -> None:
+def write_sample(page: Page, seen: Mapping[Gauge, int]) -> None:
     """Daemon: write a sample of all counts. Takes 100 µs."""
     counts = [*page.words[CONSUMER].tolist(), *page.totals()]
-    page.add_sample([time.monotonic_ns(), *counts, *[seen.get(what, 0) for what in Seen]])
+    page.add_sample([time.monotonic_ns(), *counts, *[seen.get(what, 0) for what in Gauge]])
 
 
 def read_samples(page: Page, facts: Facts) -> list[Snapshot]:
@@ -150,14 +150,14 @@ def read_samples(page: Page, facts: Facts) -> list[Snapshot]:
 
 def snapshot(page: Page, facts: Facts) -> Snapshot:
     """All counts up to now; what only the daemon measures is 0."""
-    words = [time.monotonic_ns(), *page.words[CONSUMER].tolist(), *page.totals(), *[0] * len(Seen)]
+    words = [time.monotonic_ns(), *page.words[CONSUMER].tolist(), *page.totals(), *[0] * len(Gauge)]
     return _snapshot(words, facts.fields)
 
 
 def _snapshot(words: Sequence[int], fields: Sequence[str], error: str = "") -> Snapshot:
     consumer = {word: words[1 + word - CONSUMER.start] for word in range(CONSUMER.start, CONSUMER.stop)}
     counted = words[_COUNTED:_SEEN]
-    seen = {what: words[_SEEN + what] for what in Seen}
+    seen = {what: words[_SEEN + what] for what in Gauge}
     stage_s, field_s = spent_of(counted, fields)
     return Snapshot(
         time_s=words[0] / 1e9,
@@ -172,29 +172,29 @@ def _snapshot(words: Sequence[int], fields: Sequence[str], error: str = "") -> S
         stage_s=stage_s,
         field_s=field_s,
         consumer_pid=consumer[CONSUMER_PID],
-        consumer_cpu_s=seen[Seen.CONSUMER_CPU_NS] / 1e9,
-        thread_cpu_s=seen[Seen.THREAD_CPU_NS] / 1e9,
-        thread_delay_s=seen[Seen.THREAD_DELAY_NS] / 1e9,
-        uses_accelerator=bool(seen[Seen.USES_ACCELERATOR]),
-        worker_cpu_s=seen[Seen.WORKER_CPU_NS] / 1e9,
-        delay_s=seen[Seen.DELAY_NS] / 1e9,
-        idle_s=seen[Seen.IDLE_NS] / 1e9,
-        stopped_s=seen[Seen.STOPPED_NS] / 1e9,
-        cores=seen[Seen.CORES],
-        nice=seen[Seen.NICE],
-        throttled_s=seen[Seen.THROTTLED_NS] / 1e9,
-        memory_stall_s=seen[Seen.MEMORY_STALL_NS] / 1e9,
-        asked_bytes=seen[Seen.ASKED_BYTES],
-        fetched_bytes=seen[Seen.FETCHED_BYTES],
-        epoch=seen[Seen.EPOCH],
-        batch=seen[Seen.BATCH],
-        slots_full=seen[Seen.SLOTS_FULL],
-        windows_ready=seen[Seen.WINDOWS_READY],
-        workers_restarted=seen[Seen.WORKERS_RESTARTED],
-        damaged=seen[Seen.DAMAGED],
-        kernels="compiled" if seen[Seen.IS_COMPILED] else "numpy",
-        outage=Outage(seen[Seen.OUTAGE_NS] / 1e9, seen[Seen.OUTAGE_FAILURES], error)
-        if seen[Seen.OUTAGE_NS]
+        consumer_cpu_s=seen[Gauge.CONSUMER_CPU_NS] / 1e9,
+        thread_cpu_s=seen[Gauge.THREAD_CPU_NS] / 1e9,
+        thread_delay_s=seen[Gauge.THREAD_DELAY_NS] / 1e9,
+        uses_accelerator=bool(seen[Gauge.USES_ACCELERATOR]),
+        worker_cpu_s=seen[Gauge.WORKER_CPU_NS] / 1e9,
+        delay_s=seen[Gauge.DELAY_NS] / 1e9,
+        idle_s=seen[Gauge.IDLE_NS] / 1e9,
+        stopped_s=seen[Gauge.STOPPED_NS] / 1e9,
+        cores=seen[Gauge.CORES],
+        nice=seen[Gauge.NICE],
+        throttled_s=seen[Gauge.THROTTLED_NS] / 1e9,
+        memory_stall_s=seen[Gauge.MEMORY_STALL_NS] / 1e9,
+        asked_bytes=seen[Gauge.ASKED_BYTES],
+        fetched_bytes=seen[Gauge.FETCHED_BYTES],
+        epoch=seen[Gauge.EPOCH],
+        batch=seen[Gauge.BATCH],
+        slots_full=seen[Gauge.SLOTS_FULL],
+        windows_ready=seen[Gauge.WINDOWS_READY],
+        workers_restarted=seen[Gauge.WORKERS_RESTARTED],
+        damaged=seen[Gauge.DAMAGED],
+        kernels="compiled" if seen[Gauge.IS_COMPILED] else "numpy",
+        outage=Outage(seen[Gauge.OUTAGE_NS] / 1e9, seen[Gauge.OUTAGE_FAILURES], error)
+        if seen[Gauge.OUTAGE_NS]
         else None,
     )
 

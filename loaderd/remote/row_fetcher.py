@@ -24,7 +24,7 @@ from loaderd.remote.servers import Lacking, Servers
 from loaderd.remote.source import RemoteRows
 from loaderd.remote.tickets import Fault, Range, RowsTicket, to_json
 from loaderd.snapshots import Outage
-from loaderd.stages import Spent, Stage
+from loaderd.stages import Stage, StageTimes
 
 # A request costs both sides together some 600 µs, however little it asks for, and a server gives 1 MiB at most, or
 # one row.
@@ -91,7 +91,7 @@ class RowFetcher:
         tell: Callable[[int], None],
         say: Callable[[str], None],
         wake: Callable[[], None],
-        spent: Spent,
+        spent: StageTimes,
     ) -> None:
         self._data = data
         self._tell = tell

@@ -19,7 +19,7 @@ from loaderd.shards.fetches import Fetches
 from loaderd.shards.files import open_shard, read_shard
 from loaderd.shards.framing import Ends, Piece
 from loaderd.shards.shard_file import Block, Compression, OpenFile, ShardFile, is_remote
-from loaderd.stages import Spent, Stage
+from loaderd.stages import Stage, StageTimes
 
 _MAX_OPEN_FILES = 64
 _OTHER_OPEN_FILES = 16  # sockets, memories, and what a user's function opens
@@ -67,11 +67,11 @@ class Reading:
     """
 
     def __init__(
-        self, on_read: OnRead = tell_nobody, access: Access | None = None, spent: Spent | None = None
+        self, on_read: OnRead = tell_nobody, access: Access | None = None, spent: StageTimes | None = None
     ) -> None:
         self.on_read = on_read
         self.access = access or Access()
-        self.spent: Spent = [0] * len(Stage) if spent is None else spent
+        self.spent: StageTimes = [0] * len(Stage) if spent is None else spent
 
 
 class ShardFiles:

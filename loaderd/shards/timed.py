@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 
 from loaderd.shards.shard_file import Readable
-from loaderd.stages import Spent, Stage
+from loaderd.stages import Stage, StageTimes
 
 
 class TimedFile:
     """A file; the time that its reads take is added to ``spent``."""
 
-    def __init__(self, file: Readable, spent: Spent) -> None:
+    def __init__(self, file: Readable, spent: StageTimes) -> None:
         self._file = file
         self._spent = spent
 
@@ -26,7 +26,7 @@ class TimedFile:
 
 
 @contextlib.contextmanager
-def inflating(spent: Spent) -> Iterator[None]:
+def inflating(spent: StageTimes) -> Iterator[None]:
     """The time in this context counts as inflating, except for the reads in it, which count as reading."""
     began_ns = time.monotonic_ns() - spent[Stage.READ]
     try:

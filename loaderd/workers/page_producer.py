@@ -30,7 +30,7 @@ class Claim(NamedTuple):
         return self.run.segments_of(self.step)
 
 
-class Filler:
+class PageProducer:
     """Says what the worker of ``seat`` makes of a stream. The caller keeps ``consumer_bell``, and closes it.
 
     ``news``: how many Granted and Withdrawn were sent to the seat before; it does not wait for these.

@@ -62,7 +62,7 @@ from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import is_remote
 from loaderd.stages import Stage
 from loaderd.workers.file_rows import FileRows
-from loaderd.workers.page_producer import Claim, Filler
+from loaderd.workers.page_producer import Claim, PageProducer
 from loaderd.workers.task_runner import Executor, index_group, list_set
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ _DOING |= {ProbeTask: "trying records", LoadTask: "loading records", TrialTask: 
 class _Stream:
     """What a worker has of a stream."""
 
-    def __init__(self, number: int, executor: Executor, filler: Filler, consumer_bell: int) -> None:
+    def __init__(self, number: int, executor: Executor, filler: PageProducer, consumer_bell: int) -> None:
         self.number = number
         self.executor = executor
         self.filler = filler
@@ -199,7 +199,7 @@ class Worker:
         spent = page.spent(self._seat)
         rows = self._rows_of(description, message.source, spent)
         executor = Executor(description, rows, message.max_rows, windows, slots, spent)
-        filler = Filler(page, self._seat, message.news, consumer_bell)
+        filler = PageProducer(page, self._seat, message.news, consumer_bell)
         stream = self._streams[message.stream] = _Stream(message.stream, executor, filler, consumer_bell)
         self._turns.append(stream)
 
@@ -318,7 +318,7 @@ class Worker:
             stream.filler.page.say_sleeps(self._seat, False)
             self._count_sleep(stream.filler, slept_ns, stream.number in on_their_way)
 
-    def _count_sleep(self, filler: Filler, slept_ns: int, rows_are_on_their_way: bool) -> None:
+    def _count_sleep(self, filler: PageProducer, slept_ns: int, rows_are_on_their_way: bool) -> None:
         page = filler.page
         if not filler.has_slot:
             page.count(self._seat, Counter.SLOT_WAIT_NS, slept_ns)

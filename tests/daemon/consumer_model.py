@@ -15,7 +15,7 @@ from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.pool.tasks import MAX_DEATHS, LoadWork, Task, TrialWork
 from loaderd.errors import ShardReadError, to_wire
 from loaderd.memory.page import POSITION, split_key
-from loaderd.memory.page_consumer import Taker
+from loaderd.memory.page_consumer import PageConsumer
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
@@ -72,7 +72,7 @@ class Consumer:
             blame=lambda records, error, **_: error,
         )
         self.granting = crew.attach(self.stream)
-        self.taker = Taker(self.page, crew.workforce.bell, crew.pool.bells)
+        self.taker = PageConsumer(self.page, crew.workforce.bell, crew.pool.bells)
         self.feed = Feed(self.stream, self.taker)
         self.generations = count(1)
         self.lent: set[int] = set()

@@ -12,7 +12,7 @@ from loaderd.daemon.delivery.events import Delivery, PassEnd
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.pool.tasks import LoadWork, TrialWork
-from loaderd.memory.page_consumer import Taker
+from loaderd.memory.page_consumer import PageConsumer
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
@@ -50,7 +50,7 @@ class Line:
             blame=lambda records, error, **_: error,
         )
         self.granting = self.crew.attach(self.stream)
-        self.feed = Feed(self.stream, Taker(self.stream.page, self.crew.workforce.bell, self.crew.pool.bells))
+        self.feed = Feed(self.stream, PageConsumer(self.stream.page, self.crew.workforce.bell, self.crew.pool.bells))
         self.crew.start(workers)
         for hand in self.crew.hands.values():
             hand.start()

@@ -16,9 +16,9 @@ from loaderd.daemon.delivery.events import Delivery, FailedBatch, Note, Omission
 from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
 from loaderd.errors import LoaderdError, to_wire
 from loaderd.memory.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key
-from loaderd.memory.page_consumer import Taker
+from loaderd.memory.page_consumer import PageConsumer
 from loaderd.protocol.worker_messages import FillFailed, RowFault
-from loaderd.workers.page_producer import Claim, Filler
+from loaderd.workers.page_producer import Claim, PageProducer
 
 
 def is_rung(bell: int) -> bool:
@@ -33,7 +33,7 @@ class Hand:
     """The worker of a seat, as far as it makes batches."""
 
     def __init__(self, page: Page, seat: int, bell: int, consumer_bell: int) -> None:
-        self.filler = Filler(page, seat, page.news(seat), consumer_bell)
+        self.filler = PageProducer(page, seat, page.news(seat), consumer_bell)
         self.unread: deque[tuple[int, list[Grant] | Withdrawal]] = deque()
         """Granted and Withdrawn."""
         self.unheard: deque[FillFailed] = deque()
@@ -96,7 +96,7 @@ class Consumer:
     """Takes batches as a client does: what the daemon has said of a batch is read before it is taken."""
 
     def __init__(self, page: Page, bell: int, daemon_bell: int, bells: list[int]) -> None:
-        self.taker = Taker(page, daemon_bell, bells)
+        self.taker = PageConsumer(page, daemon_bell, bells)
         self.unread: deque[tuple[int, Note]] = deque()
         self.asleep = False
         self._page = page

@@ -11,7 +11,7 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import LoadWork, Task
 from loaderd.memory.page import Page, words_of
 from loaderd.protocol.worker_messages import Granted, Loaded, LoadFault, TriedOut, Withdrawn
-from loaderd.workers.page_producer import Claim, Filler
+from loaderd.workers.page_producer import Claim, PageProducer
 
 
 def new_page(num_slots: int, num_seats: int) -> Page:
@@ -37,7 +37,7 @@ class PageWorker:
     """The worker of a seat: it reads what it is told no sooner than it must, as a process that is slow."""
 
     def __init__(self, page: Page, seat: int, news: int, consumer_bell: int) -> None:
-        self.filler = Filler(page, seat, news, consumer_bell)
+        self.filler = PageProducer(page, seat, news, consumer_bell)
         self._unread: deque[Granted | Withdrawn] = deque()
 
     def tell(self, message: Granted | Withdrawn) -> None:

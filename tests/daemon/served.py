@@ -20,7 +20,7 @@ from loaderd.errors import from_wire
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout
 from loaderd.memory.page import Page, silence
-from loaderd.memory.page_consumer import Taker
+from loaderd.memory.page_consumer import PageConsumer
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import PassSequence
@@ -100,7 +100,7 @@ class Consumer:
             memory.close_fd()
         self._bells = [self.channel.take_fd() for _ in range(2 + num_seats)]
         self.page = Page(words.bytes, num_slots, num_seats)
-        self.taker = Taker(self.page, self._bells[1], self._bells[2:])
+        self.taker = PageConsumer(self.page, self._bells[1], self._bells[2:])
         self.layout = SlotLayout(self.schema.specs, batch_size)
         return self
 

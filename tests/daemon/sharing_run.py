@@ -17,7 +17,7 @@ from loaderd.daemon.groups.members import Handed, Members, PassKey, key_of
 from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import ShardReadError, to_wire
 from loaderd.memory.page import MAX_GENERATION, new_bell
-from loaderd.memory.page_consumer import Taker
+from loaderd.memory.page_consumer import PageConsumer
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
@@ -54,7 +54,7 @@ class Workshop:
         )
         self.bell, *self.bells = [new_bell() for _ in range(1 + NUM_WORKERS)]
         self.close = weakref.finalize(self, _close, [self.bell, *self.bells])
-        self._taker = Taker(self.page, self.bell, self.bells)
+        self._taker = PageConsumer(self.page, self.bell, self.bells)
         self.feed = Feed(self.stream, self._taker)
         self.readers: dict[int, list[int]] = {}
         """By slot, the members that it is lent to."""

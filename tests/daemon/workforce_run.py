@@ -32,7 +32,7 @@ from loaderd.protocol.worker_messages import (
     TaskFailed,
     Withdrawn,
 )
-from loaderd.workers.page_producer import Claim, Filler
+from loaderd.workers.page_producer import Claim, PageProducer
 
 
 def was_rung(bell: int) -> bool:
@@ -147,7 +147,7 @@ class Hand:
         self.started = False
         self.sleeps = False
         self.job: Job | None = None
-        self.fillers: dict[int, Filler] = {}
+        self.fillers: dict[int, PageProducer] = {}
         self.tasks: deque[Task] = deque()
         self._crew = crew
         self._turns: deque[int] = deque()
@@ -165,7 +165,7 @@ class Hand:
             page = self._crew.pages[message.stream]
             if message.stream not in self._turns:
                 self._turns.append(message.stream)
-            self.fillers[message.stream] = Filler(page, self.seat, message.news, self._crew.workforce.bell)
+            self.fillers[message.stream] = PageProducer(page, self.seat, message.news, self._crew.workforce.bell)
             self.said.append(Attached())
 
     def start(self) -> None:

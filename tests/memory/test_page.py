@@ -37,7 +37,7 @@ from loaderd.memory.page import (
     step_of,
     words_of,
 )
-from loaderd.memory.page_consumer import Taker
+from loaderd.memory.page_consumer import PageConsumer
 from loaderd.options import MAX_STEP
 from loaderd.stages import Stage
 
@@ -271,7 +271,7 @@ def test_a_bell_may_be_rung_too_often():
 
 def test_batches_are_taken_in_order_wherever_they_lie(bells: list[int]):
     page = Memory(4, 2).page
-    taker = Taker(page, bells[0], bells[1:])
+    taker = PageConsumer(page, bells[0], bells[1:])
     taker.begin(3, 7)
     assert not taker.has_batch() and taker.step == 7
     fill(page, 2, key_of(3, 8), 4)
@@ -290,7 +290,7 @@ def test_batches_are_taken_in_order_wherever_they_lie(bells: list[int]):
 
 def test_what_is_there_twice_is_taken_once(bells: list[int]):
     page = Memory(4, 2).page
-    taker = Taker(page, bells[0], bells[1:])
+    taker = PageConsumer(page, bells[0], bells[1:])
     taker.begin(1, 0)
     page.claim(0, key_of(1, 0))  # and never filled
     fill(page, 1, key_of(1, 0))
@@ -306,7 +306,7 @@ def test_what_is_there_twice_is_taken_once(bells: list[int]):
 
 def test_who_begins_anew_keeps_what_it_has_and_passes_the_rest_over(bells: list[int]):
     page = Memory(4, 2).page
-    taker = Taker(page, bells[0], bells[1:])
+    taker = PageConsumer(page, bells[0], bells[1:])
     taker.begin(1, 0)
     for slot in range(3):
         fill(page, slot, key_of(1, slot))
@@ -324,7 +324,7 @@ def test_who_begins_anew_keeps_what_it_has_and_passes_the_rest_over(bells: list[
 
 def test_a_batch_that_is_skipped_is_passed_over(bells: list[int]):
     page = Memory(2, 2).page
-    taker = Taker(page, bells[0], bells[1:])
+    taker = PageConsumer(page, bells[0], bells[1:])
     taker.begin(1, 0)
     fill(page, 0, key_of(1, 0))
     fill(page, 1, key_of(1, 1))
@@ -338,7 +338,7 @@ def test_a_batch_that_is_skipped_is_passed_over(bells: list[int]):
 
 def test_whoever_sleeps_is_rung_for_when_a_slot_of_its_own_is_given_back(bells: list[int]):
     page = Memory(4, 2).page
-    taker = Taker(page, bells[0], bells[1:])
+    taker = PageConsumer(page, bells[0], bells[1:])
     taker.begin(1, 0)
     for step in range(3):
         fill(page, step, key_of(1, step))
@@ -357,7 +357,7 @@ def test_whoever_sleeps_is_rung_for_when_a_slot_of_its_own_is_given_back(bells: 
 def test_the_daemon_is_rung_for_once_for_each_place(bells: list[int]):
     page = Memory(2, 2).page
     page.words[WAKE_DAEMON_AT] = NEVER
-    taker = Taker(page, bells[0], bells[1:])
+    taker = PageConsumer(page, bells[0], bells[1:])
     taker.begin(1, 0)
     assert not is_rung(bells[0])
     page.words[WAKE_DAEMON_AT] = key_of(1, 2)

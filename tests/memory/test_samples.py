@@ -22,8 +22,8 @@ from loaderd.memory.page import (
     Page,
     words_of,
 )
-from loaderd.memory.page_view import Watched
-from loaderd.memory.samples import Seen, begin, encode_facts, wait_class, write_sample
+from loaderd.memory.page_view import PageView
+from loaderd.memory.samples import Gauge, begin, encode_facts, wait_class, write_sample
 from loaderd.snapshots import Facts
 from loaderd.stages import Stage
 
@@ -46,13 +46,13 @@ FACTS = Facts(
 )
 
 
-def page_of(facts: Facts = FACTS) -> tuple[Page, Watched]:
+def page_of(facts: Facts = FACTS) -> tuple[Page, PageView]:
     """A page, and what somebody makes of its memory who knows nothing else."""
     text = encode_facts(facts)
     memory = np.zeros(8 * words_of(5, 2) + len(text), np.uint8)
     page = Page(memory, 5, 2)
     begin(page, memory, text)
-    return page, Watched.of(memory)
+    return page, PageView.of(memory)
 
 
 def test_a_page_says_how_it_is_read():
@@ -68,14 +68,14 @@ def test_a_machine_with_large_pages_of_memory(monkeypatch: pytest.MonkeyPatch):
     text = encode_facts(FACTS)
     memory = SharedMemory.create("large", 8 * words_of(5, 2) + len(text)).bytes
     begin(Page(memory, 5, 2), memory, text)
-    assert Watched.of(memory).facts == FACTS
+    assert PageView.of(memory).facts == FACTS
 
 
 def test_a_page_of_another_version_is_refused():
     page, _ = page_of()
     page.words[LAYOUT] += 1
     with pytest.raises(DaemonError, match="another version"):
-        Watched.of(np.frombuffer(page.words.obj, np.uint8))
+        PageView.of(np.frombuffer(page.words.obj, np.uint8))
 
 
 def test_no_time_is_counted_twice():
@@ -118,7 +118,7 @@ def test_samples_come_in_order_and_old_ones_go():
     for number in range(2 * NUM_SAMPLES + 3):
         page.words[TAKEN_BATCHES] = number
         page.words[WAITS + 2] = 2 * number
-        write_sample(page, {Seen.EPOCH: 3 * number, Seen.IS_COMPILED: 1})
+        write_sample(page, {Gauge.EPOCH: 3 * number, Gauge.IS_COMPILED: 1})
         samples = watched.samples()
         expected = list(range(max(0, number - NUM_SAMPLES + 2), number + 1))
         assert [one.batches for one in samples] == expected
@@ -131,7 +131,7 @@ def test_an_outage_comes_with_its_error():
     page, watched = page_of()
     write_sample(page, {})
     page.say_error("é" * 1000)
-    write_sample(page, {Seen.OUTAGE_NS: 5_000_000_000, Seen.OUTAGE_FAILURES: 3})
+    write_sample(page, {Gauge.OUTAGE_NS: 5_000_000_000, Gauge.OUTAGE_FAILURES: 3})
     none, outage = (one.outage for one in watched.samples())
     assert none is None and outage is not None
     assert outage[:2] == (5.0, 3) and outage.error == "é" * (len(outage.error)) and len(outage.error) > 200
@@ -165,5 +165,5 @@ def test_a_sample_that_is_overwritten_while_it_is_read_is_left_out():
 def test_a_sample_has_room_for_all_that_is_counted():
     page, _ = page_of()
     before = page.words[SAMPLES]
-    write_sample(page, dict.fromkeys(Seen, 1))
+    write_sample(page, dict.fromkeys(Gauge, 1))
     assert page.words[SAMPLES] == before + 1 and page.sample(before)[SAMPLE_WORDS - 1] == 0

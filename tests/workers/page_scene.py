@@ -14,8 +14,8 @@ import numpy as np
 
 from loaderd.memory.batch_range import BatchRange
 from loaderd.memory.page import Page, new_bell, split_key, words_of
-from loaderd.memory.page_consumer import Taker
-from loaderd.workers.page_producer import Claim, Filler
+from loaderd.memory.page_consumer import PageConsumer
+from loaderd.workers.page_producer import Claim, PageProducer
 
 SIZE = 3
 """Records of a batch."""
@@ -70,8 +70,8 @@ class Scene:
         """As the daemon and the tests see it."""
         self.bells = [new_bell() for _ in range(4)]
         self.consumer_bell, self.daemon_bell, *self.seat_bells = self.bells
-        self.taker = Taker(self._view("consumer"), self.daemon_bell, self.seat_bells)
-        self.fillers: dict[str, Filler] = {}
+        self.taker = PageConsumer(self._view("consumer"), self.daemon_bell, self.seat_bells)
+        self.fillers: dict[str, PageProducer] = {}
         self.generation = 1
         self.delivered: list[int] = []
         self.lent: dict[int, int] = {}
@@ -98,7 +98,7 @@ class Scene:
     def hire(self, name: str) -> None:
         """A new worker takes a seat, and is told what it may make."""
         seat = "AB".index(name)
-        self.fillers[name] = Filler(self._view(name), seat, self.page.news(seat), self.consumer_bell)
+        self.fillers[name] = PageProducer(self._view(name), seat, self.page.news(seat), self.consumer_bell)
         self.grant(name)
 
     def grant(self, name: str, runs: list[BatchRange] | None = None) -> None:

@@ -13,7 +13,7 @@ from loaderd.daemon.preparing.local_data import LocalData
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, OptionError, to_wire
 from loaderd.memory.page import POSITION, key_of, split_key
-from loaderd.memory.samples import Seen, encode_facts
+from loaderd.memory.samples import Gauge, encode_facts
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
@@ -121,7 +121,7 @@ class OpenedStream:
         """Blocks of all sets."""
         return self._data.num_blocks
 
-    def seen(self) -> dict[Seen, int]:
+    def seen(self) -> dict[Gauge, int]:
         """What a sample says of the stream besides counters."""
         stream, page = self.stream, self.page
         epoch, batch = (0, 0) if stream.plan is None else stream.plan.place_of(split_key(page.words[POSITION])[1])
@@ -129,14 +129,14 @@ class OpenedStream:
         if outage is not None:
             page.say_error(outage.error)
         return {
-            Seen.EPOCH: epoch,
-            Seen.BATCH: batch,
-            Seen.SLOTS_FULL: len(page.filled()),
-            Seen.WINDOWS_READY: stream.windows_ready,
-            Seen.DAMAGED: len(self._data.damages),
-            Seen.IS_COMPILED: self.kernels == "compiled",
-            Seen.OUTAGE_NS: 0 if outage is None else int(outage.for_s * 1e9),
-            Seen.OUTAGE_FAILURES: 0 if outage is None else outage.failures,
+            Gauge.EPOCH: epoch,
+            Gauge.BATCH: batch,
+            Gauge.SLOTS_FULL: len(page.filled()),
+            Gauge.WINDOWS_READY: stream.windows_ready,
+            Gauge.DAMAGED: len(self._data.damages),
+            Gauge.IS_COMPILED: self.kernels == "compiled",
+            Gauge.OUTAGE_NS: 0 if outage is None else int(outage.for_s * 1e9),
+            Gauge.OUTAGE_FAILURES: 0 if outage is None else outage.failures,
         }
 
     def attach_message(self, seat: int) -> Attach:

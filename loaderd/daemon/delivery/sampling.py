@@ -11,7 +11,7 @@ from loaderd import processes
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.pool.worker_usage import EVERY_S, WorkerUsage
 from loaderd.memory.page import CONSUMER_PID, CONSUMER_THREAD, Page
-from loaderd.memory.samples import Seen, write_sample
+from loaderd.memory.samples import Gauge, write_sample
 
 
 class Sampler:
@@ -31,15 +31,15 @@ class Sampler:
             write_sample(page, {**self._use.look(now_s), **_of_consumer(page), **self._opened.seen()})
 
 
-def _of_consumer(page: Page) -> dict[Seen, int]:
+def _of_consumer(page: Page) -> dict[Gauge, int]:
     pid, thread = page.words[CONSUMER_PID], page.words[CONSUMER_THREAD]
     if not pid:
         return {}
     of_threads = [(processes.cpu_ns(pid, one), processes.delay_ns(pid, one)) for one in (pid, thread)]
     busiest_ns, delay_ns = max(of_threads)
     return {
-        Seen.CONSUMER_CPU_NS: processes.cpu_ns(pid),
-        Seen.THREAD_CPU_NS: busiest_ns,
-        Seen.THREAD_DELAY_NS: delay_ns,
-        Seen.USES_ACCELERATOR: processes.uses_accelerator(pid),
+        Gauge.CONSUMER_CPU_NS: processes.cpu_ns(pid),
+        Gauge.THREAD_CPU_NS: busiest_ns,
+        Gauge.THREAD_DELAY_NS: delay_ns,
+        Gauge.USES_ACCELERATOR: processes.uses_accelerator(pid),
     }

@@ -14,7 +14,7 @@ from loaderd.machine import available_memory, in_mib, remedy
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.memory.page import Page, new_bell, words_of
-from loaderd.memory.page_view import Watched
+from loaderd.memory.page_view import PageView
 from loaderd.memory.samples import PAGE_NAME, begin
 
 # An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
@@ -58,7 +58,7 @@ class StreamMemory:
         self._words = SharedMemory.create(PAGE_NAME, 8 * words_of(options.num_slots, num_seats) + len(facts))
         self.page = Page(self._words.bytes, options.num_slots, num_seats)
         begin(self.page, self._words.bytes, facts)
-        self.watched = Watched.of(self._words.bytes)
+        self.watched = PageView.of(self._words.bytes)
         self.consumer_fd = _opened_again(self._slots.fd, writable=not description.several_readers)
         """The descriptor of the slots for a consumer; it is writable unless several consumers read them."""
         self._owns_bell = bell is None

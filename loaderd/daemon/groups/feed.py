@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, Omission, Outgoing, PassEnd
 from loaderd.daemon.delivery.stream import Stream
-from loaderd.memory.page_consumer import Taker
+from loaderd.memory.page_consumer import PageConsumer
 from loaderd.plan.passes import Pass, PassPlan
 
 
@@ -18,7 +18,7 @@ class Feed:
     which keeps batches that it has not handed out yet. When nobody holds a slot, it is the stream's again.
     """
 
-    def __init__(self, stream: Stream, taker: Taker) -> None:
+    def __init__(self, stream: Stream, taker: PageConsumer) -> None:
         self.outbox: deque[Outgoing] = deque()
         self._stream = stream
         self._taker = taker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from loaderd import processes
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.machine import memory_stall_ns, throttled_ns
-from loaderd.memory.samples import Seen
+from loaderd.memory.samples import Gauge
 
 EVERY_S = 0.45
 """The least seconds between two looks, and between two samples of a stream."""
@@ -17,15 +17,15 @@ class WorkerUsage:
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
         self._looked_s = 0.0
-        self._known: dict[int, dict[Seen, int]] = {}
+        self._known: dict[int, dict[Gauge, int]] = {}
         self._ran_s: dict[int, float] = {}
         """When each process was last seen to have run, or to have waited for a core."""
-        self._used: dict[Seen, int] = {}
-        self._seen: dict[Seen, int] = {}
+        self._used: dict[Gauge, int] = {}
+        self._seen: dict[Gauge, int] = {}
         self._idle: dict[int, int] = {}
         self._all_idle_ns = 0
 
-    def look(self, now_s: float) -> dict[Seen, int]:
+    def look(self, now_s: float) -> dict[Gauge, int]:
         """What they have used so far, at most ``EVERY_S`` ago. A new look takes 0.3 ms."""
         if now_s - self._looked_s >= EVERY_S:
             passed_ns, self._looked_s = int((now_s - self._looked_s) * 1e9), now_s
@@ -34,12 +34,12 @@ class WorkerUsage:
             cores = set().union(*map(processes.cores_of, pids))
             self._seen = {
                 **self._used,
-                Seen.CORES: len(cores),
-                Seen.NICE: min(map(processes.nice_of, pids), default=0),
-                Seen.IDLE_NS: self._idle_ns(cores),
-                Seen.THROTTLED_NS: throttled_ns(),
-                Seen.MEMORY_STALL_NS: memory_stall_ns(),
-                Seen.WORKERS_RESTARTED: self._pool.restarts,
+                Gauge.CORES: len(cores),
+                Gauge.NICE: min(map(processes.nice_of, pids), default=0),
+                Gauge.IDLE_NS: self._idle_ns(cores),
+                Gauge.THROTTLED_NS: throttled_ns(),
+                Gauge.MEMORY_STALL_NS: memory_stall_ns(),
+                Gauge.WORKERS_RESTARTED: self._pool.restarts,
             }
         return self._seen
 
@@ -55,16 +55,16 @@ class WorkerUsage:
         for pid in pids:
             asked, fetched = processes.read_bytes(pid)
             found[pid] = {
-                Seen.WORKER_CPU_NS: processes.cpu_ns(pid),
-                Seen.DELAY_NS: processes.delay_ns(pid, pid),
-                Seen.ASKED_BYTES: asked,
-                Seen.FETCHED_BYTES: fetched,
+                Gauge.WORKER_CPU_NS: processes.cpu_ns(pid),
+                Gauge.DELAY_NS: processes.delay_ns(pid, pid),
+                Gauge.ASKED_BYTES: asked,
+                Gauge.FETCHED_BYTES: fetched,
             }
             before = self._known.get(pid, {})
-            if any(before.get(what) != found[pid][what] for what in (Seen.WORKER_CPU_NS, Seen.DELAY_NS)):
+            if any(before.get(what) != found[pid][what] for what in (Gauge.WORKER_CPU_NS, Gauge.DELAY_NS)):
                 self._ran_s[pid] = self._looked_s
             if before and processes.is_stopped(pid):  # for how long is known to the second
-                self._used[Seen.STOPPED_NS] = self._used.get(Seen.STOPPED_NS, 0) + passed_ns
+                self._used[Gauge.STOPPED_NS] = self._used.get(Gauge.STOPPED_NS, 0) + passed_ns
             for what, value in found[pid].items():
                 since = max(0, value - before.get(what, 0))
                 self._used[what] = self._used.get(what, 0) + since

@@ -15,7 +15,7 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import LoadWork
 from loaderd.errors import CorruptRecordError, to_wire
 from loaderd.memory.page import new_bell
-from loaderd.memory.page_consumer import Taker
+from loaderd.memory.page_consumer import PageConsumer
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
@@ -86,7 +86,7 @@ class Damaged:
             blame=lambda records, error, **_: error,
         )
         self._bell = new_bell()
-        self._consumer = Taker(page, self._bell, [])
+        self._consumer = PageConsumer(page, self._bell, [])
         self._consumer.begin(1, 0)
         self.stream.start(1, Pass(0, 1), 0)
         while (task := self.stream.next_task()) is not None:

@@ -9,7 +9,7 @@ from sharing_run import NUM_WORKERS, Workshop
 from loaderd.daemon.delivery.events import FailedBatch
 from loaderd.daemon.groups.members import PageReader
 from loaderd.memory.page import MAX_GENERATION
-from loaderd.memory.page_consumer import Taker
+from loaderd.memory.page_consumer import PageConsumer
 from loaderd.plan.passes import Pass
 
 
@@ -87,7 +87,7 @@ def test_one_who_reads_the_page_is_told_only_what_the_page_does_not_say():
     work = Workshop(STEPS, 4, broken=(1,))
     reader = PageReader(work.stream)
     reader.join(7)
-    taker = Taker(work.page, work.bell, work.bells)
+    taker = PageConsumer(work.page, work.bell, work.bells)
     taker.begin(3, 0)
     reader.start(7, 3, Pass(0, 1), 0)
     work.work(collects=False)
