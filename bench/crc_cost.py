@@ -34,7 +34,7 @@ from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.shards import blocks
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import build_index
-from loaderd.workers.window_loader import Part, WindowLoader
+from loaderd.workers.window_loader import BlockPlacement, WindowLoader
 
 BLOCKS_PER_TASK = 4
 LOAD_ROUNDS = 15
@@ -60,7 +60,7 @@ class LoadStep:
         parts, row = [], 0
         for number in rng.permutation(len(table.counts)):
             block = table.place(number).block
-            parts.append(Part(block, places[row : row + block.num_records]))
+            parts.append(BlockPlacement(block, places[row : row + block.num_records]))
             row += block.num_records
         self._tasks = [parts[first : first + BLOCKS_PER_TASK] for first in range(0, len(parts), BLOCKS_PER_TASK)]
 

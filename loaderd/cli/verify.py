@@ -24,7 +24,7 @@ from loaderd.shards.indexer import Indexer
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import Block, ShardFile
 from loaderd.shards.shard_index import ShardIndex
-from loaderd.workers.window_loader import Part, WindowLoader
+from loaderd.workers.window_loader import BlockPlacement, WindowLoader
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -119,7 +119,7 @@ class _Check:
         try:
             for number, num_records in enumerate(index.counts.tolist()):
                 on_block()
-                part = Part(Block(0, *index.block(number)), np.zeros(num_records, dtype=np.intp))
+                part = BlockPlacement(Block(0, *index.block(number)), np.zeros(num_records, dtype=np.intp))
                 for places, error in loader.load([part], row):
                     if isinstance(error, ShardReadError):
                         raise error

@@ -14,7 +14,7 @@ from loaderd.schema import Schema
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import Block, Compression, ShardFile
 from loaderd.snapshots import Outage
-from loaderd.workers.window_loader import Bytes2D, Faults, Part, Places, WindowLoader
+from loaderd.workers.window_loader import BlockPlacement, Bytes2D, Faults, Places, WindowLoader
 
 
 def _numbers_of(place: FilePlace) -> npt.NDArray[np.int64]:
@@ -78,7 +78,7 @@ class FileRows:
             if len(of_block) < block.num_records:
                 of_wanted, of_block = of_block, np.full(block.num_records, -1)
                 of_block[wanted] = of_wanted
-            parts.append(Part(block, of_block, place.key))
+            parts.append(BlockPlacement(block, of_block, place.key))
         return self._loader.load(parts, window)
 
     def _wanted(

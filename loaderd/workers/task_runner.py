@@ -82,7 +82,7 @@ def index_group(task: IndexTask, on_read: OnRead = tell_nobody, access: Access |
     return Indexed(task.task, encoded, None if unkept is None else str(unkept), asked)
 
 
-class Executor:
+class TaskRunner:
     """Does the tasks of one stream, in its two memories."""
 
     def __init__(

@@ -47,7 +47,7 @@ Places = npt.NDArray[np.intp]
 Faults = list[tuple[list[int], LoaderdError]]
 
 
-class Part(NamedTuple):
+class BlockPlacement(NamedTuple):
     """The records of ``block`` and where their rows go: ``places``, intp, (count,); -1: not wanted.
 
     ``key``: 64 bits, of the shard and the epoch, from which the keys of its records are drawn.
@@ -68,9 +68,9 @@ class Part(NamedTuple):
         return splitmix64(np.uint64(self.key), np.arange(start, start + count, dtype=np.uint64))
 
 
-def _groups(parts: list[Part], reader: Reader) -> Iterator[list[Part]]:
+def _groups(parts: list[BlockPlacement], reader: Reader) -> Iterator[list[BlockPlacement]]:
     """Groups of parts that are read together: where few records of each block are wanted, a task has very many."""
-    group: list[Part] = []
+    group: list[BlockPlacement] = []
     num_bytes = 0
     for part in parts:
         more = reader.memory_bytes(part.block)
@@ -125,7 +125,7 @@ class WindowLoader:
         """Close the files."""
         self.reader.close()
 
-    def load(self, parts: Sequence[Part], window: Bytes2D) -> Faults:
+    def load(self, parts: Sequence[BlockPlacement], window: Bytes2D) -> Faults:
         """Write the rows of ``parts`` to ``window``, uint8 (max_rows, row_bytes).
 
         Returns the places that could not be written, and why. After a StorageError, nothing is known of the rows.
@@ -145,12 +145,12 @@ class WindowLoader:
         places = np.full(block.num_records, -1)
         places[numbers] = 0  # nobody wants the rows, so one place does for all: a row may have megabytes
         window = np.empty((1, self._row_bytes), dtype=np.uint8)
-        faults = self._load_one(Part(block, places), window)
+        faults = self._load_one(BlockPlacement(block, places), window)
         mismatches = [error for _, error in faults if isinstance(error, RecordMismatchError)]
         if mismatches and sum(len(faulty) for faulty, _ in faults) == len(numbers):
             raise mismatches[0]
 
-    def _load_together(self, parts: list[Part], window: Bytes2D) -> bool:
+    def _load_together(self, parts: list[BlockPlacement], window: Bytes2D) -> bool:
         """The hot path; False where anything is wrong with any of the records."""
         try:
             run = self.reader.read_together([part.block for part in parts])
@@ -176,7 +176,7 @@ class WindowLoader:
 
     # ----------------------------------------------------------------------------------- one block, with care
 
-    def _load_one(self, part: Part, window: Bytes2D) -> Faults:
+    def _load_one(self, part: BlockPlacement, window: Bytes2D) -> Faults:
         block, wanted = part.block, part.wanted
         faults: Faults = []
         if not len(wanted):
@@ -199,7 +199,7 @@ class WindowLoader:
             ]
         return faults
 
-    def _load_piece(self, part: Part, piece: Piece, window: Bytes2D) -> Faults:
+    def _load_piece(self, part: BlockPlacement, piece: Piece, window: Bytes2D) -> Faults:
         """The wanted records of a piece."""
         piece_first = piece.first_record - part.block.first_record
         in_piece = np.arange(len(piece.ends) - 1)

@@ -63,7 +63,7 @@ from loaderd.shards.shard_file import is_remote
 from loaderd.stages import Stage
 from loaderd.workers.file_rows import FileRows
 from loaderd.workers.page_producer import Claim, PageProducer
-from loaderd.workers.task_runner import Executor, index_group, list_set
+from loaderd.workers.task_runner import TaskRunner, index_group, list_set
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher
@@ -84,7 +84,7 @@ _DOING |= {ProbeTask: "trying records", LoadTask: "loading records", TrialTask: 
 class _Stream:
     """What a worker has of a stream."""
 
-    def __init__(self, number: int, executor: Executor, filler: PageProducer, consumer_bell: int) -> None:
+    def __init__(self, number: int, executor: TaskRunner, filler: PageProducer, consumer_bell: int) -> None:
         self.number = number
         self.executor = executor
         self.filler = filler
@@ -198,7 +198,7 @@ class Worker:
         page = Page(words.bytes, message.num_slots, message.num_seats)
         spent = page.spent(self._seat)
         rows = self._rows_of(description, message.source, spent)
-        executor = Executor(description, rows, message.max_rows, windows, slots, spent)
+        executor = TaskRunner(description, rows, message.max_rows, windows, slots, spent)
         filler = PageProducer(page, self._seat, message.news, consumer_bell)
         stream = self._streams[message.stream] = _Stream(message.stream, executor, filler, consumer_bell)
         self._turns.append(stream)

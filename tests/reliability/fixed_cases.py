@@ -27,7 +27,7 @@ from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.indexer import make_index
 from loaderd.shards.shard_file import Block, ShardFile
 from loaderd.shards.shard_index import ShardIndex, decode_indexes, encode_indexes
-from loaderd.workers.window_loader import Part, WindowLoader
+from loaderd.workers.window_loader import BlockPlacement, WindowLoader
 
 MOST_MIB = 250
 """What a bomb may add to the memory of a process: zstd takes 128 MiB for the largest window that it accepts."""
@@ -167,7 +167,7 @@ def _check_rows(file: ShardFile, index: ShardIndex, records: dict[int, bytes], r
     for block in _blocks(index):
         of_block = places[len(number_of) :][: block.num_records]
         number_of |= {place: block.first_record + number for number, place in enumerate(of_block)}
-        parts.append(Part(block, np.array(of_block)))
+        parts.append(BlockPlacement(block, np.array(of_block)))
     window = np.zeros((len(places), SCHEMA.row_bytes), np.uint8)
     loader = WindowLoader(SCHEMA, [file], [index.compression])
     bad = [place for of_fault, _ in loader.load(parts, window) for place in of_fault]

@@ -46,7 +46,7 @@ from loaderd.errors import CorruptRecordError, Damage, RecordMismatchError
 from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index
-from loaderd.workers.window_loader import Part, WindowLoader
+from loaderd.workers.window_loader import BlockPlacement, WindowLoader
 
 sys.path.append(str(Path(__file__).parents[1] / "helpers"))  # for mutate
 import evil
@@ -183,7 +183,7 @@ def check_rows(blocks: list[Block], index: ShardIndex, records: Records, rng: Ra
     place_of = dict(zip(numbers, places, strict=True))
     parts, at = [], 0
     for block in blocks:
-        parts.append(Part(block, np.array(places[at : at + block.num_records])))
+        parts.append(BlockPlacement(block, np.array(places[at : at + block.num_records])))
         at += block.num_records
     window = np.full((len(numbers), SCHEMA.row_bytes), 0xEE, dtype=np.uint8)
     with contextlib.closing(WindowLoader(SCHEMA, [index.file], [index.compression])) as loader:

@@ -34,7 +34,7 @@ from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.shard_file import Block, ShardFile
 from loaderd.shards.shard_index import ShardIndex, decode_indexes, encode_indexes
-from loaderd.workers.window_loader import Part, WindowLoader
+from loaderd.workers.window_loader import BlockPlacement, WindowLoader
 
 SIZE = DTYPE.itemsize
 Found = tuple[list[int], list[Damage]]
@@ -66,7 +66,7 @@ def loaded(file: ShardFile, index: ShardIndex) -> tuple[list[int], int]:
     window = np.full((index.num_records, SCHEMA.row_bytes), 0xEE, np.uint8)
     parts, row = [], 0
     for block in blocks_of(index):
-        parts.append(Part(block, np.arange(row, row + block.num_records)[::-1].copy()))
+        parts.append(BlockPlacement(block, np.arange(row, row + block.num_records)[::-1].copy()))
         row += block.num_records
     faulty = [place for places, _ in loader.load(parts, window) for place in places]
     loader.close()

@@ -16,7 +16,7 @@ from loaderd.shards.files import list_shards
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_index import build_index
 from loaderd.stages import Stage
-from loaderd.workers.window_loader import Part, WindowLoader
+from loaderd.workers.window_loader import BlockPlacement, WindowLoader
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -31,7 +31,7 @@ def test_stages_add_up(
     blocks = [Block(0, *index.block(number)) for number in range(len(index.counts))]
     starts = np.cumsum([0, *[block.num_records for block in blocks]])
     parts = [
-        Part(block, np.arange(start, start + block.num_records))
+        BlockPlacement(block, np.arange(start, start + block.num_records))
         for block, start in zip(blocks, starts[:-1], strict=True)
     ]
     window = np.zeros((20_000, numbered_schema.row_bytes), np.uint8)

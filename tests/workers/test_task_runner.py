@@ -38,7 +38,7 @@ from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_index import build_index, decode_indexes, encode_indexes
 from loaderd.workers import task_runner
 from loaderd.workers.file_rows import FileRows
-from loaderd.workers.task_runner import Executor, index_group
+from loaderd.workers.task_runner import TaskRunner, index_group
 
 Write = Callable[..., list[Path]]
 
@@ -70,7 +70,7 @@ class Stage:
         description = StreamDescription(Dataset(paths, schema), options)
         compressions = list(self.table.compressions)
         rows = FileRows(schema, files, compressions)
-        self.executor = Executor(description, rows, share.largest_window, theirs[0], theirs[1])
+        self.executor = TaskRunner(description, rows, share.largest_window, theirs[0], theirs[1])
         for memory in (self.windows, self.slots, *theirs):
             memory.close_fd()
 

@@ -24,7 +24,7 @@ from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import ShardIndex, build_index
 from loaderd.workers import window_loader
-from loaderd.workers.window_loader import Part, WindowLoader
+from loaderd.workers.window_loader import BlockPlacement, WindowLoader
 
 Write = Callable[..., list[Path]]
 UNTOUCHED = 0xEE
@@ -77,7 +77,7 @@ class Shards:
     def window(self, size: int) -> np.ndarray:
         return np.full((size, self.schema.row_bytes), UNTOUCHED, dtype=np.uint8)
 
-    def expected(self, parts: Sequence[Part], size: int, bad: Sequence[int] = ()) -> np.ndarray:
+    def expected(self, parts: Sequence[BlockPlacement], size: int, bad: Sequence[int] = ()) -> np.ndarray:
         """The window after a load; places in ``bad`` are untouched."""
         window = self.window(size)
         for part in parts:
@@ -91,9 +91,9 @@ def blocks_of(shard: int, index: ShardIndex) -> list[Block]:
     return [Block(shard, *index.block(number)) for number in range(len(index.counts))]
 
 
-def whole(block: Block, start: int) -> Part:
+def whole(block: Block, start: int) -> BlockPlacement:
     """All of a block, its rows backwards from place ``start + count - 1``."""
-    return Part(block, np.arange(start, start + block.num_records)[::-1])
+    return BlockPlacement(block, np.arange(start, start + block.num_records)[::-1])
 
 
 @given(
@@ -120,7 +120,7 @@ def test_rows_are_those_of_the_plain_parser(
             st.lists(st.booleans(), min_size=block.num_records, max_size=block.num_records) | st.none()
         )
         own = places[: block.num_records]
-        parts.append(Part(block, own if wanted is None else np.where(wanted, own, -1)))
+        parts.append(BlockPlacement(block, own if wanted is None else np.where(wanted, own, -1)))
         places = places[block.num_records :]
     window = shards.window(size)
     for _ in range(2):  # the second time by the layouts learnt in the first, over rows that are there already
@@ -163,7 +163,9 @@ def test_damage_outside_the_wanted_records_is_none_of_ours(write_numbered: Write
     change(paths[0], 30, b"\xff")
     for first, stop, expected in ((0, 1, [7]), (1, 100, []), (0, 100, [7]), (50, 51, [])):
         numbers = np.arange(100)
-        part = Part(shards.blocks[0], np.where((numbers >= first) & (numbers < stop), numbers + 7 - first, -1))
+        part = BlockPlacement(
+            shards.blocks[0], np.where((numbers >= first) & (numbers < stop), numbers + 7 - first, -1)
+        )
         window = shards.window(110)
         assert list(faults_of(shards.loader.load([part], window))) == expected
         assert np.array_equal(window, shards.expected([part], 110, bad=expected))
@@ -183,7 +185,7 @@ def test_a_block_of_which_nothing_is_wanted(
         files = list_shards([str(path) for path in paths])
         shards.blocks[1] = blocks_of(1, build_index(files[1], 100))[0]
         shards.loader = WindowLoader(numbered_schema, files, ["none", "gzip"])
-    parts = [whole(shards.blocks[0], 0), Part(shards.blocks[1], np.full(100, -1))]
+    parts = [whole(shards.blocks[0], 0), BlockPlacement(shards.blocks[1], np.full(100, -1))]
     window = shards.window(100)
     bad = [99] if compress is None else []
     assert list(faults_of(shards.loader.load(parts, window))) == bad
@@ -217,7 +219,7 @@ def test_a_record_that_does_not_fit_costs_its_place_alone(
     index = build_index(files[0], 40)
     loader = WindowLoader(numbered_schema, files, [index.compression])
     anchored = blocks_of(0, index) if not callable(compress) else [Block(0, 0, len(content), 100, 0, b"")]
-    parts = [Part(block, block.first_record + np.arange(block.num_records)) for block in anchored]
+    parts = [BlockPlacement(block, block.first_record + np.arange(block.num_records)) for block in anchored]
     window = np.zeros((100, numbered_schema.row_bytes), dtype=np.uint8)
     faults = faults_of(loader.load(parts, window))
     error = faults[33]
@@ -272,7 +274,7 @@ def test_rows_hold_the_keys_of_their_records(write_numbered: Write, numbered_sch
     for number, block in enumerate(shards.blocks):
         numbers = np.arange(block.num_records)
         places = np.where(numbers % 3, 100 * number + numbers[::-1], -1)
-        parts.append(Part(block, places, part_keys[block.shard]))
+        parts.append(BlockPlacement(block, places, part_keys[block.shard]))
     window = shards.window(600)
     faults = faults_of(shards.loader.load(parts, window))
     assert len(faults) == (how in ("data", "frame"))
@@ -291,7 +293,7 @@ def test_many_blocks_for_few_records_are_read_in_groups(
     """Or a task of 4,096 records, one of each block, would bring a GB into memory."""
     shards = Shards(write_numbered([2000]), numbered_schema, 20)
     parts = [
-        Part(block, np.where(np.arange(block.num_records) == 7, number, -1))
+        BlockPlacement(block, np.where(np.arange(block.num_records) == 7, number, -1))
         for number, block in enumerate(shards.blocks)
     ]
     most = 5 * max(block.num_bytes for block in shards.blocks)
