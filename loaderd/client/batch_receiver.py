@@ -22,9 +22,9 @@ from loaderd.memory.page import (
 )
 from loaderd.memory.page_consumer import PageConsumer
 from loaderd.memory.samples import wait_class
-from loaderd.protocol.messages import Broken
+from loaderd.protocol.messages import BatchFailed
 
-Found = tuple[int, int] | Broken | None
+ShardsFound = tuple[int, int] | BatchFailed | None
 """(slot, records), and the slot is ours then; or why the batch cannot be had; or None: the pass is over."""
 
 
@@ -42,7 +42,7 @@ class BatchReceiver:
         self._page = page
         self._taker = PageConsumer(page, daemon_bell, bells)
         self._generation = self._news = 0
-        self._broken: dict[int, Broken] = {}
+        self._broken: dict[int, BatchFailed] = {}
 
     def begin(self, generation: int, step: int) -> None:
         """Give back what was not taken. From here on, take batches of this generation, from ``step`` on."""
@@ -62,7 +62,7 @@ class BatchReceiver:
         """Whether the socket must be read first."""
         return self._page.words[CONSUMER_NEWS] != self._news
 
-    def take(self) -> Found:
+    def take(self) -> ShardsFound:
         """The next batch."""
         self.step = self._taker.step
         broken = self._broken.pop(self.step, None) if self._broken else None
@@ -76,7 +76,7 @@ class BatchReceiver:
         for slot in slots:
             self._taker.release(slot)
 
-    def broken(self, message: Broken) -> None:
+    def broken(self, message: BatchFailed) -> None:
         """Take in that a batch, maybe one of an older generation, cannot be had."""
         if message.generation == self._generation:
             self._broken[message.step] = message

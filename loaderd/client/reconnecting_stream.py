@@ -47,7 +47,7 @@ from loaderd.plan.passes import Listing, Pass, pass_of
 from loaderd.plan.positions import PassSequence, Position, check_epoch, compare, compare_listings
 from loaderd.progress import ProgressDisplay
 from loaderd.protocol.channel import ChannelClosed
-from loaderd.protocol.messages import Listed
+from loaderd.protocol.messages import DataListed
 
 _MOST_COURSES = 64
 
@@ -59,7 +59,7 @@ class ReconnectingStream(Stream):
     fork of the process.
     """
 
-    data: Listed
+    data: DataListed
     """What the daemon said of the data in use."""
 
     def __init__(self, source: Source, start: Position, progress: ProgressDisplay) -> None:

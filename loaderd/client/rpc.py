@@ -17,7 +17,7 @@ from loaderd.client.stall_timer import StallTimer
 from loaderd.client.transport import TransportLost, limit_sending
 from loaderd.errors import LoaderdError, from_wire
 from loaderd.protocol.channel import ChannelClosed
-from loaderd.protocol.messages import Ask, Bye, Failed, Message, State, Welcome
+from loaderd.protocol.messages import AskState, Bye, Failed, Message, State, Welcome
 
 _MIN_START_LIMIT_S = 30.0
 
@@ -94,7 +94,7 @@ class RpcClient(ABC):
                     f"{self.link.what} said nothing for {patience.limit_s:g} s and {self.link.kill()}"
                 )
             if patience.must_ask():
-                self._send(Ask())
+                self._send(AskState())
 
     def _arrived(self, limit_s: float) -> list[int]:
         """Wait for up to ``limit_s`` seconds; return the descriptors that can be read."""

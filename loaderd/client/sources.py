@@ -23,7 +23,7 @@ from loaderd.dataset import AnyDataset, StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.options import StreamOptions
 from loaderd.pickling import pickled_to_send
-from loaderd.protocol.messages import Ask, Message, Open, Welcome
+from loaderd.protocol.messages import AskState, Message, Open, Welcome
 from loaderd.protocol.spawn import search_path
 from loaderd.schema import Schema
 
@@ -103,7 +103,7 @@ class OwnDaemon(Source):
 
     def greeting(self, start: str) -> list[Message]:
         # The answer to Ask is a sign of life, and from then on silence counts.
-        return [Open(self._pickled, start, self._shards), Ask()]
+        return [Open(self._pickled, start, self._shards), AskState()]
 
     def found(self, shards: list[list[str] | None]) -> None:
         self._shards = shards

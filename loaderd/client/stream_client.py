@@ -33,17 +33,17 @@ from loaderd.plan.passes import Listing, Pass
 from loaderd.progress import ProgressDisplay
 from loaderd.protocol.descriptors import standard_is_taken
 from loaderd.protocol.messages import (
-    Away,
-    Broken,
-    Ended,
-    Found,
-    List,
-    Listed,
+    BatchFailed,
+    DataListed,
+    ListData,
     Message,
+    Notice,
     Opened,
-    Skipped,
-    Start,
-    Warned,
+    PassEnded,
+    RecordsSkipped,
+    ShardsFound,
+    StartPass,
+    StorageUnavailable,
 )
 from loaderd.snapshots import Progress, StorageCounts
 
@@ -63,12 +63,12 @@ class StreamClient(RpcClient):
         self._generation = 0
         self.watched: PageView | None = None
         """The stream's page and facts; None in a group, whose members do not see them."""
-        self._skips: dict[int, Skipped] = {}
+        self._skips: dict[int, RecordsSkipped] = {}
         self._reader: SlotReader | None = None
         self._opened: Opened | None = None
         self.sizes: dict[str, Any] = {}
         """Fields of ``Statistics``, when the stream is open."""
-        self._listed: Listed | None = None
+        self._listed: DataListed | None = None
         self._away: LoaderdError | None = None
         self.torn = True
         """Whether it must not be used any more: see the module's docstring."""
@@ -78,7 +78,7 @@ class StreamClient(RpcClient):
         self._workers_restarted = 0
 
     @property
-    def data(self) -> Listed:
+    def data(self) -> DataListed:
         """The daemon's description of the data in use."""
         assert self._listed is not None
         return self._listed
@@ -146,7 +146,7 @@ class StreamClient(RpcClient):
         self.torn = True
         self._drop(0)
         before, self._listed = self._listed, None
-        self._send(List(listing))
+        self._send(ListData(listing))
         self._wait("the data", lambda: self._listed, self._stall_timeout)
         error = self.data.error
         if error is not None:
@@ -158,7 +158,7 @@ class StreamClient(RpcClient):
         """Have a pass delivered from ``step`` on; drops what was on its way."""
         self.torn = True
         self._drop(step)
-        self._send(Start(self._generation, pass_, step))
+        self._send(StartPass(self._generation, pass_, step))
         self.torn = False
 
     def _drop(self, step: int) -> None:
@@ -214,7 +214,7 @@ class StreamClient(RpcClient):
             return None
         self.delivered = True
         skipped = self._skips.pop(self._intake.step, None) if self._skips else None
-        if isinstance(found, Broken):
+        if isinstance(found, BatchFailed):
             error = from_wire(found.error)
             self._counts.report.add("epoch", error.damages)
             return error
@@ -246,25 +246,25 @@ class StreamClient(RpcClient):
     # ------------------------------------------------------------------------------------- what is heard
 
     def _handle(self, message: Message) -> None:
-        if isinstance(message, (Skipped, Broken, Ended, Away)):
+        if isinstance(message, (RecordsSkipped, BatchFailed, PassEnded, StorageUnavailable)):
             self._intake.noted()
-        if isinstance(message, Skipped):
+        if isinstance(message, RecordsSkipped):
             if message.generation == self._generation:
                 self._skips[message.step] = message
-        elif isinstance(message, Broken):
+        elif isinstance(message, BatchFailed):
             self._intake.broken(message)
         elif isinstance(message, Progress):
             self._progress(message)
-        elif isinstance(message, Found):
+        elif isinstance(message, ShardsFound):
             self._source.found(message.shards)
-        elif isinstance(message, Listed):
+        elif isinstance(message, DataListed):
             self._listed = message
         elif isinstance(message, Opened):
             self._opened, self.sizes = message, message.facts
-        elif isinstance(message, Warned):
+        elif isinstance(message, Notice):
             self._counts.workers_restarted += message.workers_restarted - self._workers_restarted
             self._workers_restarted = message.workers_restarted
             _logger.warning("%s", message.text)
             self._progress.said()
-        elif isinstance(message, Away) and message.generation == self._generation:
+        elif isinstance(message, StorageUnavailable) and message.generation == self._generation:
             self._away = from_wire(message.error)

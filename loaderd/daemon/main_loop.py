@@ -31,7 +31,7 @@ from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.machine import remedy
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.child import enter_process
-from loaderd.protocol.event_loop import Wires
+from loaderd.protocol.event_loop import EventLoop
 from loaderd.protocol.messages import Failed, Message
 from loaderd.redaction import printable
 from loaderd.workers.worker import main as work
@@ -44,7 +44,7 @@ class Daemon(ABC):
 
     def __init__(self, parent: Channel, parent_pid: int, pool: WorkerPool) -> None:
         self._parent_fd = os.pidfd_open(parent_pid)
-        self._wires = Wires()
+        self._wires = EventLoop()
         self._wires.add(PARENT, parent, self._parent_fd)
         self._workforce = WorkerManager(self._wires, pool, None, self._warn)
         self._sessions: dict[int, Session] = {}

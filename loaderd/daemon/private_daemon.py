@@ -4,7 +4,7 @@
 
     parent ──Open──►  ListTask …, load cached indexes
                       IndexTask … for the rest                   Preparation
-                      plan, make the memories, Attach, ProbeTask    Probe
+                      plan, make the memories, Attach, CheckTask    Probe
            ◄─Listed─
            ◄─Opened─
            ──List──►  (where data sets grow) ListTask …, IndexTask …, Attach
@@ -32,7 +32,7 @@ from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import Position, listing_in
-from loaderd.protocol.messages import Ask, Found, Message, Open, State, Warned
+from loaderd.protocol.messages import AskState, Message, Notice, Open, ShardsFound, State
 from loaderd.protocol.worker_messages import UseServers
 from loaderd.redaction import redacted
 from loaderd.shards.shard_file import ShardFile
@@ -62,7 +62,7 @@ class PrivateDaemon(Daemon):
             self._open(message)
         elif isinstance(message, UseServers):
             self._use_servers(tuple(message.addresses))
-        elif isinstance(message, Ask):
+        elif isinstance(message, AskState):
             self._wires.post(PARENT, State(self.describe()))
         else:
             self._sessions[_STREAM].received(PARENT, message)
@@ -118,7 +118,7 @@ class PrivateDaemon(Daemon):
     def _prepare(self) -> None:
         if self._preparation is not None and self._preparation.data is not None:
             self._shards = self._preparation.found()
-            self._wires.post(PARENT, Found(self._shards))
+            self._wires.post(PARENT, ShardsFound(self._shards))
             self._preparation = None
         asking = self._asking
         if asking is None:
@@ -142,7 +142,7 @@ class PrivateDaemon(Daemon):
         raise error
 
     def _warn(self, text: str) -> None:
-        self._wires.post(PARENT, Warned(redacted(text), self._workforce.pool.restarts))
+        self._wires.post(PARENT, Notice(redacted(text), self._workforce.pool.restarts))
 
 
 def main() -> None:

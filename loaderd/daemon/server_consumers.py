@@ -12,7 +12,7 @@ from typing import Any
 from loaderd.daemon.session import Session
 from loaderd.errors import BusyError, ServerError
 from loaderd.protocol.channel import peer_of
-from loaderd.protocol.messages import PROTOCOL, Ask, AskStatus, Hello, Message
+from loaderd.protocol.messages import PROTOCOL, AskState, AskStatus, Hello, Message
 from loaderd.protocol.untrusted import UntrustedChannel
 from loaderd.subscription import Subscription
 from loaderd.version import VERSION
@@ -189,5 +189,5 @@ class Consumer:
 
 def asked_once(messages: list[Message]) -> list[Message]:
     """The messages, each question once and at the end: one of two bytes takes milliseconds to answer."""
-    questions = {type(message): message for message in messages if isinstance(message, (Ask, AskStatus))}
+    questions = {type(message): message for message in messages if isinstance(message, (AskState, AskStatus))}
     return [message for message in messages if type(message) not in questions] + list(questions.values())

@@ -35,8 +35,8 @@ from loaderd.pickling import pickled_to_send
 from loaderd.plan.positions import Position
 from loaderd.protocol.channel import Channel
 from loaderd.protocol.messages import (
-    Ask,
     AskData,
+    AskState,
     AskStatus,
     Bye,
     Drain,
@@ -221,7 +221,7 @@ class ServerDaemon(Daemon):
             self._subscribe(consumer, message)
         elif consumer.session is None:
             raise ServerError(f"{type(message).__name__} came before Subscribe")
-        elif isinstance(message, Ask):
+        elif isinstance(message, AskState):
             self._wires.post(consumer.number, State(self._describe(consumer.session, consumer.number)))
         else:
             consumer.session.received(consumer.number, message)

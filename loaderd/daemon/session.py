@@ -34,14 +34,14 @@ from loaderd.memory.page_consumer import PageConsumer
 from loaderd.options import MAX_STEP, require
 from loaderd.plan.passes import pass_of
 from loaderd.protocol.messages import (
-    Away,
-    Broken,
-    Ended,
-    List,
+    BatchFailed,
+    ListData,
     Message,
-    Skipped,
-    Start,
-    Warned,
+    Notice,
+    PassEnded,
+    RecordsSkipped,
+    StartPass,
+    StorageUnavailable,
 )
 from loaderd.redaction import redacted
 from loaderd.shards.names import some_of
@@ -140,12 +140,12 @@ class Session:
         members = self.members
         if members is None:
             raise DaemonError(f"{type(message).__name__} came before the stream was there")
-        if isinstance(message, Start):
+        if isinstance(message, StartPass):
             is_key = 0 < message.generation <= MAX_GENERATION and message.step <= MAX_STEP
-            require(is_key, "Start", f"of generation 1 to {MAX_GENERATION}", message)
+            require(is_key, "StartPass", f"of generation 1 to {MAX_GENERATION}", message)
             members.start(member, message.generation, pass_of(message.which), message.step)
-        elif isinstance(message, List):
-            require(self._prepare is not None, "List", "for a data set that grows", message)
+        elif isinstance(message, ListData):
+            require(self._prepare is not None, "ListData", "for a data set that grows", message)
             assert self._prepare is not None and self._own is not None and self.opened is not None
             self.opened.stream.stop()
             self._own.cancel()
@@ -160,7 +160,7 @@ class Session:
     def warn(self, text: str) -> None:
         """Send a warning to all members, and log it."""
         self._log(text)
-        self._tell_all(Warned(redacted(text), self._workforce.pool.restarts))
+        self._tell_all(Notice(redacted(text), self._workforce.pool.restarts))
 
     # ------------------------------------------------------------------------------------------- phases
 
@@ -310,7 +310,7 @@ class Session:
             return
         asleep = self._asleep(members) if stream.is_waited_for else []
         for member, generation in asleep:
-            self._announce(member, Away(generation, to_wire(error)))
+            self._announce(member, StorageUnavailable(generation, to_wire(error)))
         stream.storage.told(bool(asleep))
 
     def _tell_members(self) -> None:
@@ -331,11 +331,11 @@ class Session:
         elif isinstance(item, Omission):
             self._tell_of_damage(member, _skipped(generation, item))
         elif isinstance(item, FailedBatch):
-            self._tell_of_damage(member, Broken(generation, item.step, to_wire(item.error)))
+            self._tell_of_damage(member, BatchFailed(generation, item.step, to_wire(item.error)))
         else:
-            self._announce(member, Ended(generation))
+            self._announce(member, PassEnded(generation))
 
-    def _tell_of_damage(self, member: int, message: Skipped | Broken) -> None:
+    def _tell_of_damage(self, member: int, message: RecordsSkipped | BatchFailed) -> None:
         lane = self._lanes[member]
         if isinstance(lane, Lane):
             lane.wake_behind(message.generation, message.step)
@@ -417,6 +417,6 @@ class Session:
         }
 
 
-def _skipped(generation: int, omission: Omission) -> Skipped:
+def _skipped(generation: int, omission: Omission) -> RecordsSkipped:
     errors = [to_wire(error) for error in omission.errors]
-    return Skipped(generation, omission.step, errors, omission.num_skipped)
+    return RecordsSkipped(generation, omission.step, errors, omission.num_skipped)

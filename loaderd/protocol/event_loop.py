@@ -18,7 +18,7 @@ from loaderd.protocol.messages import Message
 _LAST_WORDS_S = 5.0
 
 
-class Wires:
+class EventLoop:
     """Channels by number, and whatever else is waited for."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ import msgpack
 
 from loaderd.plan.passes import Listing, Pass
 from loaderd.protocol.decoding import Decoder, message_decoder_of
-from loaderd.protocol.worker_messages import Done, Unanswered, WorkerMessage
+from loaderd.protocol.worker_messages import Done, OutageReport, WorkerMessage
 from loaderd.snapshots import Progress
 
 # The name of a file and the message of a user's exception may be no valid Unicode.
@@ -186,19 +186,19 @@ class Open(NamedTuple):
     shards: list[list[str] | None] | None = None
 
 
-class Found(NamedTuple):
+class ShardsFound(NamedTuple):
     """Daemon of one consumer: the URIs of the shards of each set; None: the set grows. Comes before Opened."""
 
     shards: list[list[str] | None]
 
 
-class List(NamedTuple):
+class ListData(NamedTuple):
     """Consumer: of sets that grow, use the shards of ``listing`` (``plan.passes``); None: those there are now."""
 
     listing: Listing | None
 
 
-class Listed(NamedTuple):
+class DataListed(NamedTuple):
     """Daemon: which data the stream has. With an ``error``: others could not be had, so these are as before.
 
     ``facts`` are fields of ``Statistics``; ``of`` and ``listing`` are what positions are to say
@@ -232,7 +232,7 @@ class Opened(NamedTuple):
     page: PageSize
 
 
-class Start(NamedTuple):
+class StartPass(NamedTuple):
     """Consumer: deliver the batches of a pass from ``step`` on.
 
     Messages with an older ``generation`` are void.
@@ -243,7 +243,7 @@ class Start(NamedTuple):
     step: int
 
 
-class Broken(NamedTuple):
+class BatchFailed(NamedTuple):
     """Daemon: batch ``step`` cannot be delivered; the next ones can."""
 
     generation: int
@@ -251,13 +251,13 @@ class Broken(NamedTuple):
     error: dict[str, Any]
 
 
-class Ended(NamedTuple):
+class PassEnded(NamedTuple):
     """Daemon: the pass is over."""
 
     generation: int
 
 
-class Ask(NamedTuple):
+class AskState(NamedTuple):
     """Consumer: send a State, to show that you live and what I wait for."""
 
 
@@ -267,14 +267,14 @@ class State(NamedTuple):
     text: str
 
 
-class Warned(NamedTuple):
+class Notice(NamedTuple):
     """Daemon: something to tell the user; ``workers_restarted`` is the count so far."""
 
     text: str
     workers_restarted: int
 
 
-class Skipped(NamedTuple):
+class RecordsSkipped(NamedTuple):
     """Daemon: ``num_records`` records are left out of batch ``step``, for these reasons. Comes before the batch."""
 
     generation: int
@@ -283,7 +283,7 @@ class Skipped(NamedTuple):
     num_records: int
 
 
-class Away(NamedTuple):
+class StorageUnavailable(NamedTuple):
     """Daemon: the batch that the consumer waits for needs storage that does not answer. The daemon goes on trying."""
 
     generation: int
@@ -305,27 +305,27 @@ Message = (
     | Gateway
     | Open
     | Progress
-    | List
-    | Listed
+    | ListData
+    | DataListed
     | Opened
-    | Start
-    | Broken
-    | Ended
-    | Ask
+    | StartPass
+    | BatchFailed
+    | PassEnded
+    | AskState
     | State
-    | Warned
-    | Skipped
+    | Notice
+    | RecordsSkipped
     | WorkerMessage
     | AskData
     | DataIs
     | Making
     | Make
     | Made
-    | Away
+    | StorageUnavailable
     | Done
-    | Found
+    | ShardsFound
     | Waits
-    | Unanswered
+    | OutageReport
 )
 MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(MESSAGES)}

@@ -19,21 +19,21 @@ from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
     MESSAGES,
     UNICODE_ERRORS,
-    Ask,
     AskData,
+    AskState,
     AskStatus,
     Bye,
     Hello,
-    List,
+    ListData,
     Message,
-    Start,
+    StartPass,
     Subscribe,
     decode,
 )
 
 CONSUMER_MESSAGES: tuple[type[Message], ...] = (
-    *(Hello, Subscribe, List, Start),
-    *(Ask, AskStatus, AskData, Bye),
+    *(Hello, Subscribe, ListData, StartPass),
+    *(AskState, AskStatus, AskData, Bye),
 )
 
 MAX_MESSAGE_BYTES = 1 << 20

@@ -3,9 +3,9 @@
 ::
 
     daemon  ──► worker   Seat, Attach, Detach, Granted, Withdrawn, UseServers,
-                         ListTask, AskTask, IndexTask, ProbeTask, LoadTask, TrialTask
+                         ListTask, AskTask, IndexTask, CheckTask, LoadTask, TrialTask
     daemon  ◄── worker   Attached, Advanced, Said, Unanswered, TaskFailed, FillFailed,
-                         FilesFound, TableFound, Indexed, Probed, Loaded, TriedOut
+                         ListDone, AskDone, Indexed, Probed, Loaded, TrialDone
 
 The daemon numbers tasks, and streams: a worker may be attached to several. Batches are no tasks: each worker makes
 the next batch that is granted and that nobody has begun (see ``memory.page``).
@@ -34,7 +34,7 @@ class Shards(NamedTuple):
     storage: bytes
 
 
-class Left(NamedTuple):
+class BlockSelection(NamedTuple):
     """A block's records in the data set: of the shard's ``low`` to ``high - 1``, those that meet ``conditions``."""
 
     low: int
@@ -50,7 +50,7 @@ class FilePlace(NamedTuple):
     """
 
     block: Block
-    left: Left | None
+    left: BlockSelection | None
     key: int
 
 
@@ -151,7 +151,7 @@ class IndexTask(NamedTuple):
     records: bytes
 
 
-class ProbeTask(NamedTuple):
+class CheckTask(NamedTuple):
     """Daemon: see whether the first record of ``block`` fits the schema; with ``any_fits``, any of its first records.
 
     ``num_records`` of the block are in the data set. ``place``: as those of LoadTask; None if servers read it.
@@ -194,28 +194,28 @@ class Attached(NamedTuple):
     """Worker: it has done what Attach says. The first one says that it has started."""
 
 
-class Advanced(NamedTuple):
+class TaskProgress(NamedTuple):
     """Worker: the task goes on, and ``done_bytes`` of its files are read, if it reads any."""
 
     task: int
     done_bytes: int
 
 
-class FilesFound(NamedTuple):
+class ListDone(NamedTuple):
     """Worker: a ListTask is done."""
 
     task: int
     files: list[ShardFile]
 
 
-class TableFound(NamedTuple):
+class AskDone(NamedTuple):
     """Worker: an AskTask is done; ``table`` as ``remote.tables`` has it."""
 
     task: int
     table: bytes
 
 
-class Indexed(NamedTuple):
+class IndexDone(NamedTuple):
     """Worker: an IndexTask is done.
 
     ``encoded``: the indexes; ``unkept``: why they could not be kept, or None; ``asked``: the fields of
@@ -228,8 +228,8 @@ class Indexed(NamedTuple):
     asked: list[int]
 
 
-class Probed(NamedTuple):
-    """Worker: a ProbeTask is done; this worker decodes batches with ``kernels``.
+class CheckDone(NamedTuple):
+    """Worker: a CheckTask is done; this worker decodes batches with ``kernels``.
 
     ``feature_lists``: those of the first record, which are not read.
     """
@@ -239,29 +239,29 @@ class Probed(NamedTuple):
     feature_lists: list[str]
 
 
-class Loaded(NamedTuple):
+class LoadDone(NamedTuple):
     """Worker: a LoadTask is done, except for the places in ``faults``."""
 
     task: int
     faults: list[LoadFault]
 
 
-class TriedOut(NamedTuple):
+class TrialDone(NamedTuple):
     """Worker: a TrialTask is done."""
 
     task: int
 
 
-Done = FilesFound | TableFound | Indexed | Probed | Loaded | TriedOut
+Done = ListDone | AskDone | IndexDone | CheckDone | LoadDone | TrialDone
 
 
-class Said(NamedTuple):
+class WorkerNotice(NamedTuple):
     """Worker: something that the user should hear."""
 
     text: str
 
 
-class Unanswered(NamedTuple):
+class OutageReport(NamedTuple):
     """Worker: how long the requests that it makes for a stream have had no answer; None: they have again.
 
     ``stream`` as in TaskFailed: NO_STREAM for requests of tasks that belong to no stream.
@@ -311,12 +311,12 @@ WorkerMessage = (
     | Detach
     | ListTask
     | IndexTask
-    | ProbeTask
+    | CheckTask
     | LoadTask
     | TrialTask
     | Attached
-    | Advanced
-    | Loaded
+    | TaskProgress
+    | LoadDone
     | TaskFailed
     | Seat
     | Granted
@@ -324,6 +324,6 @@ WorkerMessage = (
     | FillFailed
     | AskTask
     | UseServers
-    | Said
+    | WorkerNotice
 )
 """In the order of their numbers (see ``messages.Message``). Those that are not here come later there."""

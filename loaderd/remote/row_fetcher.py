@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from loaderd.errors import LoaderdError, RecordMismatchError, ServerError, ShardReadError, from_wire
 from loaderd.plan.epoch import Slice
-from loaderd.protocol.worker_messages import LoadTask, ProbeTask
+from loaderd.protocol.worker_messages import CheckTask, LoadTask
 from loaderd.remote.ask_once import wait_telling
 from loaderd.remote.calls import Calls, RowSequence
 from loaderd.remote.servers import Lacking, Servers
@@ -144,7 +144,7 @@ class RowFetcher:
             window[of_rows] = rows
         return faults
 
-    def check_fits(self, task: ProbeTask, most: int) -> list[str]:
+    def check_fits(self, task: CheckTask, most: int) -> list[str]:
         """Raise RecordMismatchError where none of the first ``most`` records of a block fit the server's schema.
 
         Returns no feature lists: only the server sees them.

@@ -21,7 +21,7 @@ Stored = FixedRecords | Literal["told"] | None
 
 
 @dataclass(frozen=True)
-class Indexed:
+class IndexResult:
     """The index of a shard; ``is_known``: it was kept already; ``unkept``: why a new one could not be kept."""
 
     index: ShardIndex
@@ -43,7 +43,7 @@ class Indexer:
 
     def __call__(
         self, group: Sequence[ShardFile], on_read: OnRead = tell_nobody, access: Access | None = None
-    ) -> list[Indexed]:
+    ) -> list[IndexResult]:
         """The indexes of a group (``groups_of``); that of a shard that cannot be read has one damage.
 
         ``on_read`` is called with the bytes of the group that are read so far. Raises StorageError.
@@ -54,7 +54,7 @@ class Indexer:
         if all(kind == kinds[0] for kind in kinds) and not isinstance(kinds[0], ShardReadError):
             return self._find(group, kinds[0], on_read, access)
         return [
-            Indexed(ShardIndex.of_unreadable(file, kind))
+            IndexResult(ShardIndex.of_unreadable(file, kind))
             if isinstance(kind, ShardReadError)
             else self._find([file], kind, tell_nobody, access)[0]
             for file, kind in zip(group, kinds, strict=True)
@@ -62,15 +62,15 @@ class Indexer:
 
     def _find(
         self, group: Sequence[ShardFile], records: FixedRecords | None, on_read: OnRead, access: Access | None
-    ) -> list[Indexed]:
+    ) -> list[IndexResult]:
         cache = IndexCache(self._where, self._block_records, records)
         if (kept := cache.load(*group)) is not None:
-            return [Indexed(index, is_known=True) for index in kept]
+            return [IndexResult(index, is_known=True) for index in kept]
         made = make_indexes(group, records, self._block_records, on_read, access)
         unkept = None
         if all(index.error is None for index in made):
             unkept = cache.store(group, encode_indexes(made))
-        return [Indexed(index, unkept=unkept) for index in made]
+        return [IndexResult(index, unkept=unkept) for index in made]
 
 
 def _told(file: ShardFile, access: Access | None) -> FixedRecords | ShardReadError | None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from loaderd.plan.epoch import Slice
 from loaderd.plan.selection import numbers_that
-from loaderd.protocol.worker_messages import FilePlace, LoadTask, ProbeTask
+from loaderd.protocol.worker_messages import CheckTask, FilePlace, LoadTask
 from loaderd.schema import Schema
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import Block, Compression, ShardFile
@@ -96,7 +96,7 @@ class FileRows:
                 found = self._loader.reader.narrowed(block, int(numbers[0]), int(numbers[-1]) + 1)
                 yield found, numbers - (found.first_record - block.first_record)
 
-    def check_fits(self, task: ProbeTask, most: int) -> list[str]:
+    def check_fits(self, task: CheckTask, most: int) -> list[str]:
         """Raise RecordMismatchError where none of a block's first ``most`` records in the data set fit the schema.
 
         Returns the names of the feature lists of the first record, which are not read.

@@ -22,18 +22,18 @@ from loaderd.memory.page import MAX_FIELDS
 from loaderd.protocol.channel import MAX_MESSAGE_BYTES
 from loaderd.protocol.worker_messages import (
     MOST_ROW_FAULTS,
-    FilesFound,
-    Indexed,
+    CheckDone,
+    CheckTask,
+    IndexDone,
     IndexTask,
+    ListDone,
     ListTask,
-    Loaded,
+    LoadDone,
     LoadFault,
     LoadTask,
-    Probed,
-    ProbeTask,
     RowFault,
+    TrialDone,
     TrialTask,
-    TriedOut,
 )
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead, tell_nobody
@@ -55,12 +55,12 @@ _MAX_PROBED = 1000
 _MOST_SEARCH_NS = 10**9
 
 
-def list_set(task: ListTask, on_found: OnRead = tell_nobody, access: Access | None = None) -> FilesFound:
+def list_set(task: ListTask, on_found: OnRead = tell_nobody, access: Access | None = None) -> ListDone:
     """The shards that a task asks for. Raises as ``list_shards``."""
-    return FilesFound(task.task, list_shards(task.shards, on_found, access))
+    return ListDone(task.task, list_shards(task.shards, on_found, access))
 
 
-def index_group(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> Indexed:
+def index_group(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> IndexDone:
     """Make the indexes of a group of shards, and keep them in the cache.
 
     Raises the error of a shard that cannot be read, StorageError, and CorruptRecordError where a message could not
@@ -79,7 +79,7 @@ def index_group(task: IndexTask, on_read: OnRead = tell_nobody, access: Access |
     encoded = encode_indexes(indexes)
     unkept = IndexCache(task.index_cache, task.block_records, records).store(task.group, encoded)
     asked = list(astuple(access.take_counts()))
-    return Indexed(task.task, encoded, None if unkept is None else str(unkept), asked)
+    return IndexDone(task.task, encoded, None if unkept is None else str(unkept), asked)
 
 
 class TaskRunner:
@@ -110,16 +110,16 @@ class TaskRunner:
         """Read nothing more. The memory goes with the object."""
         self.rows.close()
 
-    def probe(self, task: ProbeTask) -> Probed:
+    def probe(self, task: CheckTask) -> CheckDone:
         """See whether records of a block fit the schema.
 
         Raises RecordMismatchError where the first one that is in the data set does not; or, if the task asks whether
         any of them fits, where none of the first thousand does.
         """
         feature_lists = self.rows.check_fits(task, _MAX_PROBED if task.any_fits else 1)
-        return Probed(task.task, self._decoder.kernels, feature_lists)
+        return CheckDone(task.task, self._decoder.kernels, feature_lists)
 
-    def load(self, task: LoadTask) -> Loaded:
+    def load(self, task: LoadTask) -> LoadDone:
         """Bring records into a window. Raises StorageError where memory runs out."""
         # The slices' rows are consecutive: to ask for all their places at once takes a quarter of the time.
         last = task.slices[-1]
@@ -128,18 +128,18 @@ class TaskRunner:
             faults = self.rows.load(task, places, self._windows[task.arena])
         except MemoryError as error:  # no record is damaged: it is tried again, and whoever waits is told
             raise StorageError("memory ran out while records were read", hint=remedy(error)) from None
-        return Loaded(task.task, [LoadFault(of_error, to_wire(error)) for of_error, error in faults])
+        return LoadDone(task.task, [LoadFault(of_error, to_wire(error)) for of_error, error in faults])
 
     def fill(self, slot: int, segments: Sequence[ArenaSegment], omit: Sequence[int]) -> None:
         """Decode a batch into its slot, without its rows ``omit``."""
         self._decode(self._slots[slot], segments, omit)
 
-    def try_out(self, task: TrialTask) -> TriedOut:
+    def try_out(self, task: TrialTask) -> TrialDone:
         """Decode a batch, and forget it."""
         # The slots are other batches'.
         room = {name: np.empty_like(view) for name, view in self._slots[0].items()}
         self._decode(room, task.segments, task.omit)
-        return TriedOut(task.task)
+        return TrialDone(task.task)
 
     def row_faults(
         self,

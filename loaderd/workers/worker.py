@@ -35,10 +35,11 @@ from loaderd.protocol.messages import Message
 from loaderd.protocol.worker_messages import (
     ATTACH_TASK,
     NO_STREAM,
-    Advanced,
+    AskDone,
     AskTask,
     Attach,
     Attached,
+    CheckTask,
     Detach,
     Done,
     FillFailed,
@@ -46,16 +47,15 @@ from loaderd.protocol.worker_messages import (
     IndexTask,
     ListTask,
     LoadTask,
-    ProbeTask,
-    Said,
+    OutageReport,
     Seat,
     Shards,
-    TableFound,
     TaskFailed,
+    TaskProgress,
     TrialTask,
-    Unanswered,
     UseServers,
     Withdrawn,
+    WorkerNotice,
 )
 from loaderd.shards.access import Access
 from loaderd.shards.reader import Reading
@@ -75,10 +75,10 @@ _SAY_EVERY_S = 1.0
 _LISTEN_EVERY_S = 0.001
 _MOST_SLEEP_MS = 1000
 
-AnyTask = ListTask | AskTask | IndexTask | ProbeTask | LoadTask | TrialTask
+AnyTask = ListTask | AskTask | IndexTask | CheckTask | LoadTask | TrialTask
 _OF_NO_STREAM = (ListTask, AskTask, IndexTask)
 _DOING = {ListTask: "listing shards", AskTask: "asking a server for its data set", IndexTask: "indexing shards"}
-_DOING |= {ProbeTask: "trying records", LoadTask: "loading records", TrialTask: "trying to make a batch"}
+_DOING |= {CheckTask: "trying records", LoadTask: "loading records", TrialTask: "trying to make a batch"}
 
 
 class _Stream:
@@ -235,7 +235,7 @@ class Worker:
         now_s = time.monotonic()
         if now_s - self._told_s > _TELL_EVERY_S:
             self._told_s = now_s
-            self._channel.send(Advanced(self._task, done_bytes))
+            self._channel.send(TaskProgress(self._task, done_bytes))
         self._tell_outages()
 
     def _tell_outages(self) -> None:
@@ -251,10 +251,10 @@ class Worker:
             told_s = self._unanswered_s.get(number)
             if outage is None and told_s is not None:
                 del self._unanswered_s[number]
-                self._channel.send(Unanswered(number, None))
+                self._channel.send(OutageReport(number, None))
             elif outage is not None and (told_s is None or now_s - told_s >= _SAY_EVERY_S):
                 self._unanswered_s[number] = now_s
-                self._channel.send(Unanswered(number, outage))
+                self._channel.send(OutageReport(number, outage))
 
     def _say(self, text: str) -> None:
         """Have the user told something."""
@@ -262,7 +262,7 @@ class Worker:
 
     def _pass_on(self) -> None:
         while self._said:
-            self._channel.send(Said(self._said.popleft()))
+            self._channel.send(WorkerNotice(self._said.popleft()))
 
     # --------------------------------------------------------------------------------------- what it does
 
@@ -387,13 +387,13 @@ class Worker:
         if isinstance(task, AskTask):
             from loaderd.remote.ask_once import ask_table  # Arrow Flight, for those who need it
 
-            return TableFound(task.task, ask_table(task, self._tell, self._say))
+            return AskDone(task.task, ask_table(task, self._tell, self._say))
         if isinstance(task, IndexTask):
             return index_group(task, self._tell, self._access_of(task.storage))
         executor = self._streams[task.stream].executor
         if isinstance(task, LoadTask):
             return executor.load(task)
-        if isinstance(task, ProbeTask):
+        if isinstance(task, CheckTask):
             return executor.probe(task)
         return executor.try_out(task)
 
@@ -423,5 +423,5 @@ def main(sock: socket.socket) -> None:
             Worker(channel).run()
         except DaemonError as error:  # it can open too few files for what it was sent
             status = 1
-            channel.send(Said(f"a worker {error.message}. {error.hint}"))
+            channel.send(WorkerNotice(f"a worker {error.message}. {error.hint}"))
     os._exit(status)  # a thread may wait for storage, for ever

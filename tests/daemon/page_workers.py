@@ -10,7 +10,7 @@ import numpy as np
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import LoadWork, Task
 from loaderd.memory.page import Page, words_of
-from loaderd.protocol.worker_messages import Granted, Loaded, LoadFault, TriedOut, Withdrawn
+from loaderd.protocol.worker_messages import Granted, LoadDone, LoadFault, TrialDone, Withdrawn
 from loaderd.workers.page_producer import Claim, PageProducer
 
 
@@ -19,10 +19,10 @@ def new_page(num_slots: int, num_seats: int) -> Page:
     return Page(np.zeros(8 * words_of(num_slots, num_seats), np.uint8), num_slots, num_seats)
 
 
-def answer_to(task: Task, faults: Sequence[LoadFault] = ()) -> Loaded | TriedOut:
+def answer_to(task: Task, faults: Sequence[LoadFault] = ()) -> LoadDone | TrialDone:
     """What a worker says when it has done a load, or a trial."""
     is_load = isinstance(task.work, LoadWork)
-    return Loaded(task.number, list(faults)) if is_load else TriedOut(task.number)
+    return LoadDone(task.number, list(faults)) if is_load else TrialDone(task.number)
 
 
 def free_arenas(stream: Stream) -> list[int]:

@@ -29,13 +29,13 @@ from loaderd.protocol.messages import (
     PROTOCOL,
     AskStatus,
     Bye,
+    DataListed,
     Failed,
     Hello,
-    Listed,
     Message,
     Opened,
     Serve,
-    Start,
+    StartPass,
     Status,
     Subscribe,
     Welcome,
@@ -91,7 +91,7 @@ class Consumer:
         self.schema = schema_from_wire(self.hello(dataset).dataset["schema"])
         self.send(Subscribe(Subscription(batch_size, **options).to_wire(), None))
         num_slots, num_seats = self.receive(Opened).page
-        (listed,) = (message for message in self.passed if isinstance(message, Listed))
+        (listed,) = (message for message in self.passed if isinstance(message, DataListed))
         num_records = listed.facts["num_records"]
         course_options = StreamOptions(batch_size, shard=options.get("shard", (0, 1)))
         self.course = PassSequence(course_options, num_records, num_records, {}, None)
@@ -110,7 +110,7 @@ class Consumer:
 
     def start(self, pass_: Pass, generation: int = 1) -> Consumer:
         self.taker.begin(generation, 0)
-        return self.send(Start(generation, pass_, 0))
+        return self.send(StartPass(generation, pass_, 0))
 
     def wait_for_batch(self, limit_s: float = _LIMIT_S) -> Consumer:
         """Until one can be taken. Raises what the server says instead."""

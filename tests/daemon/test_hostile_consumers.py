@@ -24,7 +24,7 @@ from loaderd.errors import ServerError
 from loaderd.memory.page import CONSUMER
 from loaderd.options import MAX_STEP, StreamOptions
 from loaderd.plan.passes import Pass
-from loaderd.protocol.messages import List, Opened, Start
+from loaderd.protocol.messages import ListData, Opened, StartPass
 
 Write = Callable[..., list[Path]]
 
@@ -72,7 +72,7 @@ def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Sc
     with BatchRange(100, 10, 50) as run:
         session.members, session.opened = PageReader(run.stream), SimpleNamespace(stream=run.stream)  # type: ignore[assignment]
         for _ in range(50):
-            session.received(1, List(None))
+            session.received(1, ListData(None))
         assert len(crew.workforce.scheduler._sources) == 1
         session.members = session.opened = None
         session.close()
@@ -87,7 +87,7 @@ def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Sc
 def test_an_epoch_that_nobody_comes_to(daemon: ServedDaemon, first_epoch: int, step: int):
     """The sets of a mix are in other epochs, which could be more than a message may hold."""
     hostile, other = daemon.subscribe("mix"), daemon.subscribe()
-    hostile.send(Start(1, Pass(first_epoch, None), step))
+    hostile.send(StartPass(1, Pass(first_epoch, None), step))
     with pytest.raises(ServerError, match="no pass comes to epoch"):
         hostile.receive(Opened)
     assert sorted(flat(other.read())) == list(range(100))

@@ -20,15 +20,15 @@ from loaderd.errors import CorruptRecordError, LoaderdError, OptionError, Server
 from loaderd.plan.passes import Pass
 from loaderd.protocol.messages import (
     PROTOCOL,
-    Ask,
+    AskState,
     AskStatus,
+    DataListed,
     Drain,
-    Ended,
     Hello,
-    List,
-    Listed,
+    ListData,
     Opened,
-    Start,
+    PassEnded,
+    StartPass,
     State,
     Status,
     Stop,
@@ -152,15 +152,15 @@ def test_killed_workers_cost_nobody_anything(daemon: ServedDaemon, tmp_path: Pat
 
 def test_sets_that_grow_are_listed_by_each_consumer(daemon: ServedDaemon, write_numbered: Write):
     consumer = daemon.subscribe("growing")
-    listing = next(message for message in consumer.passed if isinstance(message, Listed)).listing
+    listing = next(message for message in consumer.passed if isinstance(message, DataListed)).listing
     assert len(flat(consumer.read())) == 40
     write_numbered([40, 10], "growing")
-    consumer.send(List(None))
-    listed = consumer.receive(Listed)
+    consumer.send(ListData(None))
+    listed = consumer.receive(DataListed)
     assert listed.error is None and listed.facts["num_records"] == 50 and listed.listing != listing
     consumer.start(Pass(1, 1), 2).wait_for_batch()
-    consumer.send(List([["no.tfrecord", "such.tfrecord", 3, "00000000"]]))
-    assert consumer.receive(Listed).error is not None  # and goes on
+    consumer.send(ListData([["no.tfrecord", "such.tfrecord", 3, "00000000"]]))
+    assert consumer.receive(DataListed).error is not None  # and goes on
     assert len(flat(daemon.subscribe("growing").read())) == 50
 
 
@@ -215,7 +215,7 @@ def test_what_a_consumer_had_is_given_back(daemon: ServedDaemon):
 
 def refused(consumer: Consumer, error: type[LoaderdError], match: str) -> None:
     with pytest.raises(error, match=match):
-        consumer.receive(Ended)
+        consumer.receive(PassEnded)
     assert consumer.is_closed()
 
 
@@ -229,8 +229,8 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
         ([Hello(PROTOCOL, VERSION, "other")], ServerError, "no data set 'other'; this server has: .*train, valid"),
         ([Subscribe(options, None)], ServerError, "first message must be Hello"),
         ([hello, hello], ServerError, "Hello came twice"),
-        ([hello, List(None)], ServerError, "List came before Subscribe"),
-        ([hello, Subscribe(options, None), List(None)], LoaderdError, "before the stream was there|that grows"),
+        ([hello, ListData(None)], ServerError, "List came before Subscribe"),
+        ([hello, Subscribe(options, None), ListData(None)], LoaderdError, "before the stream was there|that grows"),
         ([hello, Subscribe({}, None)], OptionError, "batch_size among them"),
         ([hello, Subscribe({**options, "batch_size": 900, "remainder": "drop"}, None)], OptionError, "at most 800"),
         ([hello, Subscribe({**options, "held_batches": 65}, None)], ServerError, "at most 64 here, got 65"),
@@ -252,15 +252,17 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
         consumer.send(*messages)
         refused(consumer, error, match)
     opened = daemon.subscribe()
-    refused(opened.send(Start(1, start, 0), Start(1, start, 0)), ServerError, "does not come after generation 1")
     refused(
-        daemon.subscribe(sharing="mirrored").send(Start(1 << 60, start, 0)), OptionError, "Start must be of gener"
+        opened.send(StartPass(1, start, 0), StartPass(1, start, 0)), ServerError, "does not come after generation 1"
     )
-    refused(daemon.subscribe().send(List(None)), OptionError, "grows")
-    refused(daemon.subscribe().send(Start(1, Pass(-1, 1), 0)), OptionError, "first_epoch must be")
+    refused(
+        daemon.subscribe(sharing="mirrored").send(StartPass(1 << 60, start, 0)), OptionError, "Start must be of gener"
+    )
+    refused(daemon.subscribe().send(ListData(None)), OptionError, "grows")
+    refused(daemon.subscribe().send(StartPass(1, Pass(-1, 1), 0)), OptionError, "first_epoch must be")
     # The ends of three windows: a batch reaches over all of them, and there is memory for two windows.
     ends = Pass(0, 1, ((260, 260, 260),))
-    refused(daemon.subscribe().send(Start(1, ends, 0)), OptionError, "needs 3 at a time; there are 2 of 267")
+    refused(daemon.subscribe().send(StartPass(1, ends, 0)), OptionError, "needs 3 at a time; there are 2 of 267")
     assert len(flat(healthy.read())) == 800
     assert daemon.report()["workers_restarted"] == 0
 
@@ -288,7 +290,7 @@ def test_limits(write_numbered: Write, tmp_path: Path):
         assert len(daemon.report()["consumers"]) == 2, "there is nothing that the second could take"
         second.start(Pass(0, None))
         with pytest.raises(ServerError, match=r"this consumer has left its batches untaken for \d+ s"):
-            second.receive(Ended)
+            second.receive(PassEnded)
 
 
 @pytest.mark.slow
@@ -362,7 +364,7 @@ def test_it_ends_with_its_supervisor(daemon: ServedDaemon):
 
 def test_who_waits_for_whom(daemon: ServedDaemon):
     consumer = daemon.subscribe()
-    text = consumer.send(Ask()).receive(State).text
+    text = consumer.send(AskState()).receive(State).text
     assert "worker" in text and "consumer" in text
     report = daemon.report()
     sets = {each["name"]: each for each in report["datasets"]}

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from loaderd.errors import DaemonError
 from loaderd.options import MAX_WORKERS
 from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Ask, Bye, Message, Open, Opened, PageSize, Warned, encode
-from loaderd.protocol.worker_messages import Loaded, LoadFault
+from loaderd.protocol.messages import AskState, Bye, Message, Notice, Open, Opened, PageSize, encode
+from loaderd.protocol.worker_messages import LoadDone, LoadFault
 
 Pair = tuple[Channel, Channel]
 
@@ -44,8 +44,8 @@ def receive(channel: Channel, count: int) -> list[Message]:
 MESSAGES = [
     Bye("3"),
     Open(bytes(range(256)), None),
-    Warned("ü" * 40, 2),
-    Loaded(7, [LoadFault([1, 2], {"a": None})]),
+    Notice("ü" * 40, 2),
+    LoadDone(7, [LoadFault([1, 2], {"a": None})]),
 ]
 STREAM = b"".join(map(encode, MESSAGES))
 
@@ -243,7 +243,7 @@ def test_small_messages_of_several_threads_are_not_mixed(pair: Pair):
     def send(thread: int) -> None:
         together.wait()
         for number in range(num_messages):
-            one.send(Warned(f"{thread} {'x' * (number % 1000)}", number))
+            one.send(Notice(f"{thread} {'x' * (number % 1000)}", number))
 
     threads = [threading.Thread(target=send, args=(thread,)) for thread in range(num_threads)]
     for thread in threads:
@@ -252,8 +252,8 @@ def test_small_messages_of_several_threads_are_not_mixed(pair: Pair):
     for thread in threads:
         thread.join()
     for thread in range(num_threads):
-        expected = [Warned(f"{thread} {'x' * (number % 1000)}", number) for number in range(num_messages)]
-        assert [m for m in found if isinstance(m, Warned) and m.text.startswith(f"{thread} ")] == expected
+        expected = [Notice(f"{thread} {'x' * (number % 1000)}", number) for number in range(num_messages)]
+        assert [m for m in found if isinstance(m, Notice) and m.text.startswith(f"{thread} ")] == expected
 
 
 def test_a_fork_has_no_part_in_a_channel(pair: Pair):
@@ -293,12 +293,12 @@ def test_a_descriptor_that_this_process_may_not_have_is_an_error(pair: Pair):
 def test_descriptors_that_wait_to_be_sent_may_be_closed_by_who_posted_them():
     here, there = (Channel(end) for end in socket.socketpair(socket.AF_UNIX))
     while not here.has_posted:
-        here.post(Ask())
+        here.post(AskState())
     before = len(os.listdir("/proc/self/fd"))
     for text in (b"first", b"second"):
         fd = os.memfd_create("posted")
         os.write(fd, text)
-        here.post(Ask(), (fd,))
+        here.post(AskState(), (fd,))
         os.close(fd)
     assert len(os.listdir("/proc/self/fd")) == before + 2
     while here.has_posted:

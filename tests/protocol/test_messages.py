@@ -15,7 +15,7 @@ from loaderd.protocol import messages, worker_messages
 from loaderd.protocol.messages import PROTOCOL, UNICODE_ERRORS, Message, decode, encode
 
 CLASSES = get_args(Message)
-PARTS = ("Shards", "Left", "FilePlace", "LoadFault", "RowFault")  # of messages
+PARTS = ("Shards", "BlockSelection", "FilePlace", "LoadFault", "RowFault")  # of messages
 
 # Names of files and messages of exceptions may hold lone surrogates.
 TEXTS = st.text(st.characters(), max_size=20)
@@ -86,7 +86,11 @@ def test_the_numbers_of_what_consumers_and_servers_say():
         Hello Failed Welcome Subscribe Bye AskStatus Status Serve Drain Stop Gateway Open
         Progress List Listed Opened Start Broken Ended Ask State Warned Skipped
     """
-    numbers = {name: number for number, name in enumerate(text.split())} | {"AskData": 41, "DataIs": 42, "Away": 46}
+    numbers = {name: number for number, name in enumerate(text.split())} | {
+        "AskData": 41,
+        "DataIs": 42,
+        "StorageUnavailable": 46,
+    }
     assert (PROTOCOL, numbers) == (5, {cls.__name__: n for n, cls in enumerate(CLASSES) if cls.__name__ in numbers})
 
 

@@ -19,15 +19,15 @@ from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import (
-    Ask,
     AskData,
+    AskState,
     AskStatus,
     Bye,
     Hello,
-    List,
+    ListData,
     Message,
     Open,
-    Start,
+    StartPass,
     State,
     Subscribe,
     encode,
@@ -49,11 +49,11 @@ VALID = [
     Hello(1, "1.0", "train"),
     Subscribe(OPTIONS, None),
     Subscribe(OPTIONS, Position(3, 7, past=((4, 5), (6, 7)), listing=((*LISTING[0],), None)).to_json()),
-    List(None),
-    List(LISTING),
-    Start(2, Pass(3, None, ((4, 5), (6, 7)), ((*LISTING[0],), None)), 4),
-    Start(2**40, [0, 1, [], None], -1),
-    Ask(),
+    ListData(None),
+    ListData(LISTING),
+    StartPass(2, Pass(3, None, ((4, 5), (6, 7)), ((*LISTING[0],), None)), 4),
+    StartPass(2**40, [0, 1, [], None], -1),
+    AskState(),
     AskStatus(),
     Bye(""),
     AskData("train", None),
@@ -88,14 +88,14 @@ def nested(depth: int) -> Any:
 
 
 WRONG = [
-    (packed(List), "List must have 1 fields, got 0"),
-    (packed(List, None, 2), "List must have 1 fields, got 2"),
-    (packed(Start, 1, [0, 1, [], None]), "Start must have 3 fields, got 2"),
-    (packed(Start, True, PASS, 0), "Start.generation must be a valid int, got bool"),
-    (packed(Start, 1.0, PASS, 0), "Start.generation must be a valid int, got float"),
-    (packed(Start, "1", PASS, 0), "Start.generation must be a valid int, got str"),
-    (packed(Start, None, PASS, 0), "Start.generation must be a valid int, got NoneType"),
-    (packed(Start, 2**63, PASS, 0), "Start.generation must be a valid int, got int"),
+    (packed(ListData), "List must have 1 fields, got 0"),
+    (packed(ListData, None, 2), "List must have 1 fields, got 2"),
+    (packed(StartPass, 1, [0, 1, [], None]), "Start must have 3 fields, got 2"),
+    (packed(StartPass, True, PASS, 0), "Start.generation must be a valid int, got bool"),
+    (packed(StartPass, 1.0, PASS, 0), "Start.generation must be a valid int, got float"),
+    (packed(StartPass, "1", PASS, 0), "Start.generation must be a valid int, got str"),
+    (packed(StartPass, None, PASS, 0), "Start.generation must be a valid int, got NoneType"),
+    (packed(StartPass, 2**63, PASS, 0), "Start.generation must be a valid int, got int"),
     (packed(Hello, 1, "1.0\nERROR", "train"), "Hello.version must be a valid str, got str"),
     (packed(Hello, 1, "1.0", "tr\udcffain"), "Hello.dataset must be a valid str, got str"),
     (packed(Hello, 1, "1.0", b"train"), "exceeds max_bin_len"),
@@ -107,14 +107,14 @@ WRONG = [
     (packed(Subscribe, {1: 2}, None), "int is not allowed for map key"),
     (packed(Subscribe, {str(key): 0 for key in range(65)}, None), "exceeds max_map_len"),
     (packed(Subscribe, {}, "x" * 300_000), "exceeds max_str_len"),
-    (packed(Start, 0, [nested(6)], 0), "Start.which must be a valid Pass, got list"),
-    (packed(Start, 0, [0, 1, []], 0), "Start.which must be a valid Pass, got list"),
-    (packed(Start, 0, [0, 1, [[True]], None], 0), "Start.which must be a valid Pass, got list"),
-    (packed(Start, 0, [0, 1, [], [["a", "b", 1]]], 0), "Start.which must be a valid Pass, got list"),
-    (packed(Start, 0, [0, 1, [], [["a", "b", 1, b"c"]]], 0), "exceeds max_bin_len"),
-    (packed(List, [5]), "List.listing must be a valid .*, got list"),
-    (packed(Start, 0, [[] for _ in range(5000)], 0), "at most 4,096 lists and dicts"),
-    (packed(Start, 1, PASS, 0, [0] * 20_000), "exceeds max_array_len"),
+    (packed(StartPass, 0, [nested(6)], 0), "Start.which must be a valid Pass, got list"),
+    (packed(StartPass, 0, [0, 1, []], 0), "Start.which must be a valid Pass, got list"),
+    (packed(StartPass, 0, [0, 1, [[True]], None], 0), "Start.which must be a valid Pass, got list"),
+    (packed(StartPass, 0, [0, 1, [], [["a", "b", 1]]], 0), "Start.which must be a valid Pass, got list"),
+    (packed(StartPass, 0, [0, 1, [], [["a", "b", 1, b"c"]]], 0), "exceeds max_bin_len"),
+    (packed(ListData, [5]), "List.listing must be a valid .*, got list"),
+    (packed(StartPass, 0, [[] for _ in range(5000)], 0), "at most 4,096 lists and dicts"),
+    (packed(StartPass, 1, PASS, 0, [0] * 20_000), "exceeds max_array_len"),
     (packed(Open, 1, 2), "Open must not come here"),
     (packed(State, "text"), "State must not come here"),
     (msgpack.packb([len(NUMBER_OF)]), "a message of unknown number must not come here"),
@@ -126,7 +126,7 @@ WRONG = [
     (msgpack.packb(7), "must be an array"),
     (msgpack.packb([msgpack.ExtType(1, b"x")]), "exceeds max_ext_len"),
     (msgpack.packb([msgpack.Timestamp(0)]), "exceeds max_ext_len"),
-    (encode(Ask()) + b"\0", "ExtraData"),
+    (encode(AskState()) + b"\0", "ExtraData"),
     (encode(Bye("5"))[:-1], "ValueError"),
     (b"", "ValueError"),
     (b"\xc1", "FormatError"),
@@ -236,7 +236,7 @@ def test_since_when_a_message_is_unfinished(ends: Ends):
     """Since it began, not since the last byte of it: who sends one at a time is slow all the same."""
     consumer, channel = ends
     assert channel.unfinished_since is None
-    message = Start(1, Pass(0, 1), 1000)
+    message = StartPass(1, Pass(0, 1), 1000)
     data = encode(message)
     began = []
     for byte in data[:-1]:
@@ -260,7 +260,7 @@ def test_descriptors_are_refused_and_closed(ends: Ends):
     consumer, channel = ends
     memories = [os.memfd_create("m") for _ in range(3)]
     before = os.listdir("/proc/self/fd")
-    socket.send_fds(consumer, [encode(Ask())], memories)
+    socket.send_fds(consumer, [encode(AskState())], memories)
     with pytest.raises(MalformedMessage, match="file descriptors"):
         channel.receive()
     assert os.listdir("/proc/self/fd") == before
@@ -287,11 +287,11 @@ def peak_memory() -> int:
     ("data", "why"),
     [
         (b"\x91" * 2000, "StackError"),
-        (encode(Ask()) + b"\xc1", "FormatError"),
+        (encode(AskState()) + b"\xc1", "FormatError"),
         (struct.pack(">BI", 0xDB, 2**32 - 1) + bytes(2 * MAX_MESSAGE_BYTES), "at most 1,048,576 bytes"),
         (struct.pack(">BI", 0xDD, 2**32 - 1) + b"\x80" * 2 * MAX_MESSAGE_BYTES, "at most 1,048,576 bytes"),
-        (packed(Start, 1, [[]] * (MAX_MESSAGE_BYTES - 100)), "exceeds max_array_len"),
-        (packed(Start, 0, [[[]] * 16_000] * 64, 0), "at most 4,096 lists and dicts"),
+        (packed(StartPass, 1, [[]] * (MAX_MESSAGE_BYTES - 100)), "exceeds max_array_len"),
+        (packed(StartPass, 0, [[[]] * 16_000] * 64, 0), "at most 4,096 lists and dicts"),
         ((struct.pack(">BI", 0xDD, 2**20) * 1000 + bytes(MAX_MESSAGE_BYTES)), "at most 1,048,576 bytes"),
     ],
     ids=["deep", "garbage behind a message", "long text", "long array", "full array", "many lists", "deep and long"],

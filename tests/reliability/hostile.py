@@ -19,15 +19,15 @@ from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 from loaderd.protocol.messages import (
     PROTOCOL,
-    Ask,
     AskData,
+    AskState,
     AskStatus,
     Hello,
-    List,
+    ListData,
     Message,
     Open,
     Serve,
-    Start,
+    StartPass,
     Stop,
     Subscribe,
     encode,
@@ -45,9 +45,9 @@ VALID = [
     Hello(PROTOCOL, VERSION, "train"),
     Subscribe(OPTIONS, None),
     Subscribe(OPTIONS, Position(1, 2, past=((400, 400),)).to_json()),
-    List([["a", "b", 3, "c"], None]),
-    Start(1, Pass(0, 1, ((100, 100),)), 4),
-    Ask(),
+    ListData([["a", "b", 3, "c"], None]),
+    StartPass(1, Pass(0, 1, ((100, 100),)), 4),
+    AskState(),
     AskStatus(),
     AskData("train", None),
 ]
@@ -116,7 +116,9 @@ def no_msgpack(rng: Random) -> bytes:
 
 def no_message(rng: Random) -> bytes:
     return (
-        packed(Ask)[1:] + b"\xc0" if rng.random() < 0.2 else msgpack.packb(rng.choice([None, 7, "x", {}, [], [[1]]]))
+        packed(AskState)[1:] + b"\xc0"
+        if rng.random() < 0.2
+        else msgpack.packb(rng.choice([None, 7, "x", {}, [], [[1]]]))
     )
 
 
@@ -138,9 +140,9 @@ class _Harm:
 
 def another_type(rng: Random) -> bytes:
     """A field of another type, too many fields, or too few."""
-    message = rng.choice([List, Hello, Subscribe])
+    message = rng.choice([ListData, Hello, Subscribe])
     wrong = rng.choice([0.5, True, b"x", [[["x"]]], {"a": b"x"}, 2**64 - 1])
-    count = {List: 1, Hello: 3, Subscribe: 2}[message]
+    count = {ListData: 1, Hello: 3, Subscribe: 2}[message]
     return packed(message, *[wrong] * rng.choice([count, count, count + 1, 0]))
 
 
@@ -152,8 +154,8 @@ def too_many(rng: Random) -> bytes:
     """Of something, all of it there: in sum below a MiB."""
     return rng.choice(
         [
-            packed(Start, 1, [], 0, [0] * 20_000),
-            packed(Start, 0, [[[]] * 5_000], 0),
+            packed(StartPass, 1, [], 0, [0] * 20_000),
+            packed(StartPass, 0, [[[]] * 5_000], 0),
             packed(Hello, 1, "", "x" * 300_000),
         ]
     )
@@ -253,10 +255,10 @@ def in_a_stream(rng: Random) -> bytes:
     """For a consumer that has its stream; and a question, to which there is an answer if that was no wrong."""
     said = rng.choice(
         [
-            packed(Start, number(rng), which(rng), number(rng)),
-            packed(List, value(rng)),
+            packed(StartPass, number(rng), which(rng), number(rng)),
+            packed(ListData, value(rng)),
             encode(Subscribe(OPTIONS, None)),
             encode(Hello(PROTOCOL, VERSION, "train")),
         ]
     )
-    return said + encode(Ask())
+    return said + encode(AskState())

@@ -14,7 +14,7 @@ import pytest
 
 from loaderd.errors import RecordMismatchError, ShardReadError, to_wire
 from loaderd.plan.epoch import Slice
-from loaderd.protocol.worker_messages import LoadTask, ProbeTask
+from loaderd.protocol.worker_messages import CheckTask, LoadTask
 from loaderd.remote import row_fetcher
 from loaderd.remote.row_fetcher import RowFetcher, requests_of
 from loaderd.remote.source import RemoteRows, RemoteSet, Settings
@@ -88,7 +88,7 @@ def test_a_probe_of_records_that_come_in_several_requests(fit_from: int):
         of = RemoteSet((f"grpc://127.0.0.1:{server.port}",), Settings(), "train", 10.0)
         spent = [0] * len(Stage)
         rows = RowFetcher(RemoteRows(of, "digest", ROW_BYTES), lambda _: None, print, lambda: None, spent)
-        task = ProbeTask(0, 0, 0, 50, None, True)
+        task = CheckTask(0, 0, 0, 50, None, True)
         if fit_from < 50:
             rows.check_fits(task, 1000)
         else:

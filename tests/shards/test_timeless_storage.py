@@ -13,7 +13,7 @@ from loaderd.options import Storage
 from loaderd.shards import access as access_module
 from loaderd.shards.access import Access
 from loaderd.shards.files import list_shards
-from loaderd.shards.indexer import Indexed, Indexer
+from loaderd.shards.indexer import Indexer, IndexResult
 from loaderd.snapshots import StorageCounts
 
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def indexed(folder: Path) -> tuple[Indexed, StorageCounts]:
+def indexed(folder: Path) -> tuple[IndexResult, StorageCounts]:
     """As a process has it that was just started."""
     storage = Storage(filesystem=fs.PyFileSystem(_Timeless()), cache_dir=str(folder / "parts"))
     access = Access(storage)

@@ -31,7 +31,7 @@ from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
-from loaderd.protocol.worker_messages import Indexed, IndexTask, LoadFault, LoadTask, ProbeTask, TrialTask
+from loaderd.protocol.worker_messages import CheckTask, IndexDone, IndexTask, LoadFault, LoadTask, TrialTask
 from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
@@ -86,7 +86,7 @@ class Stage:
 
     def probe(self, any_fits: bool) -> None:
         place = self.table.place(0)
-        self.executor.probe(ProbeTask(0, 0, 0, place.block.num_records, place, any_fits))
+        self.executor.probe(CheckTask(0, 0, 0, place.block.num_records, place, any_fits))
 
     def numbers(self, window: int) -> list[int]:
         """The planned number of each place of a window: records are numbered through in the order of the blocks."""
@@ -364,7 +364,7 @@ def test_an_index_is_made_and_kept(write_numbered: Write, tmp_path: Path):
     (path,) = write_numbered([100])
     (file,) = list_shards(str(path))
 
-    def index(where: Path) -> Indexed:
+    def index(where: Path) -> IndexDone:
         return index_group(
             IndexTask(0, [file], str(where), 30, pickle.dumps(Storage()), pickle.dumps(None)),
         )

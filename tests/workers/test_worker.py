@@ -29,20 +29,20 @@ from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
 from loaderd.protocol.worker_messages import (
-    Advanced,
     Attached,
+    CheckDone,
+    CheckTask,
     Detach,
-    FilesFound,
-    Indexed,
+    IndexDone,
     IndexTask,
+    ListDone,
     ListTask,
-    Loaded,
+    LoadDone,
     LoadTask,
-    Probed,
-    ProbeTask,
-    Said,
     Seat,
     TaskFailed,
+    TaskProgress,
+    WorkerNotice,
 )
 from loaderd.shards.access import Access
 from loaderd.shards.files import list_shards
@@ -93,7 +93,7 @@ class Daemon:
     def hear(self) -> Message:
         """The next message, but for those that only say that it lives."""
         while not self._heard:
-            self._heard.extend(one for one in self.channel.receive() if not isinstance(one, Advanced))
+            self._heard.extend(one for one in self.channel.receive() if not isinstance(one, TaskProgress))
         return self._heard.popleft()
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ def test_a_worker_that_may_open_too_few_files_says_so_and_ends():
         _, stderr = worker.communicate(timeout=60)
     assert (worker.returncode, stderr) == (1, b"")
     _, why = said
-    assert isinstance(why, Said)
+    assert isinstance(why, WorkerNotice)
     assert why.text.startswith("a worker cannot take shared memory over: Too many open files. A process may have ")
 
 
@@ -154,7 +154,7 @@ def test_a_stream_ends_while_a_worker_waits_for_news_of_it(daemon: Daemon):
     failed = daemon.hear()
     assert isinstance(failed, TaskFailed) and failed.task == 7
     daemon.channel.send(ListTask(8, [file.uri for file in daemon.data.files], pickle.dumps(DEFAULT_STORAGE)))
-    assert daemon.hear() == FilesFound(8, daemon.data.files), "it goes on"
+    assert daemon.hear() == ListDone(8, daemon.data.files), "it goes on"
 
 
 class _Handler(FileSystemHandler):  # type: ignore[misc]
@@ -185,7 +185,7 @@ def test_storage_is_accessed_in_one_way_by_all_tasks_and_streams(
     others = [pickle.dumps(Storage(retry_s=5), protocol) for protocol in (2, 4)]
     for number, one in enumerate([pickled, pickled, *others], 8):
         daemon.channel.send(ListTask(number, [file.uri for file in daemon.data.files], one))
-        assert daemon.hear() == FilesFound(number, daemon.data.files)
+        assert daemon.hear() == ListDone(number, daemon.data.files)
     daemon.close()
     assert daemon.failed is None
     assert [each.filesystem is None for each in made] == [False, True]
@@ -207,18 +207,18 @@ def test_what_is_asked_of_storage_is_counted_for_who_asked(
             """The bytes on both pages, when ``task`` is done."""
             daemon.channel.send(task)
             answer = daemon.hear()
-            assert isinstance(answer, (Probed, Loaded)), answer
+            assert isinstance(answer, (CheckDone, LoadDone)), answer
             return [page.total(Counter.STORAGE_BYTES) for page in pages]
 
         def load(number: int, stream: int) -> LoadTask:
             return LoadTask(number, stream, MAX_STEP, 0, WindowOrder(1, 50, 0, 50), [part], [place])
 
-        assert counted(ProbeTask(7, 1, 0, 50, place, False)) == [0, 0], "it is counted with the next load"
+        assert counted(CheckTask(7, 1, 0, 50, place, False)) == [0, 0], "it is counted with the next load"
         assert counted(load(8, 0)) == [one, 0], "not what was read for the other stream"
         file, options = daemon.data.files[0], (pickle.dumps(storage), pickle.dumps(None))
         daemon.channel.send(IndexTask(9, [file], "none", 50, *options))
         indexed = daemon.hear()
-        assert isinstance(indexed, Indexed) and indexed.asked[1] == file.size_bytes
+        assert isinstance(indexed, IndexDone) and indexed.asked[1] == file.size_bytes
         mine, its = counted(load(10, 1))
         assert mine == one and its > one
     assert daemon.failed is None

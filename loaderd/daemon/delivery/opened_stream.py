@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loaderd.daemon.delivery.page_facts import facts_of
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.delivery.stream_memory import StreamMemory
-from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, LoadWork, ProbeWork, Task, TrialWork
+from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, CheckWork, LoadWork, Task, TrialWork
 from loaderd.daemon.preparing.local_data import LocalData
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, OptionError, to_wire
@@ -18,8 +18,8 @@ from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence, Position, order_of
-from loaderd.protocol.messages import Listed, Opened, PageSize
-from loaderd.protocol.worker_messages import Attach, LoadTask, ProbeTask, TrialTask
+from loaderd.protocol.messages import DataListed, Opened, PageSize
+from loaderd.protocol.worker_messages import Attach, CheckTask, LoadTask, TrialTask
 from loaderd.snapshots import Kernels
 
 if TYPE_CHECKING:
@@ -164,10 +164,10 @@ class OpenedStream:
         page = PageSize(self.page.num_slots, num_seats)
         return Opened({**sizes, **index_facts, "kernels": self.kernels}, page)
 
-    def listed_message(self, error: LoaderdError | None = None) -> Listed:
+    def listed_message(self, error: LoaderdError | None = None) -> DataListed:
         """What a consumer must know of the data; ``error``: why the data are still the former ones."""
         data = self._data
-        return Listed(
+        return DataListed(
             {"num_shards": data.num_shards, "num_records": data.rows.num_records},
             self._of(data),
             data.listing,
@@ -176,7 +176,7 @@ class OpenedStream:
             None if error is None else to_wire(error),
         )
 
-    def task_message(self, task: Task) -> LoadTask | TrialTask | ProbeTask:
+    def task_message(self, task: Task) -> LoadTask | TrialTask | CheckTask:
         """The message that gives a task to a worker."""
         work = task.work
         if isinstance(work, LoadWork):
@@ -188,10 +188,10 @@ class OpenedStream:
             return LoadTask(task.number, self.number, due, work.arena, order, list(work.slices), places)
         if isinstance(work, TrialWork):
             return TrialTask(task.number, self.number, list(work.batch.arena_segments), work.omit)
-        assert isinstance(work, ProbeWork)
+        assert isinstance(work, CheckWork)
         block, count = work.block, self._data.count(work.block)
         (place,) = self._data.places([Slice(block, 0, count, 0, 0)], 0) or (None,)
-        return ProbeTask(task.number, self.number, block, count, place, work.any_fits)
+        return CheckTask(task.number, self.number, block, count, place, work.any_fits)
 
 
 def _check_batch_size(options: StreamOptions, num_records: int) -> None:

@@ -55,7 +55,7 @@ from loaderd.memory.page import (
 from loaderd.options import MAX_STEP
 from loaderd.plan.batches import Segment
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.protocol.worker_messages import MOST_ROW_FAULTS, Done, FillFailed, Loaded
+from loaderd.protocol.worker_messages import MOST_ROW_FAULTS, Done, FillFailed, LoadDone
 from loaderd.snapshots import Outage
 
 
@@ -165,7 +165,7 @@ class Stream(TaskSource):
         self._in_flight.remove(task)
         if isinstance(task.work, LoadWork):
             self.storage.is_back()
-            assert isinstance(result, Loaded)
+            assert isinstance(result, LoadDone)
             faults = [Fault(tuple(fault.places), from_wire(fault.error)) for fault in result.faults]
             self._windows.loaded(task.work, faults)
         elif isinstance(task.work, TrialWork):

@@ -48,7 +48,7 @@ class IndexWork(NamedTuple):
         return f"the index of {self.shards}"
 
 
-class ProbeWork(NamedTuple):
+class CheckWork(NamedTuple):
     """See whether the first record of ``block`` fits the schema; or, with ``any_fits``, any of its first ones."""
 
     block: int
@@ -131,7 +131,7 @@ TASKS_PER_WORKER = 2
 MAX_DEATHS = 3
 HINT_OF_DEATHS = "A derived field that crashes or never ends, or too little memory, are the usual causes."
 
-Work = ListWork | AskWork | IndexWork | ProbeWork | LoadWork | TrialWork
+Work = ListWork | AskWork | IndexWork | CheckWork | LoadWork | TrialWork
 
 
 class Task:

@@ -24,28 +24,28 @@ from loaderd.daemon.pool.worker_usage import WorkerUsage
 from loaderd.errors import DaemonError, LoaderdError, from_wire
 from loaderd.memory.page import POSITION, Counter, Page, new_bell, silence, step_of
 from loaderd.processes import is_stopped
-from loaderd.protocol.event_loop import Wires
+from loaderd.protocol.event_loop import EventLoop
 from loaderd.protocol.messages import Message
 from loaderd.protocol.worker_messages import (
     ATTACH_TASK,
     NO_STREAM,
-    Advanced,
     Attach,
     Attached,
     Detach,
     Done,
     FillFailed,
     Granted,
-    Said,
+    OutageReport,
     Seat,
     TaskFailed,
-    Unanswered,
+    TaskProgress,
     Withdrawn,
+    WorkerNotice,
 )
 from loaderd.snapshots import Outage
 
 BELL = -3
-"""The number of the daemon's bell among what ``Wires`` listens to."""
+"""The number of the daemon's bell among what ``EventLoop`` listens to."""
 _MAX_TICK_S = 1.0
 _MIN_TICKS = 8
 _SAID_AGAIN_S = 10.0
@@ -97,7 +97,7 @@ class WorkerManager:
     """
 
     def __init__(
-        self, wires: Wires, pool: WorkerPool, stall_timeout: float | None, warn: Callable[[str], None]
+        self, wires: EventLoop, pool: WorkerPool, stall_timeout: float | None, warn: Callable[[str], None]
     ) -> None:
         self.scheduler = Scheduler()
         self.pool = pool
@@ -221,13 +221,13 @@ class WorkerManager:
             if isinstance(message, Attached):
                 self.scheduler.ready(worker)
                 continue
-            if isinstance(message, Said):
+            if isinstance(message, WorkerNotice):
                 self._pass_on(message.text)
                 continue
-            if isinstance(message, Unanswered):
+            if isinstance(message, OutageReport):
                 self._unanswered(worker, message)
                 continue
-            if isinstance(message, Advanced):
+            if isinstance(message, TaskProgress):
                 self.scheduler.advanced(worker, message.task, message.done_bytes)
                 if not message.done_bytes:  # no progress: the task only waits, or has begun
                     continue
@@ -239,7 +239,7 @@ class WorkerManager:
                 self._streams[message.stream].not_made(message)
             self.pool.achieved()
 
-    def _unanswered(self, worker: int, message: Unanswered) -> None:
+    def _unanswered(self, worker: int, message: OutageReport) -> None:
         if message.stream in self._streams:
             self._streams[message.stream].unanswered(self.pool.seat_of(worker), message.outage)
         elif message.stream == NO_STREAM and message.outage is not None:

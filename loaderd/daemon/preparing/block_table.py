@@ -20,7 +20,7 @@ import numpy.typing as npt
 from loaderd.errors import NoShardsError
 from loaderd.options import OnCorrupt
 from loaderd.plan.selection import Condition, HashSplit, Operation, Selection, counts_that, numbers_that
-from loaderd.protocol.worker_messages import FilePlace, Left
+from loaderd.protocol.worker_messages import BlockSelection, FilePlace
 from loaderd.randomness import key_of
 from loaderd.shards.shard_file import Block
 from loaderd.shards.shard_index import ShardIndex
@@ -98,7 +98,7 @@ class BlockTable:
         if self._by_record or own in self._ranges:
             first = block.first_record
             low, high = self._ranges.get(own, (first, first + block.num_records))
-            left = Left(low, high, conditions_of(self._by_record, index))
+            left = BlockSelection(low, high, conditions_of(self._by_record, index))
         key = 0 if self._names is None else key_of("record", seed, epoch, self._names[of_set])
         return FilePlace(block, left, key)
 

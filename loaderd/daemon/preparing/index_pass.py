@@ -16,7 +16,7 @@ from dataclasses import fields
 
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task, TaskSource
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardFormatError, StorageError
-from loaderd.protocol.worker_messages import Done, Indexed
+from loaderd.protocol.worker_messages import Done, IndexDone
 from loaderd.redaction import redacted
 from loaderd.shards.access import PIECE_BYTES
 from loaderd.shards.framing import TOO_LARGE
@@ -109,7 +109,7 @@ class IndexPass(TaskSource):
         return Task(self, IndexWork(group, shards), most_deaths=MAX_DEATHS if len(group) == 1 else 1)
 
     def done(self, task: Task, result: Done) -> None:
-        assert isinstance(task.work, IndexWork) and isinstance(result, Indexed)
+        assert isinstance(task.work, IndexWork) and isinstance(result, IndexDone)
         self.unstored = self.unstored or result.unkept
         self.counts = [before + more for before, more in zip(self.counts, result.asked, strict=True)]
         self._take(task, decode_indexes(result.encoded, task.work.group))

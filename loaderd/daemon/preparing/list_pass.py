@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from loaderd.daemon.pool.tasks import ListWork, Task, TaskSource
 from loaderd.errors import LoaderdError, ShardReadError, WorkerError
-from loaderd.protocol.worker_messages import Done, FilesFound
+from loaderd.protocol.worker_messages import Done, ListDone
 from loaderd.redaction import redacted
 from loaderd.shards.shard_file import HINT_STORAGE, ShardFile
 
@@ -53,7 +53,7 @@ class ListPass(TaskSource):
         return Task(self, ListWork(number, _in_words(self.sets[number])), survives_stalls=False)
 
     def done(self, task: Task, result: Done) -> None:
-        assert isinstance(task.work, ListWork) and isinstance(result, FilesFound)
+        assert isinstance(task.work, ListWork) and isinstance(result, ListDone)
         self._begun.pop(task, None)
         self.files[task.work.set] = result.files
 

@@ -15,7 +15,7 @@ from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError
 from loaderd.plan.passes import Listing
 from loaderd.protocol.messages import Welcome
-from loaderd.protocol.worker_messages import AskTask, Done, TableFound
+from loaderd.protocol.worker_messages import AskDone, AskTask, Done
 from loaderd.remote.source import RemoteStream
 from loaderd.remote.tables import Table, table_from_wire, welcome_to
 from loaderd.snapshots import Progress
@@ -74,7 +74,7 @@ class RemotePreparation(Preparation, TaskSource):
         return Task(self, AskWork(self._stream().of.name), survives_stalls=False)
 
     def done(self, task: Task, result: Done) -> None:
-        assert isinstance(result, TableFound)
+        assert isinstance(result, AskDone)
         of = self._stream().of
         try:
             self.table = table_from_wire(result.table, f"{of.addresses[0]}/{of.name}")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from loaderd.daemon.pool.tasks import ProbeWork, Task, TaskSource
+from loaderd.daemon.pool.tasks import CheckWork, Task, TaskSource
 from loaderd.errors import LoaderdError, RecordMismatchError
-from loaderd.protocol.worker_messages import Done, Probed
+from loaderd.protocol.worker_messages import CheckDone, Done
 from loaderd.snapshots import Kernels
 
 _MAX_BLOCKS = 8
@@ -37,10 +37,10 @@ class SchemaCheck(TaskSource):
         if not self._may_give or self.finished:
             return None
         self._may_give = False
-        return Task(self, ProbeWork(self._waiting.popleft(), self._skips))
+        return Task(self, CheckWork(self._waiting.popleft(), self._skips))
 
     def done(self, task: Task, result: Done) -> None:
-        assert isinstance(result, Probed)
+        assert isinstance(result, CheckDone)
         self.finished, self.error, self.kernels = True, None, result.kernels
         self.feature_lists = result.feature_lists
 

@@ -16,7 +16,7 @@ from loaderd.daemon.groups.lane import Had, Lane
 from loaderd.errors import DaemonError
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.memory.page import CONSUMER_NEWS, NEVER, Page, new_bell
-from loaderd.protocol.messages import Broken
+from loaderd.protocol.messages import BatchFailed
 
 NUM_SLOTS = 4
 
@@ -114,10 +114,10 @@ def test_who_is_past_what_it_was_told_of_damage_wakes_the_daemon():
         member.lane.wake_behind(1, step)
         member.lane.announce()
         member.intake.noted()
-        member.intake.broken(Broken(1, step, {}))
-    assert isinstance(member.intake.take(), Broken)
+        member.intake.broken(BatchFailed(1, step, {}))
+    assert isinstance(member.intake.take(), BatchFailed)
     assert member.lane.place == (1, 4) and not member.is_rung(member.daemon_bell)
-    assert isinstance(member.intake.take(), Broken)
+    assert isinstance(member.intake.take(), BatchFailed)
     assert member.lane.place == (1, 5) and member.is_rung(member.daemon_bell)
     member.close()
 

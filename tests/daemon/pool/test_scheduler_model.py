@@ -23,7 +23,7 @@ from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, T
 from loaderd.daemon.preparing.index_pass import IndexPass
 from loaderd.errors import ShardReadError
 from loaderd.memory.page import MAX_GENERATION, step_of
-from loaderd.protocol.worker_messages import NO_STREAM, Indexed
+from loaderd.protocol.worker_messages import NO_STREAM, IndexDone
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex, encode_indexes
@@ -218,7 +218,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert job.task is not None and isinstance(job.task.work, IndexWork)
             encoded = encode_indexes([no_records(file) for file in job.task.work.group])
-            answer = Indexed(job.task.number, encoded, None, [0] * 5)
+            answer = IndexDone(job.task.number, encoded, None, [0] * 5)
         hand.end(answer, ShardReadError("unreadable") if failed else None)
         self.settle()
 

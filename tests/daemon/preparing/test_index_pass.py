@@ -10,7 +10,7 @@ import pytest
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task
 from loaderd.daemon.preparing.index_pass import IndexPass, damage_error
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError, WorkerError
-from loaderd.protocol.worker_messages import Indexed
+from loaderd.protocol.worker_messages import IndexDone
 from loaderd.shards import index_cache
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
@@ -45,7 +45,7 @@ def group_of(task: Task) -> tuple[ShardFile, ...]:
 def done(index_pass: IndexPass, task: Task, unstored: str | None = None) -> None:
     """A worker has done the task."""
     encoded = encode_indexes([build_index(file, 1024) for file in group_of(task)])
-    index_pass.done(task, Indexed(task.number, encoded, unstored, [0] * 5))
+    index_pass.done(task, IndexDone(task.number, encoded, unstored, [0] * 5))
 
 
 @pytest.mark.usefixtures("each_alone")

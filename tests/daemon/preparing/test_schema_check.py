@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from loaderd.daemon.pool.tasks import ProbeWork
+from loaderd.daemon.pool.tasks import CheckWork
 from loaderd.daemon.preparing.schema_check import SchemaCheck
 from loaderd.errors import RecordMismatchError, WorkerError
-from loaderd.protocol.worker_messages import Probed
+from loaderd.protocol.worker_messages import CheckDone
 
 
 def tried(probe: SchemaCheck, *, fits: int | None) -> list[int]:
     """Answer until the probe is finished: only block ``fits`` does. Returns the blocks that it asked for."""
     found = []
     while (task := probe.next_task()) is not None:
-        assert isinstance(task.work, ProbeWork) and probe.next_task() is None
+        assert isinstance(task.work, CheckWork) and probe.next_task() is None
         found.append(task.work.block)
         if task.work.block == fits:
-            probe.done(task, Probed(task.number, "numpy", []))
+            probe.done(task, CheckDone(task.number, "numpy", []))
         else:
             probe.failed(task, RecordMismatchError(f"block {task.work.block} differs", hint="Change it."))
     assert probe.finished
