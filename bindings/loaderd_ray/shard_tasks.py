@@ -19,7 +19,7 @@ from loaderd.progress import ProgressDisplay
 from loaderd.shards.access import Access
 from loaderd.shards.files import list_with_progress, path_order
 from loaderd.shards.index_cache import groups_of
-from loaderd.shards.indexer import Indexer, Stored
+from loaderd.shards.indexer import Indexer, StoredFormat
 from loaderd.shards.shard_file import ShardFile
 from loaderd.snapshots import Progress
 
@@ -78,7 +78,7 @@ def verify(shards: Any, *, schema: Schema | None = None, progress: bool | None =
     return _run(shards, indexer, progress, "checking shards")
 
 
-def _stored_of(shards: Any, schema: Schema | None) -> Stored:
+def _stored_of(shards: Any, schema: Schema | None) -> StoredFormat:
     if isinstance(shards, (Dataset, Concat, Mix)):
         return (schema or shards.schema).records
     return "told" if schema is None else schema.records
@@ -106,7 +106,7 @@ def _run(shards: Any, indexer: Indexer, progress: bool | None, what: str) -> Fin
         files = sorted({file for each in names for file in list_with_progress(each, display, access)}, key=path_order)
     if not ray.is_initialized():
         ray.init()
-    found: dict[ShardFile, _Found] = {}
+    found: dict[ShardFile, _FixedIndexBuilder] = {}
     total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
 
     def show() -> None:
@@ -126,7 +126,7 @@ def _run(shards: Any, indexer: Indexer, progress: bool | None, what: str) -> Fin
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FixedIndexBuilder:
     num_records: int
     damages: tuple[Damage, ...]
     is_cached: bool = False
@@ -134,7 +134,7 @@ class _Found:
 
 def _results(
     groups: Sequence[Sequence[ShardFile]], indexer: Indexer, storage: bytes, show: Callable[[], None]
-) -> Iterator[tuple[Sequence[ShardFile], list[_Found]]]:
+) -> Iterator[tuple[Sequence[ShardFile], list[_FixedIndexBuilder]]]:
     """Each group of shards and what was found in them, in the order in which the tasks end.
 
     ``show`` is called every second while none ends.
@@ -152,9 +152,9 @@ def _results(
             ray.cancel(each)
 
 
-def _result(done: Any) -> list[_Found]:
+def _result(done: Any) -> list[_FixedIndexBuilder]:
     try:
-        found: list[_Found] = ray.get(done)
+        found: list[_FixedIndexBuilder] = ray.get(done)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, LoaderdError):
             raise error.cause from None
@@ -162,7 +162,7 @@ def _result(done: Any) -> list[_Found]:
     return found
 
 
-def _read(group: Sequence[ShardFile], indexer: Indexer, storage: bytes) -> list[_Found]:
+def _read(group: Sequence[ShardFile], indexer: Indexer, storage: bytes) -> list[_FixedIndexBuilder]:
     """A task: index shards, unless their indexes are kept already. ``storage``: as ``pickled_storage`` gives it."""
     found = indexer(group, access=Access(pickle.loads(storage)))
     for one in found:
@@ -171,4 +171,4 @@ def _read(group: Sequence[ShardFile], indexer: Indexer, storage: bytes) -> list[
                 f"the index of {one.index.file.uri} cannot be kept: {one.unkept}",
                 hint="index_cache must be a folder that every node can write.",
             )
-    return [_Found(one.index.num_records, one.index.damages, one.is_known) for one in found]
+    return [_FixedIndexBuilder(one.index.num_records, one.index.damages, one.is_known) for one in found]

@@ -32,7 +32,7 @@ from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
 from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
-from loaderd.shards.detect import tell_records
+from loaderd.shards.detect import detect_records
 from loaderd.shards.files import list_with_progress
 from loaderd.shards.indexer import Indexer
 from loaderd.shards.shard_file import ShardFile
@@ -206,7 +206,7 @@ def _plan(arguments: argparse.Namespace, display: ProgressDisplay) -> _Plan:
 
 
 def _told(file: ShardFile) -> FixedRecords:
-    records = tell_records(file)
+    records = detect_records(file)
     if records is None:
         raise OptionError(
             f"--schema is needed, as the content of {file.name} does not show what its records are",

@@ -11,7 +11,7 @@ import numpy as np
 from loaderd.decode.example import Listed
 from loaderd.errors import CorruptRecordError, Damage, OptionError, at_damage
 from loaderd.schema import FixedRecords, Schema
-from loaderd.shards.detect import tell_schema
+from loaderd.shards.detect import detect_schema
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.kinds import ZIP_MAGIC
@@ -32,7 +32,7 @@ _NO_SCHEMA = "none is known, so these are the arrays of the npz"
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredFormat:
     """What the records of a shard are. ``schema``: None for an npz of which nothing is known but its arrays.
 
     ``named``: the schema in words. ``python``: the text of a module with the schema, or with one that reads all
@@ -45,24 +45,24 @@ class Stored:
     python: str
 
 
-def stored_of(schema: Schema, name: str) -> Stored | None:
+def stored_of(schema: Schema, name: str) -> StoredFormat | None:
     """The records that ``schema`` describes; None: TFRecord. ``name``: what the user calls the schema."""
-    return None if schema.records is None else Stored(schema.records, schema, name, "")
+    return None if schema.records is None else StoredFormat(schema.records, schema, name, "")
 
 
-def stored_in(file: ShardFile) -> Stored | None:
+def stored_in(file: ShardFile) -> StoredFormat | None:
     """What the content of a shard shows of its records; None: it is TFRecord, or does not show what it is.
 
     Raises ShardReadError, SchemaError and StorageError.
     """
-    told = tell_schema(file)
+    told = detect_schema(file)
     if told is not None:
         assert told.schema.records is not None
         module = f"import loaderd\n\nschema = {told.made_by}\n"
-        return Stored(told.schema.records, told.schema, f"{told.made_by}, told by the content", module)
+        return StoredFormat(told.schema.records, told.schema, f"{told.made_by}, told by the content", module)
     with closing(open_shard(file)) as opened:
         records = _npz_records(file, opened)
-    return None if records is None else Stored(records, None, _NO_SCHEMA, _as_python(records))
+    return None if records is None else StoredFormat(records, None, _NO_SCHEMA, _as_python(records))
 
 
 def _npz_records(file: ShardFile, opened: OpenFile) -> FixedRecords | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderd.cli.fixed_shard import (
     WRAPPED,
-    Stored,
+    StoredFormat,
     kind_of,
     list_values,
     record_of,
@@ -220,7 +220,7 @@ def _summary(found: FeatureSummary) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------ records of a fixed size
 
 
-def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: Stored, on_read: OnRead) -> None:
+def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: StoredFormat, on_read: OnRead) -> None:
     if arguments.features:
         raise OptionError("--features proposes a schema, so it does not go with --schema")
     records = stored.records

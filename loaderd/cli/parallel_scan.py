@@ -25,7 +25,7 @@ from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead
 from loaderd.shards.files import list_with_progress
 from loaderd.shards.index_cache import groups_of
-from loaderd.shards.indexer import Stored
+from loaderd.shards.indexer import StoredFormat
 from loaderd.shards.shard_file import ShardFile
 from loaderd.snapshots import Progress
 
@@ -52,7 +52,7 @@ def add_shards(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def stored_of(schema: str | None) -> Stored:
+def stored_of(schema: str | None) -> StoredFormat:
     """The records of the schema of that name; without a name, each shard's content tells. Raises OptionError."""
     return "told" if schema is None else load_schema(schema).records
 

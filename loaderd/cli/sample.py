@@ -14,7 +14,7 @@ from loaderd.decode.example import Listed, RecordFault, feature_lists, list_feat
 from loaderd.errors import Damage, OptionError, ShardReadError
 from loaderd.progress import ProgressDisplay
 from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead, detect_compression, open_stream, tell_nobody
+from loaderd.shards.compression import OnRead, detect_compression, no_callback, open_stream
 from loaderd.shards.files import open_shard
 from loaderd.shards.framing import scan
 from loaderd.shards.shard_file import ShardFile
@@ -72,7 +72,7 @@ class Sample:
 
 
 def records_of(
-    file: ShardFile, on_read: OnRead = tell_nobody, most_bytes: int | None = None
+    file: ShardFile, on_read: OnRead = no_callback, most_bytes: int | None = None
 ) -> Iterator[tuple[int, bytes] | Damage]:
     """Number and bytes of each healthy record, and each damage, in order. Raises ShardReadError, StorageError.
 

@@ -14,7 +14,7 @@ from loaderd.errors import CorruptRecordError, Damage, LoaderdError, RecordMisma
 from loaderd.schema import Schema
 from loaderd.shards.blocks import BlockReader
 from loaderd.shards.fixed_blocks import FixedBlockReader
-from loaderd.shards.framing import Piece
+from loaderd.shards.framing import RecordChunk
 from loaderd.shards.reader import Reader
 from loaderd.shards.shard_file import Compression, ShardFile
 
@@ -99,7 +99,7 @@ class RowSource:
             else:
                 yield from self._rows_of(span, found)
 
-    def _rows_of(self, span: BlockSpan, piece: Piece) -> Iterator[RowsOrFault]:
+    def _rows_of(self, span: BlockSpan, piece: RecordChunk) -> Iterator[RowsOrFault]:
         first = piece.first_record - span.block.first_record
         numbers = np.arange(max(0, span.first - first), min(piece.num_records, span.stop - first))
         numbers = numbers[~np.isin(numbers, piece.bad)]  # these were named as damage already
@@ -116,7 +116,7 @@ class RowSource:
             )
         yield rows[begin:]
 
-    def _place(self, span: BlockSpan, piece: Piece, number: int) -> tuple[str, int, int]:
+    def _place(self, span: BlockSpan, piece: RecordChunk, number: int) -> tuple[str, int, int]:
         """(shard, record, offset) of a record of a piece."""
         offset = piece.offset + int(piece.ends[number] - piece.ends[0])
         return self._files[span.block.shard].uri, piece.first_record + number, offset

@@ -61,7 +61,7 @@ class BatchDecoder:
         self._values: dict[str, AnyArray] = {}
         """Of the chunk that is being decoded, the fields by name, which derived ones read."""
         self._fields = {name: _engine(schema, name, self._values) for name in schema.made_fields}
-        self._clock = _EverySoOften()
+        self._clock = _SampledTimer()
         self._spent: StageTimes = [0] * len(self._fields) if spent is None else spent
         self._last_place = len(self._fields) - 1 if spent is None else num_places - 1
         intermediates = {name: schema.spec_of(name) for name in self._fields if name not in self.specs}
@@ -178,7 +178,7 @@ def _engine_of(schema: Schema, name: str, what: str, definition: Field, values: 
     return CastValues(columns, stored, spec.dtype, definition, what)
 
 
-class _EverySoOften:
+class _SampledTimer:
     """Chooses which calls are timed: all, if they take long; else one in sixteen, which stands for all sixteen.
 
     For 512 chess boards, timing five fields takes 5 µs, and making them in compiled code 80 µs.

@@ -24,7 +24,7 @@ from loaderd.plan.epoch import Slice, record_at
 from loaderd.remote.tables import table_to_wire
 from loaderd.remote.tickets import Fault, RowsTicket
 from loaderd.schema.packed import packed_schema, unpacking_schema
-from loaderd.shards.access import Access, tell_nobody
+from loaderd.shards.access import Access, no_callback
 from loaderd.shards.reader import Reading
 from loaderd.workers.file_rows import FileRows
 
@@ -41,7 +41,7 @@ class ServedSet:
     ``on_wait`` is called now and then while storage does not answer, and while rows are made.
     """
 
-    def __init__(self, dataset: AnyDataset, data: LocalData, on_wait: Callable[[], None] = tell_nobody) -> None:
+    def __init__(self, dataset: AnyDataset, data: LocalData, on_wait: Callable[[], None] = no_callback) -> None:
         self.dataset = dataset
         self.data = data
         self.access = Access(data.storage, on_wait)

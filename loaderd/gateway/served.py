@@ -12,7 +12,7 @@ from loaderd.gateway.row_answers import ServedSet
 from loaderd.memory.anonymous import SharedMemory
 from loaderd.plan.passes import Listing
 from loaderd.protocol.messages import AskData, DataIs
-from loaderd.shards.access import tell_nobody
+from loaderd.shards.access import no_callback
 
 _ANSWER_TIMEOUT_S = 30.0
 _MOST_LISTINGS = 4
@@ -21,7 +21,7 @@ _MOST_LISTINGS = 4
 class ServedSets:
     """The data sets of the daemon at ``daemon``, an address ``unix:…``; ``on_wait`` as in ServedSet."""
 
-    def __init__(self, daemon: str, on_wait: Callable[[], None] = tell_nobody) -> None:
+    def __init__(self, daemon: str, on_wait: Callable[[], None] = no_callback) -> None:
         self._daemon = daemon
         self._on_wait = on_wait
         self._found: OrderedDict[tuple[str, Listing | None], ServedSet] = OrderedDict()

@@ -5,7 +5,8 @@
     fetch(file, offset, size) ──► askers' threads ──► parts on the local disk (range_cache), if the user wants that
                                                   └──► GET, asked again while the failure may pass (retries)
 
-How many requests a bucket gets at a time, and whose credentials they carry: ``retries.Pace``, ``filesystems.Store``.
+How many requests a bucket gets at a time, and whose credentials they carry: ``retries.RateLimiter``,
+``filesystems.Store``.
 
 **An object that was replaced** differs from the one that was listed in its size, its time or its ETag. Looking at
 these costs a request. So they are looked at before the first read of an object, and later after each read, if the
@@ -36,9 +37,9 @@ from loaderd.shards.credentials import asked_of, host_of
 from loaderd.shards.filesystems import Filesystems
 from loaderd.shards.outage_tracker import OutageTracker
 from loaderd.shards.range_cache import PART_BYTES, RangeCache
-from loaderd.shards.retries import insist, is_of_credentials, may_pass
+from loaderd.shards.retries import call_with_retries, is_of_credentials, may_pass
 from loaderd.shards.shard_file import HINT_STORAGE, ShardFile, changed, state_in_words, unanswered, unreadable
-from loaderd.shards.storage_threads import Askers
+from loaderd.shards.storage_threads import RequestThreads
 from loaderd.snapshots import StorageCounts
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ _HINT_CREDENTIALS = (
 _Answer = TypeVar("_Answer")
 
 
-def tell_nobody() -> None:
+def no_callback() -> None:
     """A callback for when nobody wants to know."""
 
 
@@ -100,8 +101,8 @@ class Access:
     def __init__(
         self,
         storage: Storage | None = None,
-        on_wait: Callable[[], None] = tell_nobody,
-        on_arrival: Callable[[], None] = tell_nobody,
+        on_wait: Callable[[], None] = no_callback,
+        on_arrival: Callable[[], None] = no_callback,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.storage = storage or Storage()
@@ -110,7 +111,7 @@ class Access:
         self.filesystems = Filesystems(self.storage)
         folder = self.storage.cache_dir
         self._cache = None if folder is None else RangeCache(folder, self.storage.cache_bytes)
-        self._askers = Askers(self.storage.requests)
+        self._askers = RequestThreads(self.storage.requests)
         self._objects: OrderedDict[ShardFile, _Object] = OrderedDict()
         self._ahead: dict[Hashable, Future[bytes]] = {}
         self._lock = threading.Lock()
@@ -146,7 +147,7 @@ class Access:
         """Have ``question`` called in one of the threads, once."""
         return self._askers.ask(question)
 
-    def insist(self, uri: str, question: Callable[[], _Answer], where: str = "") -> _Answer:
+    def call_with_retries(self, uri: str, question: Callable[[], _Answer], where: str = "") -> _Answer:
         """The answer to ``question``, which is called in this thread, again while a failure may pass.
 
         ``where`` in what ``uri`` names, for errors.
@@ -179,7 +180,7 @@ class Access:
         began_s = time.monotonic()
         self.outages.begin()
         try:
-            return insist(ask, store.pace, self.storage.retry_s, partial(self._count, "retries"), renew)
+            return call_with_retries(ask, store.pace, self.storage.retry_s, partial(self._count, "retries"), renew)
         except LoaderdError:
             raise
         except FileNotFoundError as error:
@@ -236,7 +237,7 @@ class Access:
     def fetch(self, file: ShardFile, offset: int, size: int) -> Future[bytes]:
         """``size`` bytes of a shard from ``offset`` on; the shard must have them all."""
         fetch = partial(self._fetch, file, offset, size)
-        return self.ask(lambda: self.insist(file.uri, fetch, f" at byte {offset}"))
+        return self.ask(lambda: self.call_with_retries(file.uri, fetch, f" at byte {offset}"))
 
     def fetch_ahead(self, file: ShardFile) -> None:
         """Have the first piece of a shard fetched for :meth:`first_piece`."""
@@ -250,7 +251,7 @@ class Access:
     def look_at(self, file: ShardFile) -> None:
         """Raise ShardReadError if the object is not the one that was listed; it is looked at every 2 s at most."""
         since_s = time.monotonic() - _LOOK_EVERY_S
-        self.wait(file.uri, self.ask(lambda: self.insist(file.uri, lambda: self._look(file, since_s))))
+        self.wait(file.uri, self.ask(lambda: self.call_with_retries(file.uri, lambda: self._look(file, since_s))))
 
     def _fetch(self, file: ShardFile, offset: int, size: int) -> bytes:
         cache = self._cache

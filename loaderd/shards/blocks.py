@@ -23,7 +23,7 @@ import numpy as np
 from loaderd.errors import Damage
 from loaderd.shards.compression import InflatedStream, PlainStream, most_record_bytes, open_stream
 from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, check_data_crcs
-from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, Piece, scan, walk_chains
+from loaderd.shards.framing import CHAIN_SLACK_BYTES, Ends, RecordChunk, scan, walk_chains
 from loaderd.shards.reader import ShardFiles
 from loaderd.shards.shard_file import Block
 from loaderd.shards.shard_index import ANCHOR_RECORDS
@@ -63,7 +63,7 @@ class BlockReader(ShardFiles):
             (offsets[begin:end] - np.uint32(start_byte)).tobytes(),
         )
 
-    def read(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
+    def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         """Records ``first`` to ``stop - 1`` of ``block``, in order; both CRCs of each are checked.
 
         The pieces may go beyond that range. A Damage comes in front of the piece in which its record would be, or in
@@ -79,7 +79,7 @@ class BlockReader(ShardFiles):
             yield from self._checked(self._read_part(part, block.first_record + stop))
         self._file(block.shard).check_unchanged()
 
-    def _checked(self, pieces: Iterator[Piece | Damage]) -> Iterator[Piece | Damage]:
+    def _checked(self, pieces: Iterator[RecordChunk | Damage]) -> Iterator[RecordChunk | Damage]:
         """The same. The time until each of them comes counts as CHECK, except for what counts as READ or INFLATE."""
         spent = self._spent
         while True:
@@ -97,8 +97,8 @@ class BlockReader(ShardFiles):
     def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
         """The records of several plain blocks: the buffer that they are in and the ends of their frames, in order.
 
-        ``ends``: int64, (records + 1,), as in :class:`~loaderd.shards.framing.Piece`; both CRCs of each record are
-        checked. None where anything at all is wrong: :meth:`read` will say what. About 90 ns a record.
+        ``ends``: int64, (records + 1,), as in :class:`~loaderd.shards.framing.RecordChunk`; both CRCs of each record
+        are checked. None where anything at all is wrong: :meth:`read` will say what. About 90 ns a record.
         """
         run = self._find_frames(blocks)
         began_ns = time.monotonic_ns()
@@ -126,7 +126,7 @@ class BlockReader(ShardFiles):
         self._spent[Stage.FRAMES] += time.monotonic_ns() - began_ns
         return None if ends is None else (buffer, ends)
 
-    def _read_part(self, part: Block, stop: int) -> Iterator[Piece | Damage]:
+    def _read_part(self, part: Block, stop: int) -> Iterator[RecordChunk | Damage]:
         """The records of ``part`` up to number ``stop`` of the shard, and the damage.
 
         Where a frame is broken, nobody knows how many records the lost stretch held. It counts as one if the number
@@ -168,7 +168,7 @@ class BlockReader(ShardFiles):
         if tail_count:
             yield from self._scan(part, tail_offset, last - tail_count)[1]
 
-    def _scan(self, part: Block, offset: int, record: int) -> tuple[Stream, Iterator[Piece | Damage]]:
+    def _scan(self, part: Block, offset: int, record: int) -> tuple[Stream, Iterator[RecordChunk | Damage]]:
         """The shard's stream, and what it holds from ``offset``, where ``record`` begins, to the end of ``part``."""
         uri = self._files[part.shard].uri
         timed = TimedFile(self._file(part.shard), self._spent)

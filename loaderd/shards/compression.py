@@ -80,7 +80,7 @@ class ByteStream(Protocol):
         """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
 
 
-def tell_nobody(offset: int) -> None:
+def no_callback(offset: int) -> None:
     """An ``OnRead`` for when nobody wants to know."""
 
 
@@ -92,7 +92,7 @@ def most_record_bytes(compression: Compression, size_bytes: int) -> int:
 
 
 def open_stream(
-    shard: str, file: Readable, compression: Compression, on_read: OnRead = tell_nobody
+    shard: str, file: Readable, compression: Compression, on_read: OnRead = no_callback
 ) -> PlainStream | InflatedStream:
     """The bytes of a shard from front to back, without their compression; ``shard`` is its name."""
     if compression == "none":

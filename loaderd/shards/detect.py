@@ -33,20 +33,20 @@ _MOST_BOARD_SIZE = 99
 _POLICY, _TARGETS = "policyTargetsNCMove", "globalTargetsNC"
 
 
-class Told(NamedTuple):
+class DetectedSchema(NamedTuple):
     """A schema that ships, and the Python that makes it."""
 
     schema: Schema
     made_by: str
 
 
-def tell_records(file: ShardFile, access: Access | None = None) -> FixedRecords | None:
-    """The records of the schema that :func:`tell_schema` tells, if any."""
-    told = tell_schema(file, access)
+def detect_records(file: ShardFile, access: Access | None = None) -> FixedRecords | None:
+    """The records of the schema that :func:`detect_schema` tells, if any."""
+    told = detect_schema(file, access)
     return None if told is None else told.schema.records
 
 
-def tell_schema(file: ShardFile, access: Access | None = None) -> Told | None:
+def detect_schema(file: ShardFile, access: Access | None = None) -> DetectedSchema | None:
     """The schema of the records of fixed size that a shard holds; None: TFRecord, or nothing known.
 
     Costs opening the file and some reads. Raises ShardFormatError where it is plainly a file of another kind,
@@ -63,7 +63,7 @@ def tell_schema(file: ShardFile, access: Access | None = None) -> Told | None:
         return told
 
 
-def _tell_stream(opened: OpenFile, file: ShardFile, wrapping: Compression) -> Told | None:
+def _tell_stream(opened: OpenFile, file: ShardFile, wrapping: Compression) -> DetectedSchema | None:
     known = lc0()
     assert known.records is not None
     if wrapping == "none" and file.size_bytes % known.records.record_bytes:
@@ -77,7 +77,7 @@ def _tell_stream(opened: OpenFile, file: ShardFile, wrapping: Compression) -> To
         stream = open_fixed(file.uri, opened, start, num_bytes, of_part, known.records.record_bytes)
         got = stream.read_into(memoryview(head))
         is_lc0 = got >= 4 and int.from_bytes(head[:4], "little") == known.records.expect["version"]
-        return Told(known, "loaderd.schemas.lc0()") if is_lc0 and not is_frame(bytes(head)) else None
+        return DetectedSchema(known, "loaderd.schemas.lc0()") if is_lc0 and not is_frame(bytes(head)) else None
     return None
 
 
@@ -88,11 +88,13 @@ def _members(opened: OpenFile, file: ShardFile) -> Iterator[tuple[int, int]]:
             yield member.offset, member.num_bytes
 
 
-def _tell_npz(opened: OpenFile, file: ShardFile) -> Told | None:
+def _tell_npz(opened: OpenFile, file: ShardFile) -> DetectedSchema | None:
     with contextlib.suppress(ShardReadError, ValueError, KeyError, IndexError):
         arrays = arrays_of(file, opened)
         size, targets = math.isqrt(arrays[_POLICY].shape[1] - 1), arrays[_TARGETS].shape[0]
         if size > _MOST_BOARD_SIZE:  # an array without rows may say any
             return None
-        return Told(katago(size, targets), f"loaderd.schemas.katago(board_size={size}, num_targets={targets})")
+        return DetectedSchema(
+            katago(size, targets), f"loaderd.schemas.katago(board_size={size}, num_targets={targets})"
+        )
     return None

@@ -21,14 +21,14 @@ from urllib.parse import unquote
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.machine import remedy
 from loaderd.redaction import redacted
-from loaderd.shards.access import Access, tell_nobody
+from loaderd.shards.access import Access, no_callback
 from loaderd.shards.credentials import asked_of
 from loaderd.shards.listing import list_remote
 from loaderd.shards.local import find_files
 from loaderd.shards.local_file import LocalFile, read_whole
 from loaderd.shards.names import checked_names
 from loaderd.shards.remote_file import RemoteFile
-from loaderd.shards.retries import Pace, insist, may_pass
+from loaderd.shards.retries import RateLimiter, call_with_retries, may_pass
 from loaderd.shards.shard_file import OpenFile, ShardFile, is_remote, unanswered
 from loaderd.snapshots import Progress
 
@@ -117,7 +117,7 @@ def _named_twice(first: str, second: str) -> OptionError:
 
 
 def open_shard(
-    file: ShardFile, access: Access | None = None, make_room: Callable[[], None] = tell_nobody
+    file: ShardFile, access: Access | None = None, make_room: Callable[[], None] = no_callback
 ) -> OpenFile:
     """Open a listed shard.
 
@@ -139,7 +139,7 @@ def open_shard(
 
 
 def read_shard(
-    file: ShardFile, view: memoryview, access: Access | None = None, make_room: Callable[[], None] = tell_nobody
+    file: ShardFile, view: memoryview, access: Access | None = None, make_room: Callable[[], None] = no_callback
 ) -> bool:
     """Read all of a listed shard into ``view``, of its size or more. False where it has another size.
 
@@ -168,7 +168,7 @@ def _list_local(
     began_s = time.monotonic()
     try:
         watched = partial(access.outages.watch, name, partial(find_files, name, on_found))
-        files = insist(watched, Pace(), access.storage.retry_s, access.on_wait)
+        files = call_with_retries(watched, RateLimiter(), access.storage.retry_s, access.on_wait)
     except LoaderdError:
         raise
     except OSError as error:

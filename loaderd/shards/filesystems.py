@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from loaderd.errors import ShardReadError
 from loaderd.options import MEMORY_HINT, Storage, pickled_storage
-from loaderd.shards.retries import Pace
+from loaderd.shards.retries import RateLimiter
 
 _SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf", "fsspec+…")
 
@@ -37,7 +37,7 @@ class Store:
 
     def __init__(self, make: Callable[[], tuple[Any, str]], requests: int, has_own_key: bool) -> None:
         """``make`` makes (file system, path of the bucket in it). ``has_own_key``: each has the same credentials."""
-        self.pace = Pace(requests)
+        self.pace = RateLimiter(requests)
         self._make, self._has_own_key = make, has_own_key
         self._lock = threading.Lock()
         self._opened: tuple[Any, str] | None = None
@@ -97,7 +97,7 @@ class Filesystems:
         with self._lock:
             if root not in self._stores:
                 if given is not None:
-                    store = Store(_Given(given), requests, False)
+                    store = Store(_UserFilesystem(given), requests, False)
                 else:
                     user = authority.rpartition("@")[0]
                     has_own_key = ":" in user or user == "anonymous"
@@ -136,7 +136,7 @@ def _parts(uri: str) -> tuple[str, str, str, str]:
     return scheme, authority, slash + path, mark + query
 
 
-class _Given:
+class _UserFilesystem:
     """Gives the user's own file system, and then others that are like it, but have looked for credentials anew."""
 
     def __init__(self, given: Any) -> None:

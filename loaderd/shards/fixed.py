@@ -29,9 +29,9 @@ import numpy as np
 
 from loaderd.errors import Damage, ShardFormatError
 from loaderd.schema import FixedRecords
-from loaderd.shards.compression import InflatedStream, OnRead, PlainStream, tell_nobody
+from loaderd.shards.compression import InflatedStream, OnRead, PlainStream, no_callback
 from loaderd.shards.crc import Bytes1D
-from loaderd.shards.framing import Piece
+from loaderd.shards.framing import RecordChunk
 from loaderd.shards.inflate import gunzip
 from loaderd.shards.kinds import (
     GZIP_MAGIC,
@@ -156,7 +156,7 @@ def open_fixed(
     num_bytes: int,
     compression: Compression,
     record_bytes: int,
-    on_read: OnRead = tell_nobody,
+    on_read: OnRead = no_callback,
 ) -> Stream:
     """The records in a part of a file, as a stream; ``compression``: for a member of a tar, that of the member."""
     part = FilePart(file, start, num_bytes)
@@ -183,7 +183,7 @@ def compression_of_member(shard: str, file: Readable, start: int, num_bytes: int
 
 def scan_fixed(
     shard: str, stream: Stream, records: FixedRecords, first_record: int, first_offset: int
-) -> Iterator[Piece | Damage]:
+) -> Iterator[RecordChunk | Damage]:
     """The whole records of a stream, in order, and at the end a Damage if the stream is cut or damaged.
 
     The stream stands at record ``first_record`` of the shard, ``first_offset`` bytes from its start.
@@ -238,7 +238,7 @@ def _fill(stream: Stream, buffer: Bytes1D) -> int:
     return filled
 
 
-def fixed_piece(buffer: Bytes1D, count: int, size: int, offset: int, first_record: int) -> Piece:
+def fixed_piece(buffer: Bytes1D, count: int, size: int, offset: int, first_record: int) -> RecordChunk:
     """The first ``count`` records of a buffer, of ``size`` bytes each."""
     ends = np.arange(count + 1, dtype=np.int64) * size
-    return Piece(buffer, ends, offset, first_record, header_bytes=0, footer_bytes=0)
+    return RecordChunk(buffer, ends, offset, first_record, header_bytes=0, footer_bytes=0)

@@ -27,7 +27,7 @@ from loaderd.shards.fixed import (
     open_fixed,
     scan_fixed,
 )
-from loaderd.shards.framing import Ends, Piece
+from loaderd.shards.framing import Ends, RecordChunk
 from loaderd.shards.reader import Reading, ShardFiles
 from loaderd.shards.shard_file import Block, Compression, Readable, ShardFile
 from loaderd.shards.timed import TimedFile, inflating
@@ -101,7 +101,7 @@ class FixedBlockReader(ShardFiles):
                 return None
         return self._buffer, np.arange(bounds[-1] // size + 1, dtype=np.int64) * size
 
-    def read(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
+    def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         """As in ``Reader``. A cut costs the records behind it, up to the end of the block."""
         file = self._file(block.shard)
         file.check_unchanged()
@@ -118,7 +118,7 @@ class FixedBlockReader(ShardFiles):
             return damage
         return replace(damage, found=f"{damage.found}, in the member at byte {block.offset} of the tar")
 
-    def _read_npz(self, block: Block, first: int, stop: int) -> Iterator[Piece]:
+    def _read_npz(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk]:
         rows = self._npz_before(block, first)
         size = self._records.record_bytes
         while (begin := rows.row) < stop:
@@ -151,7 +151,7 @@ class FixedBlockReader(ShardFiles):
     def _npz_file(self, shard: int) -> Readable:
         return TimedFile(self._file(shard), self._spent)
 
-    def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
+    def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         uri = self._files[block.shard].uri
         compression = self._compression_of(block)
         # Only the end shows whether it is garbled. One too large to be read twice was checked when it was indexed.

@@ -16,7 +16,7 @@ from loaderd.errors import Damage, ShardFormatError
 from loaderd.redaction import shown
 from loaderd.schema import FixedRecords
 from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead, front_of, tell_nobody
+from loaderd.shards.compression import OnRead, front_of, no_callback
 from loaderd.shards.crc import Bytes1D, crc32c
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed import (
@@ -42,13 +42,13 @@ def build_fixed_index(
     file: ShardFile,
     records: FixedRecords,
     block_records: int,
-    on_read: OnRead = tell_nobody,
+    on_read: OnRead = no_callback,
     access: Access | None = None,
 ) -> ShardIndex:
     """Read a shard from front to back, and note its blocks and damage, as ``build_index`` does for TFRecord."""
     with closing(open_shard(file, access)) as opened:
         compression = detect_wrapping(file.uri, opened, file.size_bytes, records)
-        found = _Found(file, opened, records, block_records, on_read)
+        found = _FixedIndexBuilder(file, opened, records, block_records, on_read)
         if compression == "npz":
             found.add_npz()
         elif compression == "tar":
@@ -59,7 +59,7 @@ def build_fixed_index(
     return found.index(compression)
 
 
-class _Found:
+class _FixedIndexBuilder:
     """The blocks and the damage of a shard, as far as it has been read."""
 
     def __init__(

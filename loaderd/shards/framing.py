@@ -57,7 +57,7 @@ Ends = npt.NDArray[np.int64]
 _unpack_length = struct.Struct("<Q").unpack_from
 
 
-class Piece(NamedTuple):
+class RecordChunk(NamedTuple):
     """Consecutive records of a stream, in memory.
 
     ``buffer``: uint8; valid until the scan goes on. ``ends``: int64, (n + 1,): where in the buffer each frame
@@ -158,12 +158,12 @@ def scan(
     first_offset: int = 0,
     most_bytes: int = MAX_RECORD_BYTES,
     jump_to: JumpTo | None = None,
-) -> Iterator[Piece | Damage]:
+) -> Iterator[RecordChunk | Damage]:
     """Every record and every damage of a stream, in order, both CRCs checked.
 
     ``read_into(view)`` fills a memoryview from the stream and returns the number of bytes (0 at the end). The stream
     begins with record ``first_record`` of the shard, at byte ``first_offset``. Records that a :class:`Damage` names
-    are in no :class:`Piece`, or are ``bad`` in the one that follows.
+    are in no :class:`RecordChunk`, or are ``bad`` in the one that follows.
 
     A record of more than ``most_bytes`` is damage: it would have to be in memory whole. ``jump_to(offset)`` goes on
     at an offset of the stream, if a frame begins or the stream ends there, and tells whether. Without it, the end of
@@ -199,7 +199,9 @@ def scan(
             ends = ends[: len(ends) - len(lies)]
             yield from named
             if len(ends) > 1:
-                yield Piece(scanned.buffer, ends, offset, record, tuple(damage.record - record for damage in named))
+                yield RecordChunk(
+                    scanned.buffer, ends, offset, record, tuple(damage.record - record for damage in named)
+                )
             yield from lies
             record += len(ends) - 1 + len(lies)
             scanned.advance(advance)

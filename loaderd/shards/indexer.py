@@ -10,13 +10,13 @@ from typing import Literal
 from loaderd.errors import ShardReadError
 from loaderd.schema import FixedRecords
 from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead, tell_nobody
+from loaderd.shards.compression import OnRead, no_callback
 from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex, build_index, build_indexes, encode_indexes
 
-Stored = FixedRecords | Literal["told"] | None
+StoredFormat = FixedRecords | Literal["told"] | None
 """What shards hold: records of fixed size; None: TFRecord; "told": whichever each shard's content says."""
 
 
@@ -35,14 +35,14 @@ class Indexer:
     May be called in several threads, and sent to a process.
     """
 
-    def __init__(self, where: str, block_records: int, stored: Stored) -> None:
+    def __init__(self, where: str, block_records: int, stored: StoredFormat) -> None:
         """``where``, ``block_records``: as of an ``IndexCache``; "none" keeps nothing, so that each shard is read."""
         self._where = where
         self._block_records = block_records
         self._stored = stored
 
     def __call__(
-        self, group: Sequence[ShardFile], on_read: OnRead = tell_nobody, access: Access | None = None
+        self, group: Sequence[ShardFile], on_read: OnRead = no_callback, access: Access | None = None
     ) -> list[IndexResult]:
         """The indexes of a group (``groups_of``); that of a shard that cannot be read has one damage.
 
@@ -56,7 +56,7 @@ class Indexer:
         return [
             IndexResult(ShardIndex.of_unreadable(file, kind))
             if isinstance(kind, ShardReadError)
-            else self._find([file], kind, tell_nobody, access)[0]
+            else self._find([file], kind, no_callback, access)[0]
             for file, kind in zip(group, kinds, strict=True)
         ]
 
@@ -74,10 +74,10 @@ class Indexer:
 
 
 def _told(file: ShardFile, access: Access | None) -> FixedRecords | ShardReadError | None:
-    from loaderd.shards.detect import tell_records  # needed only without a schema
+    from loaderd.shards.detect import detect_records  # needed only without a schema
 
     try:
-        return tell_records(file, access)
+        return detect_records(file, access)
     except ShardReadError as error:
         return error
 
@@ -86,7 +86,7 @@ def make_indexes(
     group: Sequence[ShardFile],
     records: FixedRecords | None,
     block_records: int,
-    on_read: OnRead = tell_nobody,
+    on_read: OnRead = no_callback,
     access: Access | None = None,
 ) -> list[ShardIndex]:
     """Read shards of TFRecord, or of ``records``, from front to back; the index of one that cannot be read says why.
@@ -118,7 +118,7 @@ def make_index(
     file: ShardFile,
     records: FixedRecords | None,
     block_records: int,
-    on_read: OnRead = tell_nobody,
+    on_read: OnRead = no_callback,
     access: Access | None = None,
 ) -> ShardIndex:
     """Read a shard of TFRecord, or of ``records``, from front to back. Raises ShardReadError and StorageError."""

@@ -95,7 +95,7 @@ def _patiently(uri: str, small: str, look: Callable[[], _Answer], access: Access
         filesystem, path = access.filesystems.of(small)
         filesystem.get_file_info(path)
 
-    answer = access.ask(lambda: access.insist(uri, look))
+    answer = access.ask(lambda: access.call_with_retries(uri, look))
     began_s = heard_s = asked_s = time.monotonic()
     sign: Future[None] | None = None
     while not answer.done():

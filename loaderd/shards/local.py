@@ -29,7 +29,7 @@ _URI_OF_A_PATH = re.compile("/[a-z][a-z0-9+.-]+:/")
 _HINT_REGULAR = "A shard must be a regular file: loaderd reads it at several offsets at once."
 
 
-class Found(NamedTuple):
+class LocalEntry(NamedTuple):
     """An absolute path; what the file system says of the file there, links followed; whether the path is a link."""
 
     path: str
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     is_link: bool
 
 
-def find_files(name: str, on_found: Callable[[int], None] = lambda number: None) -> list[Found]:
+def find_files(name: str, on_found: Callable[[int], None] = lambda number: None) -> list[LocalEntry]:
     """The regular files that ``name`` names: a path, a ``file://`` URI, or a glob (in no particular order).
 
     ``list_shards`` says what a glob matches. Raises NoShardsError where there is no file, and where a glob matches a
@@ -66,10 +66,10 @@ def is_a_folder(name: str) -> NoShardsError:
     return NoShardsError(f"{name} is a folder, a shard is a file", hint=hint)
 
 
-def _files_of(pattern: str, on_found: Callable[[int], None]) -> list[Found]:
-    found: list[Found] = []
+def _files_of(pattern: str, on_found: Callable[[int], None]) -> list[LocalEntry]:
+    found: list[LocalEntry] = []
     lost: list[str] = []
-    others: list[Found] = []
+    others: list[LocalEntry] = []
     for path in dict.fromkeys(_matches(pattern)):
         one = _find(path)
         if one is None:
@@ -93,7 +93,7 @@ def _files_of(pattern: str, on_found: Callable[[int], None]) -> list[Found]:
     return found
 
 
-def _like_shards(pattern: str, found: list[Found], others: list[Found]) -> list[str]:
+def _like_shards(pattern: str, found: list[LocalEntry], others: list[LocalEntry]) -> list[str]:
     """Which of ``others``, that are no files, should be files, to judge by their names.
 
     If the pattern asks for an ending, all of them. If it ends in a wildcard, folders are expected; then only those
@@ -190,12 +190,12 @@ def _status(path: str) -> os.stat_result | None:
     return None if found is None else found.status
 
 
-def _find(path: str) -> Found | None:
+def _find(path: str) -> LocalEntry | None:
     """What is there; None: nothing is. One call of the system, except for links."""
     try:
         status = os.lstat(path)
         is_link = stat.S_ISLNK(status.st_mode)
-        return Found(path, os.stat(path) if is_link else status, is_link)
+        return LocalEntry(path, os.stat(path) if is_link else status, is_link)
     except OSError as error:
         if error.errno not in _NOTHING_THERE:
             raise _cannot_be_read(path, error) from None

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from loaderd.machine import remedy
 from loaderd.shards.outage_tracker import OutageTracker
-from loaderd.shards.retries import Pace, insist, may_pass
+from loaderd.shards.retries import RateLimiter, call_with_retries, may_pass
 from loaderd.shards.shard_file import ShardFile, changed, state_in_words, unanswered, unreadable
 
 _Answer = TypeVar("_Answer")
@@ -60,7 +60,7 @@ class LocalFile:
 
         self._file, self._retry_s, self._on_retry = file, retry_s, waits
         self._outages = outages or OutageTracker()
-        self._pace = Pace()
+        self._pace = RateLimiter()
         self._fd = -1
         self._ask(self._open, "")
         self._on_retry = on_retry
@@ -73,7 +73,7 @@ class LocalFile:
         began_s = time.monotonic()
         try:
             watched = partial(self._outages.watch, self._file.uri, ask)
-            return insist(watched, self._pace, self._retry_s, self._on_retry)
+            return call_with_retries(watched, self._pace, self._retry_s, self._on_retry)
         except OSError as error:
             why = f"{error.strerror}{where}"
             if may_pass(error):

@@ -13,11 +13,11 @@ import numpy as np
 from loaderd.errors import Damage
 from loaderd.machine import max_open_files
 from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead, tell_nobody
+from loaderd.shards.compression import OnRead, no_callback
 from loaderd.shards.crc import Bytes1D
 from loaderd.shards.fetches import Fetches
 from loaderd.shards.files import open_shard, read_shard
-from loaderd.shards.framing import Ends, Piece
+from loaderd.shards.framing import Ends, RecordChunk
 from loaderd.shards.shard_file import Block, Compression, OpenFile, ShardFile, is_remote
 from loaderd.stages import Stage, StageTimes
 
@@ -53,7 +53,7 @@ class Reader(Protocol):
     def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
         """Two int64, (n,): where each record's data starts, and how many bytes it has, in frames with these ends."""
 
-    def read(self, block: Block, first: int, stop: int) -> Iterator[Piece | Damage]:
+    def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         """Records ``first`` to ``stop - 1`` of ``block``, in order, and what of them is damaged."""
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Reading:
     """
 
     def __init__(
-        self, on_read: OnRead = tell_nobody, access: Access | None = None, spent: StageTimes | None = None
+        self, on_read: OnRead = no_callback, access: Access | None = None, spent: StageTimes | None = None
     ) -> None:
         self.on_read = on_read
         self.access = access or Access()

@@ -3,12 +3,12 @@
 A failure of a disk or a network may pass; what it says of the shard does not. A request that failed is made again
 after a pause that grows a little each time.
 
-**A store is left alone as a whole**, not by each request for itself (:class:`Pace`). How many requests are under way
-follows AIMD, as in TCP: a failure takes three tenths of them away, at most once in a round trip, and each round of
-answers gives two back. (With one, a store that fails at random, whatever it is asked, is asked too little.) While no
-request at all is answered, only one at a time is made, and the pause before it doubles, up to 4 s: so storage that
-comes back is noticed soon. Each pause is cut by up to a half at random, so that the workers of all hosts do not come
-back in step.
+**A store is left alone as a whole**, not by each request for itself (:class:`RateLimiter`). How many requests are
+under way follows AIMD, as in TCP: a failure takes three tenths of them away, at most once in a round trip, and each
+round of answers gives two back. (With one, a store that fails at random, whatever it is asked, is asked too little.)
+While no request at all is answered, only one at a time is made, and the pause before it doubles, up to 4 s: so
+storage that comes back is noticed soon. Each pause is cut by up to a half at random, so that the workers of all hosts
+do not come back in step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def may_pass(error: BaseException) -> bool:
     return _FINAL.search(str(error)) is None
 
 
-class Pace:
+class RateLimiter:
     """How many requests a store gets at a time, and when: see the module's docstring. Any thread may use it."""
 
     def __init__(self, most: int = 1) -> None:
@@ -139,9 +139,9 @@ def _shortened(pause_s: float) -> float:
     return min(pause_s, _MOST_PAUSE_S) * random.uniform(0.5, 1.0)
 
 
-def insist(
+def call_with_retries(
     ask: Callable[[], _Answer],
-    pace: Pace,
+    pace: RateLimiter,
     retry_s: float,
     on_retry: Callable[[], None],
     renew: Callable[[Exception], bool] = lambda error: False,

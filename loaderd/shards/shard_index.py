@@ -41,8 +41,8 @@ from loaderd.shards.compression import (
     PlainStream,
     detect_compression,
     most_record_bytes,
+    no_callback,
     open_stream,
-    tell_nobody,
 )
 from loaderd.shards.crc import (
     Bytes1D,
@@ -54,7 +54,7 @@ from loaderd.shards.crc import (
     stored_crcs,
 )
 from loaderd.shards.files import open_shard, read_shard
-from loaderd.shards.framing import Ends, Piece, scan, walk
+from loaderd.shards.framing import Ends, RecordChunk, scan, walk
 from loaderd.shards.shard_file import Compression, ShardFile
 
 INDEX_VERSION = 4
@@ -220,7 +220,7 @@ def _array_to_wire(numbers: Uints) -> list[Any]:
 
 
 def build_index(
-    file: ShardFile, block_records: int, on_read: OnRead = tell_nobody, access: Access | None = None
+    file: ShardFile, block_records: int, on_read: OnRead = no_callback, access: Access | None = None
 ) -> ShardIndex:
     """Read a shard from front to back, check both CRCs of every record, and note its blocks and damage.
 
@@ -249,7 +249,7 @@ def build_index(
 
 
 def build_indexes(
-    files: Sequence[ShardFile], block_records: int, on_read: OnRead = tell_nobody, access: Access | None = None
+    files: Sequence[ShardFile], block_records: int, on_read: OnRead = no_callback, access: Access | None = None
 ) -> list[ShardIndex] | None:
     """As :func:`build_index`, of small shards that are read into memory together: most steps are one call for all.
 
@@ -275,7 +275,7 @@ def build_indexes(
             arrays: Sequence[Uints] = (_ZERO, _one(file.size_bytes), _one(stop - first), _ZERO, _ZERO)
         else:
             blocks = _Blocks(block_records)
-            blocks.add(Piece(buffer, ends[first : stop + 1], 0, 0))
+            blocks.add(RecordChunk(buffer, ends[first : stop + 1], 0, 0))
             arrays = blocks.arrays()
         indexes.append(ShardIndex(file, "none", crc32c(crcs[first:stop]), (), *arrays))
     return indexes
@@ -297,7 +297,7 @@ class _Blocks:
         self._rows: list[tuple[int, int, int, int]] = []
         self._anchors: list[npt.NDArray[np.uint32]] = []
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: RecordChunk) -> None:
         """Take in the healthy records of ``piece``."""
         begin = 0
         for bad in (*piece.bad, piece.num_records):
@@ -305,7 +305,7 @@ class _Blocks:
                 self._add_stretch(piece, begin, bad)
             begin = bad + 1
 
-    def _add_stretch(self, piece: Piece, begin: int, end: int) -> None:
+    def _add_stretch(self, piece: RecordChunk, begin: int, end: int) -> None:
         ends: Ends = piece.ends
         base = piece.offset - int(ends[0])
         while begin < end:

@@ -21,13 +21,13 @@ _Answer = TypeVar("_Answer")
 _LOOK_EVERY_S = 0.2
 
 
-class Askers:
+class RequestThreads:
     """Up to ``most`` threads, started as they are needed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._crew = _Crew(most)
+        self._crew = _ThreadGroup(most)
 
     def ask(self, question: Callable[[], _Answer]) -> Future[_Answer]:
         """Have ``question`` called in one of the threads, after those that were asked before.
@@ -63,11 +63,11 @@ class Askers:
     def abandon(self) -> None:
         """Leave all threads with what they were asked; new threads take what is asked from now on."""
         with self._lock:
-            before, self._crew = self._crew, _Crew(self._most)
+            before, self._crew = self._crew, _ThreadGroup(self._most)
             before.end()
 
 
-class _Crew:
+class _ThreadGroup:
     """Threads of one queue, and a count of its open questions: abandoned threads do not count for a new crew."""
 
     def __init__(self, most: int) -> None:

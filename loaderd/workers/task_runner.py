@@ -36,7 +36,7 @@ from loaderd.protocol.worker_messages import (
     TrialTask,
 )
 from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead, tell_nobody
+from loaderd.shards.compression import OnRead, no_callback
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.indexer import make_indexes
@@ -55,12 +55,12 @@ _MAX_PROBED = 1000
 _MOST_SEARCH_NS = 10**9
 
 
-def list_set(task: ListTask, on_found: OnRead = tell_nobody, access: Access | None = None) -> ListDone:
+def list_set(task: ListTask, on_found: OnRead = no_callback, access: Access | None = None) -> ListDone:
     """The shards that a task asks for. Raises as ``list_shards``."""
     return ListDone(task.task, list_shards(task.shards, on_found, access))
 
 
-def index_group(task: IndexTask, on_read: OnRead = tell_nobody, access: Access | None = None) -> IndexDone:
+def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access | None = None) -> IndexDone:
     """Make the indexes of a group of shards, and keep them in the cache.
 
     Raises the error of a shard that cannot be read, StorageError, and CorruptRecordError where a message could not

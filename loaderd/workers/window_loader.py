@@ -32,7 +32,7 @@ from loaderd.randomness import splitmix64
 from loaderd.schema import Schema
 from loaderd.shards.blocks import BlockReader
 from loaderd.shards.fixed_blocks import FixedBlockReader
-from loaderd.shards.framing import Piece
+from loaderd.shards.framing import RecordChunk
 from loaderd.shards.reader import Reader, Reading
 from loaderd.shards.shard_file import Block, Compression, ShardFile
 from loaderd.stages import Stage
@@ -199,7 +199,7 @@ class WindowLoader:
             ]
         return faults
 
-    def _load_piece(self, part: BlockPlacement, piece: Piece, window: Bytes2D) -> Faults:
+    def _load_piece(self, part: BlockPlacement, piece: RecordChunk, window: Bytes2D) -> Faults:
         """The wanted records of a piece."""
         piece_first = piece.first_record - part.block.first_record
         in_piece = np.arange(len(piece.ends) - 1)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from loaderd.decode.batch_decoder import BatchDecoder, _EverySoOften
+from loaderd.decode.batch_decoder import BatchDecoder, _SampledTimer
 from loaderd.schema import Array, Derived, Int64, Schema
 
 AnyArray = npt.NDArray[Any]
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def test_a_call_that_is_timed_stands_for_those_that_are_not():
-    clock = _EverySoOften()
+    clock = _SampledTimer()
     weights = []
     for _ in range(16 * 5 + 1):
         weights.append(clock.begin())
@@ -27,13 +27,13 @@ def test_a_call_that_is_timed_stands_for_those_that_are_not():
 
 
 def test_a_timed_call_that_raises_does_not_end_the_timing():
-    clock = _EverySoOften()
+    clock = _SampledTimer()
     assert clock.begin() == 1  # and no end: the function of a derived field raised
     assert clock.begin() == 1
 
 
 def test_long_calls_are_all_timed():
-    clock = _EverySoOften()
+    clock = _SampledTimer()
     for _ in range(3):
         assert clock.begin() == 1
         time.sleep(0.0011)

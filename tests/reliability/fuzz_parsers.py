@@ -18,7 +18,7 @@ with atheris.instrument_imports(include=["loaderd.shards", "loaderd.decode"]):
     from loaderd.decode.example import RecordFault, parse_example
     from loaderd.decode.example_rows import RowParser
     from loaderd.errors import Damage
-    from loaderd.shards.compression import InflatedStream, tell_nobody
+    from loaderd.shards.compression import InflatedStream, no_callback
     from loaderd.shards.crc import framed, masked_crc
     from loaderd.shards.framing import scan
     from loaderd.shards.shard_index import decode_indexes, encode_indexes
@@ -76,7 +76,7 @@ def fuzz_inflate(data: bytes) -> None:
     if not data:
         return
     gzip, step = data[0] & 1, 1 + (data[0] >> 1)
-    stream = InflatedStream("shard", _Bytes(data[1:]), "gzip" if gzip else "zlib", tell_nobody)
+    stream = InflatedStream("shard", _Bytes(data[1:]), "gzip" if gzip else "zlib", no_callback)
     out, view = bytearray(), memoryview(bytearray(step))
     while (got := stream.read_into(view)) and len(out) < 1 << 20:
         out += view[:got]

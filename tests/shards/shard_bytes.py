@@ -72,7 +72,7 @@ def scanned(data: bytes, most: int = 1 << 30) -> tuple[Records, list[Damage]]:
     return records, damages
 
 
-def take(records: Records, piece: framing.Piece, first_record: int) -> None:
+def take(records: Records, piece: framing.RecordChunk, first_record: int) -> None:
     """Add the healthy payloads of ``piece``, whose first record has that number."""
     for index, (start, length) in enumerate(zip(piece.payload_starts, piece.payload_lengths, strict=True)):
         if index not in piece.bad:

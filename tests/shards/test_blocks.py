@@ -265,7 +265,7 @@ def test_a_file_that_is_cut_in_the_middle_of_being_read(tmp_path: Path, make_rea
     file = make_shard(tmp_path / "a", frames(payloads))
     (block,) = blocks_of(build_index(file, 100))
     found = make_reader(file).read(block, 0, 100)
-    assert isinstance(next(found), framing.Piece)
+    assert isinstance(next(found), framing.RecordChunk)
     os.truncate(file.uri, starts_of(payloads)[70] + 5)
     with pytest.raises(ShardReadError, match="changed while it was in use"):
         list(found)

@@ -37,14 +37,14 @@ from loaderd.shards.shard_index import ShardIndex, decode_indexes, encode_indexe
 from loaderd.workers.window_loader import BlockPlacement, WindowLoader
 
 SIZE = DTYPE.itemsize
-Found = tuple[list[int], list[Damage]]
+LocalEntry = tuple[list[int], list[Damage]]
 
 
 def blocks_of(index: ShardIndex) -> list[Block]:
     return [Block(0, *index.block(number)) for number in range(len(index.counts))]
 
 
-def read(file: ShardFile, index: ShardIndex, blocks: list[Block] | None = None) -> Found:
+def read(file: ShardFile, index: ShardIndex, blocks: list[Block] | None = None) -> LocalEntry:
     """The numbers of the records that :meth:`read` finds in these blocks, and the damage."""
     reader = FixedBlockReader(RECORDS, [file], [index.compression])
     numbers: list[int] = []

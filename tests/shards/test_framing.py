@@ -59,7 +59,7 @@ def test_a_piece_says_where_it_is(small_buffers: None):
     starts = starts_of(payloads)
     number = 0
     for found in framing.scan("shard", reader(frames(payloads)), first_record=1000, first_offset=5000):
-        assert isinstance(found, framing.Piece)
+        assert isinstance(found, framing.RecordChunk)
         assert found.first_record == 1000 + number and found.offset == 5000 + starts[number]
         number += found.num_records
         assert found.stop_offset == 5000 + starts[number]
@@ -187,7 +187,7 @@ def test_a_whole_record_that_is_too_large_costs_no_other(small_buffers: None, be
     damages = [one for one in found if isinstance(one, Damage)]
     expected = "a record of at most 60 bytes in a compressed file of this size"
     assert damages == [Damage("shard", 1, len(FRAMES[0]), expected, "a whole one of 500 bytes", 516)]
-    assert sum(one.num_records for one in found if isinstance(one, framing.Piece)) == (3 if behind else 1)
+    assert sum(one.num_records for one in found if isinstance(one, framing.RecordChunk)) == (3 if behind else 1)
 
 
 @pytest.mark.parametrize("missing", [1, 4, 11, 12, 20, 26, 27])

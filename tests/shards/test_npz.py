@@ -14,7 +14,7 @@ from shard_bytes import make_shard
 
 import loaderd
 from loaderd.errors import ShardReadError
-from loaderd.shards.detect import tell_schema
+from loaderd.shards.detect import detect_schema
 from loaderd.shards.files import open_shard
 from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.npz import arrays_of
@@ -143,7 +143,7 @@ def test_what_an_entry_has_behind_its_data_is_not_kept(tmp_path: Path):
 def test_arrays_without_rows_may_not_be_of_any_size(arrays: dict[str, bytes], tmp_path: Path):
     """No data proves it wrong."""
     file = make_shard(tmp_path / "a.npz", npz(arrays))
-    assert tell_schema(file) is None
+    assert detect_schema(file) is None
     if "x" in arrays:
         opened = open_shard(file)
         with pytest.raises(ShardReadError, match=r"rows in x\.npy"):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from loaderd.shards.retries import Pace, insist, is_of_credentials, may_pass
+from loaderd.shards.retries import RateLimiter, call_with_retries, is_of_credentials, may_pass
 
 THREADS = 32
 
@@ -39,28 +39,28 @@ class _Store:
             self.answered += 1
 
 
-def _ask_often(store: _Store, pace: Pace, times: int, retry_s: float = 60.0) -> None:
+def _ask_often(store: _Store, pace: RateLimiter, times: int, retry_s: float = 60.0) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
-        asked = [pool.submit(insist, store.ask, pace, retry_s, lambda: None) for _ in range(times)]
+        asked = [pool.submit(call_with_retries, store.ask, pace, retry_s, lambda: None) for _ in range(times)]
         for each in asked:
             each.result()
 
 
 def test_a_store_that_says_slow_down_is_asked_less_by_all_threads_together():
     store = _Store(most=8)
-    _ask_often(store, Pace(THREADS), 400)
+    _ask_often(store, RateLimiter(THREADS), 400)
     assert store.answered == 400
     assert max(store.at_once[len(store.at_once) // 4 :]) <= 12, "not 32, and not 20, as with a pause for each alone"
 
 
 def test_a_store_that_is_not_in_trouble_gets_all_requests_at_once():
-    store, pace = _Store(most=THREADS, takes_s=0.02), Pace(THREADS)
+    store, pace = _Store(most=THREADS, takes_s=0.02), RateLimiter(THREADS)
     _ask_often(store, pace, 2 * THREADS)
     assert store.most_at_once > THREADS / 2 and store.refused == 0
 
 
 def test_a_store_that_answers_nobody_is_asked_by_one_and_then_by_all_again():
-    store, pace, alone = _Store(most=0), Pace(THREADS), []
+    store, pace, alone = _Store(most=0), RateLimiter(THREADS), []
 
     def come_back() -> None:
         while pace._silent_rounds < 3:
@@ -80,14 +80,14 @@ def test_a_store_that_answers_nobody_is_asked_by_one_and_then_by_all_again():
 
 
 def test_whoever_waits_for_a_turn_gives_up_when_nobody_was_answered_for_long():
-    pace, held = Pace(1), threading.Event()
+    pace, held = RateLimiter(1), threading.Event()
 
     def fail() -> None:
         held.wait()
         raise OSError(errno.EIO, "away")
 
     with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(insist, fail, pace, 0.3, lambda: None) for _ in range(3)]
+        asked = [pool.submit(call_with_retries, fail, pace, 0.3, lambda: None) for _ in range(3)]
         time.sleep(0.05)
         held.set()
         for each in asked:
@@ -96,19 +96,19 @@ def test_whoever_waits_for_a_turn_gives_up_when_nobody_was_answered_for_long():
 
 
 def test_a_request_that_fails_for_itself_fails_while_others_are_answered():
-    pace, is_over = Pace(4), threading.Event()
+    pace, is_over = RateLimiter(4), threading.Event()
 
     def fail() -> None:
         raise OSError("AWS Error INTERNAL_FAILURE during GetObject operation")
 
     def ask_on() -> None:
         while not is_over.is_set():
-            insist(lambda: time.sleep(0.001), pace, 60.0, lambda: None)
+            call_with_retries(lambda: time.sleep(0.001), pace, 60.0, lambda: None)
 
     with ThreadPoolExecutor(2) as pool:
         others = pool.submit(ask_on)
         with pytest.raises(OSError, match="INTERNAL_FAILURE"):
-            insist(fail, pace, 0.3, lambda: None)
+            call_with_retries(fail, pace, 0.3, lambda: None)
         is_over.set()
         others.result(30)
 
@@ -117,10 +117,10 @@ def test_an_interrupted_request_leaves_its_turn_to_the_next():
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    pace = Pace(1)
+    pace = RateLimiter(1)
     with pytest.raises(KeyboardInterrupt):
-        insist(interrupt, pace, 60.0, lambda: None)
-    assert insist(lambda: "answer", pace, 60.0, lambda: None) == "answer"
+        call_with_retries(interrupt, pace, 60.0, lambda: None)
+    assert call_with_retries(lambda: "answer", pace, 60.0, lambda: None) == "answer"
 
 
 @pytest.mark.parametrize(

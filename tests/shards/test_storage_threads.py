@@ -10,14 +10,14 @@ from concurrent.futures import Future
 
 import pytest
 
-from loaderd.shards.storage_threads import Askers
+from loaderd.shards.storage_threads import RequestThreads
 
 LONG_S = 60.0
 
 
 def test_threads_that_come_back_do_not_count_for_the_new_ones():
     """Else the new ones are thought to be idle, and what is asked is answered by nobody."""
-    askers, storage = Askers(4), threading.Event()
+    askers, storage = RequestThreads(4), threading.Event()
     old = [askers.ask(storage.wait) for _ in range(4)]
     behind = askers.ask(threading.current_thread)
     askers.abandon()
@@ -31,7 +31,7 @@ def test_threads_that_come_back_do_not_count_for_the_new_ones():
 
 
 def test_idle_threads_end_when_they_are_given_up():
-    askers, together = Askers(2), threading.Barrier(2)
+    askers, together = RequestThreads(2), threading.Barrier(2)
 
     def meet() -> threading.Thread:
         together.wait()
@@ -48,7 +48,7 @@ def test_idle_threads_end_when_they_are_given_up():
 def test_an_answer_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch):
     """In Python 3.10, a future's TimeoutError is not the built-in one."""
     monkeypatch.setattr(concurrent.futures._base, "TimeoutError", type("TimeoutError", (Exception,), {}))
-    askers, storage, waits = Askers(1), threading.Event(), list[float]()
+    askers, storage, waits = RequestThreads(1), threading.Event(), list[float]()
     answer = askers.ask(lambda: storage.wait(LONG_S))
 
     def on_wait() -> None:
@@ -64,7 +64,7 @@ def test_an_answer_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_question_that_waits_for_others_is_given_up_only_when_they_are_not_answered():
-    askers, answers = Askers(1), 0
+    askers, answers = RequestThreads(1), 0
 
     def answer() -> None:
         nonlocal answers
@@ -85,7 +85,7 @@ def test_an_error_of_the_question_is_raised_as_it_is():
         raise TimeoutError("of the question")
 
     with pytest.raises(TimeoutError, match="of the question"):
-        askers = Askers(1)
+        askers = RequestThreads(1)
         askers.wait(askers.ask(refuse), lambda: None, LONG_S)
 
 
@@ -93,7 +93,7 @@ def test_threads_that_cannot_be_started_leave_it_to_those_there_are(monkeypatch:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    askers, storage = Askers(3), threading.Event()
+    askers, storage = RequestThreads(3), threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(OSError, match="can't start new thread") as caught:
