@@ -31,12 +31,12 @@ from harness.synthetic import cached_shards, write_shards
 
 import loaderd
 from loaderd import Shuffle
-from loaderd.memory.layout import WindowLayout
 from loaderd.options import StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
+from loaderd.shm.layout import WindowLayout
 
 BATCH, GAME, SHARDS, CYCLE_LENGTH = 512, 80, 64, 16
 SCHEMA = loaderd.schemas.chess_eval()

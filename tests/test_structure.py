@@ -34,7 +34,7 @@ LAYERS = [
     ["loaderd.symmetry"],
     ["loaderd.schemas", "loaderd.options", "loaderd.statistics"],
     ["loaderd.diagnosis", "loaderd.subscription", "loaderd.tls"],
-    ["loaderd.shards", "loaderd.decode", "loaderd.encode", "loaderd.memory", "loaderd.plan"],
+    ["loaderd.shards", "loaderd.decode", "loaderd.encode", "loaderd.shm", "loaderd.plan"],
     ["loaderd.protocol"],
     ["loaderd.dataset", "loaderd.convert"],
     ["loaderd.pickling"],

@@ -12,10 +12,10 @@ from loaderd.client.batch_source import Peek, Stream, StreamInfo
 from loaderd.client.position import StreamPosition
 from loaderd.client.shutdown import ProgramEnded
 from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, ServerError, StorageError
-from loaderd.memory.page import TAKES_AHEAD
 from loaderd.options import MAX_STEP, OnCorrupt, as_count, require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
+from loaderd.shm.page import TAKES_AHEAD
 
 if TYPE_CHECKING:
     from loaderd.diagnosis import Diagnosis

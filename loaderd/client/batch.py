@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.memory.anonymous import SharedMemory, make_private
-from loaderd.memory.layout import FIELD_ALIGNMENT_BYTES, SlotLayout
-from loaderd.memory.pinned import pin
+from loaderd.shm.anonymous import SharedMemory, make_private
+from loaderd.shm.layout import FIELD_ALIGNMENT_BYTES, SlotLayout
+from loaderd.shm.pinned import pin
 
 
 class Batch(Mapping[str, npt.NDArray[Any]]):
@@ -66,7 +66,7 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
         return array
 
     def pin(self) -> None:
-        """Have GPUs copy out of the slots by themselves, from now on: see ``memory.pinned``.
+        """Have GPUs copy out of the slots by themselves, from now on: see ``shm.pinned``.
 
         A copy then goes on after the call that began it: the arrays must be kept until it is over.
         """

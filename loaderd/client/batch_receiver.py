@@ -10,7 +10,8 @@ import os
 import threading
 from collections.abc import Sequence
 
-from loaderd.memory.page import (
+from loaderd.protocol.messages import BatchFailed
+from loaderd.shm.page import (
     CONSUMER_NEWS,
     CONSUMER_PID,
     CONSUMER_THREAD,
@@ -20,9 +21,8 @@ from loaderd.memory.page import (
     Page,
     silence,
 )
-from loaderd.memory.page_consumer import PageConsumer
-from loaderd.memory.samples import wait_class
-from loaderd.protocol.messages import BatchFailed
+from loaderd.shm.page_consumer import PageConsumer
+from loaderd.shm.samples import wait_class
 
 ShardsFound = tuple[int, int] | BatchFailed | None
 """(slot, records), and the slot is ours then; or why the batch cannot be had; or None: the pass is over."""

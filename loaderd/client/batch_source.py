@@ -16,12 +16,12 @@ from loaderd.client.empty_batches import EmptyBatches
 from loaderd.client.shutdown import Shutdown
 from loaderd.client.skips import Skips
 from loaderd.errors import LoaderdError
-from loaderd.memory.page import COPIES_AHEAD, DEVICE_WAIT_NS
-from loaderd.memory.page_view import PageView
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing, Pass
 from loaderd.plan.positions import PassSequence, Position
 from loaderd.schema import Schema
+from loaderd.shm.page import COPIES_AHEAD, DEVICE_WAIT_NS
+from loaderd.shm.page_view import PageView
 
 
 class StreamInfo(Protocol):

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from loaderd import processes
 from loaderd.errors import DaemonError
-from loaderd.memory.anonymous import SharedMemory
-from loaderd.memory.page_view import PageView
-from loaderd.memory.samples import PAGE_NAME
+from loaderd.shm.anonymous import SharedMemory
+from loaderd.shm.page_view import PageView
+from loaderd.shm.samples import PAGE_NAME
 
 _PROC = Path("/proc")
 _SERVER = "loaderd-server"

@@ -25,10 +25,6 @@ from loaderd.client.rpc import RpcClient
 from loaderd.client.sources import Source
 from loaderd.client.transport import TransportLost
 from loaderd.errors import LoaderdError, from_wire
-from loaderd.memory.anonymous import SharedMemory
-from loaderd.memory.layout import SlotLayout
-from loaderd.memory.page import FACTS_BYTES, MAX_GENERATION, Page
-from loaderd.memory.page_view import PageView
 from loaderd.plan.passes import Listing, Pass
 from loaderd.progress import ProgressDisplay
 from loaderd.protocol.descriptors import standard_is_taken
@@ -45,6 +41,10 @@ from loaderd.protocol.messages import (
     StartPass,
     StorageUnavailable,
 )
+from loaderd.shm.anonymous import SharedMemory
+from loaderd.shm.layout import SlotLayout
+from loaderd.shm.page import FACTS_BYTES, MAX_GENERATION, Page
+from loaderd.shm.page_view import PageView
 from loaderd.snapshots import Progress, StorageCounts
 
 _logger = logging.getLogger("loaderd")

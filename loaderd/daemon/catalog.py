@@ -30,8 +30,6 @@ from loaderd.daemon.preparing.preparation import Prepare
 from loaderd.daemon.preparing.shard_manifest import Manifest, Manifests
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription
 from loaderd.errors import LoaderdError, OptionError, ServerError
-from loaderd.memory.anonymous import SharedMemory
-from loaderd.memory.layout import SlotLayout
 from loaderd.options import StreamOptions
 from loaderd.pickling import pickled
 from loaderd.plan.passes import Listing
@@ -42,6 +40,8 @@ from loaderd.remote.tables import welcome_to
 from loaderd.schema.packed import unpacking_schema
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
+from loaderd.shm.anonymous import SharedMemory
+from loaderd.shm.layout import SlotLayout
 from loaderd.subscription import Subscription
 
 _logger = logging.getLogger("loaderd")

@@ -29,8 +29,6 @@ from loaderd.daemon.preparing.preparation import Preparation, Prepare
 from loaderd.daemon.preparing.schema_check import SchemaCheck
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
-from loaderd.memory.page import MAX_GENERATION
-from loaderd.memory.page_consumer import PageConsumer
 from loaderd.options import MAX_STEP, require
 from loaderd.plan.passes import pass_of
 from loaderd.protocol.messages import (
@@ -45,6 +43,8 @@ from loaderd.protocol.messages import (
 )
 from loaderd.redaction import redacted
 from loaderd.shards.names import some_of
+from loaderd.shm.page import MAX_GENERATION
+from loaderd.shm.page_consumer import PageConsumer
 from loaderd.snapshots import Facts, Outage
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]

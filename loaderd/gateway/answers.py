@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import OptionError
-from loaderd.memory.anonymous import SharedMemory
+from loaderd.shm.anonymous import SharedMemory
 
 HINT_OF_DEATHS = "A derived field that crashes, or too little memory, are the usual causes."
 CELL_BYTES = 1 << 20

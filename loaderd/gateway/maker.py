@@ -22,11 +22,11 @@ from loaderd.errors import LoaderdError, OptionError, ServerError, ShardError, W
 from loaderd.gateway.answers import CELL_BYTES, NotReady, check_size
 from loaderd.gateway.served import ServedSets
 from loaderd.logs import configure
-from loaderd.memory.anonymous import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.child import enter_process
 from loaderd.protocol.messages import Made, Make, Making, Waits
 from loaderd.remote.tickets import REMOTE_PROTOCOL, RowsTicket, TableRequest, faults_to_wire, parse
+from loaderd.shm.anonymous import SharedMemory
 from loaderd.version import VERSION
 
 _TELL_EVERY_S = 1.0

@@ -15,12 +15,12 @@ from typing import Any
 
 from loaderd.errors import DaemonError, WorkerError, from_wire
 from loaderd.gateway.answers import HINT_OF_DEATHS, NotReady
-from loaderd.memory.anonymous import SharedMemory
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.child import how_it_ended
 from loaderd.protocol.messages import Made, Make, Making, Waits
 from loaderd.protocol.spawn import start_process
 from loaderd.protocol.worker_messages import MOST_ROW_FAULTS
+from loaderd.shm.anonymous import SharedMemory
 
 _LIMIT_S = 60.0  # of silence; while storage is asked again, or rows are made, a maker says so, however long it takes
 _FEWEST_CALLS, _MOST_CALLS = 4, 32

@@ -9,10 +9,10 @@ from loaderd.client.transport import ask_server
 from loaderd.daemon.catalog import data_of
 from loaderd.gateway.answers import NotReady
 from loaderd.gateway.row_answers import ServedSet
-from loaderd.memory.anonymous import SharedMemory
 from loaderd.plan.passes import Listing
 from loaderd.protocol.messages import AskData, DataIs
 from loaderd.shards.access import no_callback
+from loaderd.shm.anonymous import SharedMemory
 
 _ANSWER_TIMEOUT_S = 30.0
 _MOST_LISTINGS = 4

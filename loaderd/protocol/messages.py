@@ -215,7 +215,7 @@ class DataListed(NamedTuple):
 
 
 class PageSize(NamedTuple):
-    """The size of the page by which batches come (``memory.page``)."""
+    """The size of the page by which batches come (``shm.page``)."""
 
     num_slots: int
     num_seats: int

@@ -8,18 +8,18 @@
                          ListDone, AskDone, Indexed, Probed, Loaded, TrialDone
 
 The daemon numbers tasks, and streams: a worker may be attached to several. Batches are no tasks: each worker makes
-the next batch that is granted and that nobody has begun (see ``memory.page``).
+the next batch that is granted and that nobody has begun (see ``shm.page``).
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from loaderd.memory.batch_range import ArenaSegment, BatchRange
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition
 from loaderd.shards.shard_file import Block, Compression, ShardFile
+from loaderd.shm.batch_range import ArenaSegment, BatchRange
 from loaderd.snapshots import Kernels, Outage
 
 ATTACH_TASK = -1

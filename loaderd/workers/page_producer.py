@@ -1,11 +1,11 @@
-"""A worker's end of a page: which batch it makes next, and in which of its slots. See ``memory.page`` for how."""
+"""A worker's end of a page: which batch it makes next, and in which of its slots. See ``shm.page`` for how."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from loaderd.memory.batch_range import ArenaSegment, BatchRange, without
-from loaderd.memory.page import CONSUMER_SLEEPS_FOR, POSITION, Page, barrier, key_of, ring, split_key, step_of
+from loaderd.shm.batch_range import ArenaSegment, BatchRange, without
+from loaderd.shm.page import CONSUMER_SLEEPS_FOR, POSITION, Page, barrier, key_of, ring, split_key, step_of
 
 
 class Claim(NamedTuple):

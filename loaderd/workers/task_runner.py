@@ -15,10 +15,6 @@ from loaderd.dataset import StreamDescription
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import CorruptRecordError, LoaderdError, StorageError, WorkerError, to_wire
 from loaderd.machine import remedy
-from loaderd.memory.anonymous import SharedMemory
-from loaderd.memory.batch_range import ArenaSegment
-from loaderd.memory.layout import SlotLayout, WindowLayout
-from loaderd.memory.page import MAX_FIELDS
 from loaderd.protocol.channel import MAX_MESSAGE_BYTES
 from loaderd.protocol.worker_messages import (
     MOST_ROW_FAULTS,
@@ -41,6 +37,10 @@ from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.indexer import make_indexes
 from loaderd.shards.shard_index import encode_indexes
+from loaderd.shm.anonymous import SharedMemory
+from loaderd.shm.batch_range import ArenaSegment
+from loaderd.shm.layout import SlotLayout, WindowLayout
+from loaderd.shm.page import MAX_FIELDS
 from loaderd.stages import Stage
 from loaderd.workers.file_rows import FileRows
 

@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, WorkerError, to_wire
 from loaderd.machine import be_killed_first, remedy
-from loaderd.memory.anonymous import mapped
-from loaderd.memory.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
 from loaderd.options import Storage
 from loaderd.protocol.channel import Channel, ChannelClosed
 from loaderd.protocol.messages import Message
@@ -60,6 +58,8 @@ from loaderd.protocol.worker_messages import (
 from loaderd.shards.access import Access
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import is_remote
+from loaderd.shm.anonymous import mapped
+from loaderd.shm.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
 from loaderd.stages import Stage
 from loaderd.workers.file_rows import FileRows
 from loaderd.workers.page_producer import Claim, PageProducer

@@ -14,8 +14,8 @@ from own_processes import newest_daemon
 
 import loaderd
 from loaderd.client.running_streams import running_streams
-from loaderd.memory.page import FACTS_BYTES, NUM_SEATS, NUM_SLOTS, words_of
-from loaderd.memory.samples import PAGE_NAME
+from loaderd.shm.page import FACTS_BYTES, NUM_SEATS, NUM_SLOTS, words_of
+from loaderd.shm.samples import PAGE_NAME
 
 # A daemon that has its page, and has not given it a size yet; then one that has not written to it yet.
 _STARTING = f"""

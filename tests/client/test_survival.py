@@ -21,7 +21,7 @@ from pyarrow.fs import LocalFileSystem
 import loaderd
 from loaderd.client import stream_client
 from loaderd.errors import ClosedError
-from loaderd.memory.anonymous import SharedMemory
+from loaderd.shm.anonymous import SharedMemory
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]

@@ -12,12 +12,12 @@ from loaderd.daemon.delivery.events import Delivery, PassEnd
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.pool.tasks import LoadWork, TrialWork
-from loaderd.memory.page_consumer import PageConsumer
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
+from loaderd.shm.page_consumer import PageConsumer
 from loaderd.workers.page_producer import Claim
 
 STALL_TIMEOUT_S = 8.0

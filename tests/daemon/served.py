@@ -17,10 +17,6 @@ import pytest
 
 import loaderd
 from loaderd.errors import from_wire
-from loaderd.memory.anonymous import SharedMemory
-from loaderd.memory.layout import SlotLayout
-from loaderd.memory.page import Page, silence
-from loaderd.memory.page_consumer import PageConsumer
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import PassSequence
@@ -42,6 +38,10 @@ from loaderd.protocol.messages import (
 )
 from loaderd.protocol.spawn import start_process
 from loaderd.schema.wire import from_wire as schema_from_wire
+from loaderd.shm.anonymous import SharedMemory
+from loaderd.shm.layout import SlotLayout
+from loaderd.shm.page import Page, silence
+from loaderd.shm.page_consumer import PageConsumer
 from loaderd.subscription import Subscription
 
 Kind = TypeVar("Kind", bound=Message)

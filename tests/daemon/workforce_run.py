@@ -21,7 +21,6 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import IndexWork, LoadWork, Task
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.errors import DaemonError, LoaderdError, to_wire
-from loaderd.memory.page import POSITION, Page, key_of, new_bell, step_of
 from loaderd.protocol.worker_messages import (
     NO_STREAM,
     Attach,
@@ -32,6 +31,7 @@ from loaderd.protocol.worker_messages import (
     TaskFailed,
     Withdrawn,
 )
+from loaderd.shm.page import POSITION, Page, key_of, new_bell, step_of
 from loaderd.workers.page_producer import Claim, PageProducer
 
 

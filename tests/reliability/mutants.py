@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = {
     "loaderd/plan": (["tests/plan"], ["tests/client/test_recorded_orders.py", "tests/client/test_resume.py"]),
     "loaderd/daemon/delivery": (["tests/daemon/delivery"], ["tests/daemon", "tests/client"]),
-    "loaderd/memory": (["tests/memory"], ["tests/workers", "tests/daemon", "tests/client"]),
+    "loaderd/shm": (["tests/shm"], ["tests/workers", "tests/daemon", "tests/client"]),
     "loaderd/workers": (["tests/workers"], ["tests/daemon", "tests/client"]),
 }
 """Of each folder, the tests that are tried first, and those that are tried on what survives them."""

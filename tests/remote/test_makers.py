@@ -27,9 +27,9 @@ from loaderd.gateway import makers
 from loaderd.gateway.answers import NotReady
 from loaderd.gateway.maker import Maker
 from loaderd.gateway.makers import calls_per_maker
-from loaderd.memory.anonymous import SharedMemory
 from loaderd.protocol.messages import Make
 from loaderd.remote.tickets import REMOTE_PROTOCOL, RowsTicket, TableRequest, to_json
+from loaderd.shm.anonymous import SharedMemory
 
 
 @pytest.mark.parametrize(("took_s", "calls"), [(0.0, 32), (0.002, 32), (0.02, 12), (0.06, 4), (30.0, 4)])

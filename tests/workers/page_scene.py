@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.memory.batch_range import BatchRange
-from loaderd.memory.page import Page, new_bell, split_key, words_of
-from loaderd.memory.page_consumer import PageConsumer
+from loaderd.shm.batch_range import BatchRange
+from loaderd.shm.page import Page, new_bell, split_key, words_of
+from loaderd.shm.page_consumer import PageConsumer
 from loaderd.workers.page_producer import Claim, PageProducer
 
 SIZE = 3

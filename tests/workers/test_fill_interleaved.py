@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 from page_scene import SIZE, Died, Do, NewScene, Scene, claimed, do_at
 
-from loaderd.memory.batch_range import BatchRange
-from loaderd.memory.page import key_of
+from loaderd.shm.batch_range import BatchRange
+from loaderd.shm.page import key_of
 
 # -------------------------------------------------------------------------------------------------- deaths
 

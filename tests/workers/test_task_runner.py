@@ -23,9 +23,6 @@ from loaderd.errors import (
     WorkerError,
     from_wire,
 )
-from loaderd.memory.anonymous import SharedMemory
-from loaderd.memory.batch_range import ArenaSegment
-from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
@@ -36,6 +33,9 @@ from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_index import build_index, decode_indexes, encode_indexes
+from loaderd.shm.anonymous import SharedMemory
+from loaderd.shm.batch_range import ArenaSegment
+from loaderd.shm.layout import SlotLayout, WindowLayout
 from loaderd.workers import task_runner
 from loaderd.workers.file_rows import FileRows
 from loaderd.workers.task_runner import TaskRunner, index_group

@@ -23,7 +23,6 @@ import loaderd
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.preparing.local_data import Data
 from loaderd.dataset import StreamDescription
-from loaderd.memory.page import Counter, new_bell
 from loaderd.options import DEFAULT_STORAGE, MAX_STEP, Storage, StreamOptions
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.protocol.channel import Channel, ChannelClosed
@@ -47,6 +46,7 @@ from loaderd.protocol.worker_messages import (
 from loaderd.shards.access import Access
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import build_index
+from loaderd.shm.page import Counter, new_bell
 from loaderd.workers import worker
 from loaderd.workers.worker import Worker
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from loaderd.daemon.pool.tasks import PlannedBatch
-from loaderd.memory.batch_range import BatchRange
 from loaderd.plan.batches import Segment
+from loaderd.shm.batch_range import BatchRange
 
 
 class Grant(NamedTuple):

@@ -1,4 +1,4 @@
-"""What the daemon measures of its streams and workers: samples, kept in each stream's page (see ``memory.samples``).
+"""What the daemon measures of its streams and workers: samples, kept in each stream's page (see ``shm.samples``).
 
 The daemon wakes at least once a second, and then takes a sample; it takes more only while it is awake anyway.
 """
@@ -10,8 +10,8 @@ import time
 from loaderd import processes
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.pool.worker_usage import EVERY_S, WorkerUsage
-from loaderd.memory.page import CONSUMER_PID, CONSUMER_THREAD, Page
-from loaderd.memory.samples import Gauge, write_sample
+from loaderd.shm.page import CONSUMER_PID, CONSUMER_THREAD, Page
+from loaderd.shm.samples import Gauge, write_sample
 
 
 class Sampler:

@@ -3,7 +3,7 @@
 ::
 
     window   loading ──all rows in──► ready                                             (see ``windows``)
-    batch    planned ──its windows are ready──► granted ──made and taken by others──► (see ``memory.page``)
+    batch    planned ──its windows are ready──► granted ──made and taken by others──► (see ``shm.page``)
                  ▲                                 └─ workers are lost at it ──► on trial ──┘   (see ``poison_records``)
 
 - Batches are granted in order, as soon as their rows are there. The daemon does not decide which worker makes which
@@ -41,7 +41,11 @@ from loaderd.daemon.pool.tasks import (
 )
 from loaderd.daemon.preparing.error_context import ErrorContext
 from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError, from_wire
-from loaderd.memory.page import (
+from loaderd.options import MAX_STEP
+from loaderd.plan.batches import Segment
+from loaderd.plan.passes import Pass, PassPlan
+from loaderd.protocol.worker_messages import MOST_ROW_FAULTS, Done, FillFailed, LoadDone
+from loaderd.shm.page import (
     CONSUMER_SLEEPS_FOR,
     GRANTED,
     NEVER,
@@ -52,10 +56,6 @@ from loaderd.memory.page import (
     key_of,
     split_key,
 )
-from loaderd.options import MAX_STEP
-from loaderd.plan.batches import Segment
-from loaderd.plan.passes import Pass, PassPlan
-from loaderd.protocol.worker_messages import MOST_ROW_FAULTS, Done, FillFailed, LoadDone
 from loaderd.snapshots import Outage
 
 

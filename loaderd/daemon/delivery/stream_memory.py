@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, ServerError
 from loaderd.machine import available_memory, in_mib, remedy
-from loaderd.memory.anonymous import SharedMemory
-from loaderd.memory.layout import SlotLayout, WindowLayout
-from loaderd.memory.page import Page, new_bell, words_of
-from loaderd.memory.page_view import PageView
-from loaderd.memory.samples import PAGE_NAME, begin
+from loaderd.shm.anonymous import SharedMemory
+from loaderd.shm.layout import SlotLayout, WindowLayout
+from loaderd.shm.page import Page, new_bell, words_of
+from loaderd.shm.page_view import PageView
+from loaderd.shm.samples import PAGE_NAME, begin
 
 # An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
 _WORKER_BYTES = 40 << 20
@@ -95,7 +95,7 @@ class StreamMemory:
 
 
 def _opened_again(fd: int, writable: bool) -> int:
-    """Another descriptor of the same memory, that may be writable or not (see ``memory.layout``)."""
+    """Another descriptor of the same memory, that may be writable or not (see ``shm.layout``)."""
     try:
         return os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
     except OSError as error:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, Omission, Outgoing, PassEnd
 from loaderd.daemon.delivery.stream import Stream
-from loaderd.memory.page_consumer import PageConsumer
 from loaderd.plan.passes import Pass, PassPlan
+from loaderd.shm.page_consumer import PageConsumer
 
 
 class Feed:

@@ -17,8 +17,8 @@ from loaderd.daemon.delivery.events import Delivery
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.errors import DaemonError
 from loaderd.machine import remedy
-from loaderd.memory.anonymous import SharedMemory
-from loaderd.memory.page import (
+from loaderd.shm.anonymous import SharedMemory
+from loaderd.shm.page import (
     CONSUMER_SLEEPS_FOR,
     POSITION,
     TAKEN_BATCHES,

@@ -22,9 +22,9 @@ from typing import NamedTuple, Protocol
 from loaderd.daemon.delivery.events import Omission, Outgoing
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
-from loaderd.memory.page import MAX_GENERATION, POSITION
 from loaderd.options import MAX_EPOCHS, MAX_STEP
 from loaderd.plan.passes import Pass
+from loaderd.shm.page import MAX_GENERATION, POSITION
 
 GRACE_S = 15.0
 """After a restart of the server, a group begins without the missing members if none comes for so many seconds."""

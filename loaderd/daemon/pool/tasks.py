@@ -2,7 +2,7 @@
 
 Every task can be done again: a load writes the same rows to the same places. So a task whose worker died, or stalled,
 is given to another. ``str(work)`` says in a message what it was. Batches are no tasks: workers choose them themselves
-(see ``memory.page``).
+(see ``shm.page``).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from loaderd.errors import LoaderdError, WorkerError
-from loaderd.memory.batch_range import ArenaSegment
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.protocol.worker_messages import Done
 from loaderd.shards.shard_file import ShardFile
+from loaderd.shm.batch_range import ArenaSegment
 
 
 class ListWork(NamedTuple):

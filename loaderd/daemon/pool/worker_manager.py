@@ -22,7 +22,6 @@ from loaderd.daemon.pool.tasks import LoadWork, Task, TaskSource, TrialWork, cur
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.pool.worker_usage import WorkerUsage
 from loaderd.errors import DaemonError, LoaderdError, from_wire
-from loaderd.memory.page import POSITION, Counter, Page, new_bell, silence, step_of
 from loaderd.processes import is_stopped
 from loaderd.protocol.event_loop import EventLoop
 from loaderd.protocol.messages import Message
@@ -42,6 +41,7 @@ from loaderd.protocol.worker_messages import (
     Withdrawn,
     WorkerNotice,
 )
+from loaderd.shm.page import POSITION, Counter, Page, new_bell, silence, step_of
 from loaderd.snapshots import Outage
 
 BELL = -3

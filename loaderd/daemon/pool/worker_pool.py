@@ -8,8 +8,8 @@ from typing import NamedTuple
 from loaderd.daemon.pool.fork_server import ForkServer
 from loaderd.errors import DaemonError
 from loaderd.machine import available_memory, oom_kills, remedy
-from loaderd.memory.page import new_bell
 from loaderd.protocol.channel import Channel
+from loaderd.shm.page import new_bell
 
 # If so many workers in a row die without having done anything, the machine is at fault and not the data: a task that
 # kills workers is cut into parts, and one of the first few parts succeeds. Those that had nothing to do don't count,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from loaderd import processes
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.machine import memory_stall_ns, throttled_ns
-from loaderd.memory.samples import Gauge
+from loaderd.shm.samples import Gauge
 
 EVERY_S = 0.45
 """The least seconds between two looks, and between two samples of a stream."""

@@ -16,9 +16,9 @@ from loaderd.daemon.delivery import stream_memory
 from loaderd.daemon.delivery.stream_memory import StreamMemory
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError
-from loaderd.memory import anonymous
-from loaderd.memory.samples import encode_facts
 from loaderd.options import StreamOptions
+from loaderd.shm import anonymous
+from loaderd.shm.samples import encode_facts
 from loaderd.snapshots import Facts
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from stream_run import BatchRange
 
-from loaderd.memory.page import NEVER, POSITION, WAKE_DAEMON_AT, key_of
+from loaderd.shm.page import NEVER, POSITION, WAKE_DAEMON_AT, key_of
 
 
 def test_the_consumer_wakes_the_daemon_once_a_window():

@@ -8,9 +8,9 @@ from sharing_run import NUM_WORKERS, Workshop
 
 from loaderd.daemon.delivery.events import FailedBatch
 from loaderd.daemon.groups.members import PageReader
-from loaderd.memory.page import MAX_GENERATION
-from loaderd.memory.page_consumer import PageConsumer
 from loaderd.plan.passes import Pass
+from loaderd.shm.page import MAX_GENERATION
+from loaderd.shm.page_consumer import PageConsumer
 
 
 def test_one_alone_gets_all():

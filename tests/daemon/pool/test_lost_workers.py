@@ -8,7 +8,7 @@ import pytest
 from line_run import STALL_TIMEOUT_S, at_a_batch
 
 from loaderd.errors import DaemonError
-from loaderd.memory.page import POSITION
+from loaderd.shm.page import POSITION
 
 
 def test_a_worker_that_dies_has_failed_unless_it_was_at_a_batch_or_had_nothing_to_do(line_of: Any):

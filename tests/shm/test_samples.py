@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from loaderd.errors import DaemonError
-from loaderd.memory.anonymous import SharedMemory
-from loaderd.memory.page import (
+from loaderd.shm.anonymous import SharedMemory
+from loaderd.shm.page import (
     LAYOUT,
     MAX_FIELDS,
     NUM_SAMPLES,
@@ -22,8 +22,8 @@ from loaderd.memory.page import (
     Page,
     words_of,
 )
-from loaderd.memory.page_view import PageView
-from loaderd.memory.samples import Gauge, begin, encode_facts, wait_class, write_sample
+from loaderd.shm.page_view import PageView
+from loaderd.shm.samples import Gauge, begin, encode_facts, wait_class, write_sample
 from loaderd.snapshots import Facts
 from loaderd.stages import Stage
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from loaderd.errors import DaemonError
-from loaderd.memory.anonymous import SharedMemory, make_private, mapped
+from loaderd.shm.anonymous import SharedMemory, make_private, mapped
 
 
 def mappings(name: str) -> int:
@@ -86,7 +86,7 @@ def test_another_process_sees_it_and_its_children_do_not():
     memory.bytes[:3] = (1, 2, 3)
     code = f"""
 import os
-from loaderd.memory.anonymous import SharedMemory
+from loaderd.shm.anonymous import SharedMemory
 memory = SharedMemory({memory.fd})
 assert memory.bytes[:3].tolist() == [1, 2, 3]
 memory.bytes[5000] = 42

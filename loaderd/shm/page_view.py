@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.memory.page import Page
-from loaderd.memory.samples import open_page, read_samples, snapshot
+from loaderd.shm.page import Page
+from loaderd.shm.samples import open_page, read_samples, snapshot
 from loaderd.snapshots import Facts, Snapshot
 
 

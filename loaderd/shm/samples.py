@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import DaemonError
-from loaderd.memory.page import (
+from loaderd.shm.page import (
     CONSUMER,
     CONSUMER_PID,
     CONSUMER_WAITED_NS,

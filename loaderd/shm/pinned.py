@@ -27,7 +27,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from loaderd.memory.anonymous import SharedMemory
+from loaderd.shm.anonymous import SharedMemory
 
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: for all contexts, so for all GPUs
 _NO_CONTEXT = -1  # as a result: this process uses no GPU

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderd.memory.layout import SlotLayout, WindowLayout
 from loaderd.schema import FieldSpec, resolve_dtype
 from loaderd.schemas import chess_eval
+from loaderd.shm.layout import SlotLayout, WindowLayout
 
 specs_of = st.dictionaries(
     st.sampled_from("abcd"),

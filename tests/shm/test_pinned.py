@@ -14,10 +14,10 @@ import pytest
 
 import loaderd
 from loaderd.client.batch import SlotReader
-from loaderd.memory import pinned
-from loaderd.memory.anonymous import SharedMemory
-from loaderd.memory.layout import SlotLayout
-from loaderd.memory.pinned import pin
+from loaderd.shm import pinned
+from loaderd.shm.anonymous import SharedMemory
+from loaderd.shm.layout import SlotLayout
+from loaderd.shm.pinned import pin
 
 SIZE = 8 * mmap.PAGESIZE
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interrupts import InterruptAt, points_of
 
-from loaderd.memory.page import (
+from loaderd.options import MAX_STEP
+from loaderd.shm.page import (
     CONSUMER,
     CONSUMER_NEWS,
     CONSUMER_SLEEPS_FOR,
@@ -37,8 +38,7 @@ from loaderd.memory.page import (
     step_of,
     words_of,
 )
-from loaderd.memory.page_consumer import PageConsumer
-from loaderd.options import MAX_STEP
+from loaderd.shm.page_consumer import PageConsumer
 from loaderd.stages import Stage
 
 generations = st.integers(1, MAX_GENERATION)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loaderd.memory.page import (
+from loaderd.shm.page import (
     CONSUMER_SLEEPS_FOR,
     POSITION,
     TAKEN_BATCHES,
