@@ -9,8 +9,8 @@ import cloudpickle
 
 from loaderd.dataset import AnyDataset, Dataset
 from loaderd.errors import LoaderdError, OptionError, SchemaError
+from loaderd.ipc.channel import MAX_MESSAGE_BYTES
 from loaderd.machine import in_mib
-from loaderd.protocol.channel import MAX_MESSAGE_BYTES
 from loaderd.redaction import shown
 from loaderd.schema.fields import derived_in
 

@@ -19,7 +19,7 @@ from record_bytes import field, varint
 from zygote import without_what_keras_imports
 
 import loaderd
-from loaderd.protocol import spawn
+from loaderd.ipc import spawn
 from loaderd.shards.crc import framed
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow

@@ -35,7 +35,7 @@ LAYERS = [
     ["loaderd.schemas", "loaderd.options", "loaderd.statistics"],
     ["loaderd.diagnosis", "loaderd.subscription", "loaderd.tls"],
     ["loaderd.shards", "loaderd.decode", "loaderd.encode", "loaderd.shm", "loaderd.plan"],
-    ["loaderd.protocol"],
+    ["loaderd.ipc"],
     ["loaderd.dataset", "loaderd.convert"],
     ["loaderd.pickling"],
     ["loaderd.remote"],

@@ -35,7 +35,7 @@ _ADDRESS = re.compile(r'loaderd\.connect\("(grpc[^"]+)"')
 # The working directory, which is first in sys.path here, may be shared: no module of it is to be imported.
 _BOOT = (
     "import sys; sys.path[:] = filter(None, sys.path)\n"
-    "from loaderd.protocol.child import die_with_parent; die_with_parent(int(sys.argv.pop(1)))\n"
+    "from loaderd.ipc.child import die_with_parent; die_with_parent(int(sys.argv.pop(1)))\n"
     "from loaderd.cli.main import main; main()"
 )
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Sequence
 
-from loaderd.protocol.messages import BatchFailed
+from loaderd.ipc.messages import BatchFailed
 from loaderd.shm.page import (
     CONSUMER_NEWS,
     CONSUMER_PID,

@@ -17,10 +17,10 @@ from loaderd.client.sources import Source
 from loaderd.client.transport import TransportLost, ask_server
 from loaderd.dataset import Concat, Dataset, Mix
 from loaderd.errors import OptionError, ServerError
+from loaderd.ipc.messages import AskStatus, Status
 from loaderd.options import Remainder, as_float, as_shard, require, suggests_options
 from loaderd.plan.positions import Position
 from loaderd.progress import ProgressDisplay
-from loaderd.protocol.messages import AskStatus, Status
 from loaderd.remote.address import TOKEN_VARIABLE, Addresses, checked_addresses, network_address, unix_path
 from loaderd.remote.source import RemoteSet, RemoteStream, Settings
 from loaderd.remote.tickets import Compression, check_compression
@@ -163,7 +163,7 @@ def network_settings(
 def ask_status(
     address: str, *, token: str | None = None, tls: TLS | None = None, timeout_s: float = 10.0
 ) -> dict[str, Any]:
-    """What a server says of itself: data sets, consumers, limits (``protocol.messages.Status``).
+    """What a server says of itself: data sets, consumers, limits (``ipc.messages.Status``).
 
     ``address``, ``token`` and ``tls`` as in :func:`connect`. Raises OptionError, and ServerError where the server
     says nothing for ``timeout_s`` seconds.

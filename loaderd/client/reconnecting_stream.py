@@ -41,11 +41,11 @@ from loaderd.errors import (
     OptionError,
     ShardError,
 )
+from loaderd.ipc.channel import ChannelClosed
+from loaderd.ipc.messages import DataListed
 from loaderd.plan.passes import Listing, Pass, pass_of
 from loaderd.plan.positions import PassSequence, Position, check_epoch, compare, compare_listings
 from loaderd.progress import ProgressDisplay
-from loaderd.protocol.channel import ChannelClosed
-from loaderd.protocol.messages import DataListed
 from loaderd.shm.page import COPY_NS
 from loaderd.shm.page_view import PageView
 

@@ -16,8 +16,8 @@ from loaderd.client.sources import Source
 from loaderd.client.stall_timer import StallTimer
 from loaderd.client.transport import TransportLost, limit_sending
 from loaderd.errors import LoaderdError, from_wire
-from loaderd.protocol.channel import ChannelClosed
-from loaderd.protocol.messages import AskState, Bye, Failed, Message, State, Welcome
+from loaderd.ipc.channel import ChannelClosed
+from loaderd.ipc.messages import AskState, Bye, Failed, Message, State, Welcome
 
 _MIN_START_LIMIT_S = 30.0
 

@@ -13,10 +13,10 @@ from loaderd.client.discovery import Discovery
 from loaderd.client.sources import OwnDaemon, Source
 from loaderd.client.transport import Transport, TransportLost, connect_to_server
 from loaderd.errors import HOW_TO_GO_ON, BusyError, LoaderdError, NoShardsError, ServerError, StorageError
+from loaderd.ipc.messages import PROTOCOL, Hello, Message, Subscribe, Welcome
+from loaderd.ipc.worker_messages import UseServers
 from loaderd.options import Shuffle
 from loaderd.pickling import pickled
-from loaderd.protocol.messages import PROTOCOL, Hello, Message, Subscribe, Welcome
-from loaderd.protocol.worker_messages import UseServers
 from loaderd.remote.address import unix_path
 from loaderd.remote.source import RemoteStream
 from loaderd.schema.wire import from_wire

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from loaderd.client.transport import Transport, TransportLost, connect_to_daemon
 from loaderd.dataset import AnyDataset, StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
+from loaderd.ipc.messages import AskState, Message, Open, Welcome
+from loaderd.ipc.spawn import search_path
 from loaderd.options import StreamOptions
 from loaderd.pickling import pickled_to_send
-from loaderd.protocol.messages import AskState, Message, Open, Welcome
-from loaderd.protocol.spawn import search_path
 from loaderd.schema import Schema
 
 if TYPE_CHECKING:

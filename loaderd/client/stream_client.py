@@ -25,10 +25,8 @@ from loaderd.client.rpc import RpcClient
 from loaderd.client.sources import Source
 from loaderd.client.transport import TransportLost
 from loaderd.errors import LoaderdError, from_wire
-from loaderd.plan.passes import Listing, Pass
-from loaderd.progress import ProgressDisplay
-from loaderd.protocol.descriptors import standard_is_taken
-from loaderd.protocol.messages import (
+from loaderd.ipc.descriptors import standard_is_taken
+from loaderd.ipc.messages import (
     BatchFailed,
     DataListed,
     ListData,
@@ -41,6 +39,8 @@ from loaderd.protocol.messages import (
     StartPass,
     StorageUnavailable,
 )
+from loaderd.plan.passes import Listing, Pass
+from loaderd.progress import ProgressDisplay
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout
 from loaderd.shm.page import FACTS_BYTES, MAX_GENERATION, Page

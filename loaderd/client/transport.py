@@ -19,11 +19,11 @@ import msgpack
 
 from loaderd.client.shutdown import reap
 from loaderd.errors import LoaderdError, ServerError, from_wire
-from loaderd.protocol.channel import Channel, ChannelClosed, peer_of
-from loaderd.protocol.child import how_it_ended
-from loaderd.protocol.descriptors import NO_SIGNAL
-from loaderd.protocol.messages import PROTOCOL, Bye, Failed, Hello, Message, encode
-from loaderd.protocol.spawn import start_process
+from loaderd.ipc.channel import Channel, ChannelClosed, peer_of
+from loaderd.ipc.child import how_it_ended
+from loaderd.ipc.descriptors import NO_SIGNAL
+from loaderd.ipc.messages import PROTOCOL, Bye, Failed, Hello, Message, encode
+from loaderd.ipc.spawn import start_process
 from loaderd.remote.address import unix_path
 from loaderd.version import VERSION
 

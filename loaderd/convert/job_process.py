@@ -20,8 +20,8 @@ from typing import Any
 from loaderd.convert.shard_job import Claims, News, ShardJob, run_unit
 from loaderd.convert.work_units import WorkUnit
 from loaderd.errors import LoaderdError, WorkerError
-from loaderd.protocol.child import die_with_parent, enter_process
-from loaderd.protocol.spawn import start_process
+from loaderd.ipc.child import die_with_parent, enter_process
+from loaderd.ipc.spawn import start_process
 
 
 class JobProcess:
@@ -59,7 +59,7 @@ class JobProcess:
 
 
 def main() -> None:
-    """Entry point of the process: see ``protocol.spawn.start_process``."""
+    """Entry point of the process: see ``ipc.spawn.start_process``."""
     sock, parent = enter_process("loaderd-convert")
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

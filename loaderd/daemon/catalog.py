@@ -30,12 +30,12 @@ from loaderd.daemon.preparing.preparation import Prepare
 from loaderd.daemon.preparing.shard_manifest import Manifest, Manifests
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription
 from loaderd.errors import LoaderdError, OptionError, ServerError
+from loaderd.ipc.messages import DataIs, Welcome
 from loaderd.options import StreamOptions
 from loaderd.pickling import pickled
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import Position
 from loaderd.progress import ProgressLines
-from loaderd.protocol.messages import DataIs, Welcome
 from loaderd.remote.tables import welcome_to
 from loaderd.schema.packed import unpacking_schema
 from loaderd.shards.shard_file import ShardFile

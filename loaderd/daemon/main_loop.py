@@ -28,11 +28,11 @@ from loaderd.daemon.pool.worker_manager import BELL, WorkerManager
 from loaderd.daemon.pool.worker_pool import FIRST_WORKER, WorkerPool
 from loaderd.daemon.session import Session
 from loaderd.errors import DaemonError, LoaderdError, to_wire
+from loaderd.ipc.channel import Channel
+from loaderd.ipc.child import enter_process
+from loaderd.ipc.event_loop import EventLoop
+from loaderd.ipc.messages import Failed, Message
 from loaderd.machine import remedy
-from loaderd.protocol.channel import Channel
-from loaderd.protocol.child import enter_process
-from loaderd.protocol.event_loop import EventLoop
-from loaderd.protocol.messages import Failed, Message
 from loaderd.redaction import printable
 from loaderd.workers.worker import main as work
 
@@ -145,7 +145,7 @@ def as_loaderd_error(error: Exception) -> LoaderdError:
 
 
 def run_daemon(name: str, kind: type[Daemon]) -> None:
-    """Run a daemon as the process ``name``, which ``protocol.spawn.start_process`` has started."""
+    """Run a daemon as the process ``name``, which ``ipc.spawn.start_process`` has started."""
 
     def explain(*_: object) -> None:
         # The terminal may be gone; and the signal may come while what is described is half made, or not there yet.

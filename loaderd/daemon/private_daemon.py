@@ -30,10 +30,10 @@ from loaderd.daemon.preparing.preparation import Preparation, Prepare
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
+from loaderd.ipc.messages import AskState, Message, Notice, Open, ShardsFound, State
+from loaderd.ipc.worker_messages import UseServers
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import Position, listing_in
-from loaderd.protocol.messages import AskState, Message, Notice, Open, ShardsFound, State
-from loaderd.protocol.worker_messages import UseServers
 from loaderd.redaction import redacted
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex

@@ -11,9 +11,9 @@ from typing import Any
 
 from loaderd.daemon.session import Session
 from loaderd.errors import BusyError, ServerError
-from loaderd.protocol.channel import peer_of
-from loaderd.protocol.messages import PROTOCOL, AskState, AskStatus, Hello, Message
-from loaderd.protocol.untrusted import UntrustedChannel
+from loaderd.ipc.channel import peer_of
+from loaderd.ipc.messages import PROTOCOL, AskState, AskStatus, Hello, Message
+from loaderd.ipc.untrusted import UntrustedChannel
 from loaderd.subscription import Subscription
 from loaderd.version import VERSION
 

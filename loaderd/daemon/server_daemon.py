@@ -29,12 +29,8 @@ from loaderd.daemon.preparing.shard_manifest import Manifests
 from loaderd.daemon.server_consumers import Consumer, Limits, asked_once
 from loaderd.daemon.session import Session
 from loaderd.errors import BusyError, LoaderdError, ServerError, to_wire
-from loaderd.machine import available_memory, remedy
-from loaderd.options import default_workers
-from loaderd.pickling import pickled_to_send
-from loaderd.plan.positions import Position
-from loaderd.protocol.channel import Channel
-from loaderd.protocol.messages import (
+from loaderd.ipc.channel import Channel
+from loaderd.ipc.messages import (
     AskData,
     AskState,
     AskStatus,
@@ -49,6 +45,10 @@ from loaderd.protocol.messages import (
     Stop,
     Subscribe,
 )
+from loaderd.machine import available_memory, remedy
+from loaderd.options import default_workers
+from loaderd.pickling import pickled_to_send
+from loaderd.plan.positions import Position
 from loaderd.redaction import shown
 from loaderd.subscription import Subscription
 from loaderd.version import VERSION

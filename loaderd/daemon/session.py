@@ -29,9 +29,7 @@ from loaderd.daemon.preparing.preparation import Preparation, Prepare
 from loaderd.daemon.preparing.schema_check import SchemaCheck
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
-from loaderd.options import MAX_STEP, require
-from loaderd.plan.passes import pass_of
-from loaderd.protocol.messages import (
+from loaderd.ipc.messages import (
     BatchFailed,
     ListData,
     Message,
@@ -41,6 +39,8 @@ from loaderd.protocol.messages import (
     StartPass,
     StorageUnavailable,
 )
+from loaderd.options import MAX_STEP, require
+from loaderd.plan.passes import pass_of
 from loaderd.redaction import redacted
 from loaderd.shards.names import some_of
 from loaderd.shm.page import MAX_GENERATION

@@ -43,11 +43,11 @@ from loaderd.gateway.bandwidth import Bandwidth
 from loaderd.gateway.handshakes import watch_handshakes
 from loaderd.gateway.makers import Makers
 from loaderd.gateway.tally import SOMEWHERE, Reader, Tally
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.child import enter_process
+from loaderd.ipc.messages import AskStatus, Failed, Gateway, Made, Make, Status, Stop
 from loaderd.logs import configure
 from loaderd.options import require
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.child import enter_process
-from loaderd.protocol.messages import AskStatus, Failed, Gateway, Made, Make, Status, Stop
 from loaderd.remote.security import is_bearer, read_pem
 from loaderd.remote.tickets import (
     AUTHORIZATION,
@@ -285,7 +285,7 @@ def _address_of(host: str, port: int) -> str:
 
 
 def main() -> None:
-    """Entry point of the gateway process: see ``protocol.spawn.start_process``."""
+    """Entry point of the gateway process: see ``ipc.spawn.start_process``."""
     os.environ["GRPC_VERBOSITY"] = "NONE"  # gRPC's log has another form, and any caller can fill it
     sock, parent = enter_process("loaderd-gateway")
     channel = Channel(sock)

@@ -21,10 +21,10 @@ from loaderd.client.transport import TransportLost
 from loaderd.errors import LoaderdError, OptionError, ServerError, ShardError, WorkerError, to_wire
 from loaderd.gateway.answers import CELL_BYTES, NotReady, check_size
 from loaderd.gateway.served import ServedSets
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.child import enter_process
+from loaderd.ipc.messages import Made, Make, Making, Waits
 from loaderd.logs import configure
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.child import enter_process
-from loaderd.protocol.messages import Made, Make, Making, Waits
 from loaderd.remote.tickets import REMOTE_PROTOCOL, RowsTicket, TableRequest, faults_to_wire, parse
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.version import VERSION
@@ -106,7 +106,7 @@ def _tell(channel: Channel, row: int) -> None:
 
 
 def main() -> None:
-    """Entry point of the process: see ``protocol.spawn.start_process``."""
+    """Entry point of the process: see ``ipc.spawn.start_process``."""
     sock, parent = enter_process("loaderd-maker")
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))  # the gateway's own, which those started later inherit

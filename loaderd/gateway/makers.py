@@ -15,11 +15,11 @@ from typing import Any
 
 from loaderd.errors import DaemonError, WorkerError, from_wire
 from loaderd.gateway.answers import HINT_OF_DEATHS, NotReady
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.child import how_it_ended
-from loaderd.protocol.messages import Made, Make, Making, Waits
-from loaderd.protocol.spawn import start_process
-from loaderd.protocol.worker_messages import MOST_ROW_FAULTS
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.child import how_it_ended
+from loaderd.ipc.messages import Made, Make, Making, Waits
+from loaderd.ipc.spawn import start_process
+from loaderd.ipc.worker_messages import MOST_ROW_FAULTS
 from loaderd.shm.anonymous import SharedMemory
 
 _LIMIT_S = 60.0  # of silence; while storage is asked again, or rows are made, a maker says so, however long it takes

@@ -9,8 +9,8 @@ from loaderd.client.transport import ask_server
 from loaderd.daemon.catalog import data_of
 from loaderd.gateway.answers import NotReady
 from loaderd.gateway.row_answers import ServedSet
+from loaderd.ipc.messages import AskData, DataIs
 from loaderd.plan.passes import Listing
-from loaderd.protocol.messages import AskData, DataIs
 from loaderd.shards.access import no_callback
 from loaderd.shm.anonymous import SharedMemory
 

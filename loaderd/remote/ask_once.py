@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from loaderd.errors import OptionError, ServerError
+from loaderd.ipc.worker_messages import AskTask
 from loaderd.options import StreamOptions
 from loaderd.plan.positions import compare, compare_listings, order_of
-from loaderd.protocol.worker_messages import AskTask
 from loaderd.remote.calls import Calls
 from loaderd.remote.servers import Servers
 from loaderd.remote.source import RemoteStream

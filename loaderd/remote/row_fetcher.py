@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import LoaderdError, RecordMismatchError, ServerError, ShardReadError, from_wire
+from loaderd.ipc.worker_messages import CheckTask, LoadTask
 from loaderd.plan.epoch import Slice
-from loaderd.protocol.worker_messages import CheckTask, LoadTask
 from loaderd.remote.ask_once import wait_telling
 from loaderd.remote.calls import Calls, RowSequence
 from loaderd.remote.servers import Lacking, Servers

@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix
 from loaderd.errors import Damage, LoaderdError, ServerError
+from loaderd.ipc.messages import Welcome
 from loaderd.options import Shuffle, StreamOptions
 from loaderd.plan.passes import Listing, listing_of
-from loaderd.protocol.messages import Welcome
 from loaderd.schema import Schema
 from loaderd.schema.packed import unpacking_schema
 from loaderd.schema.wire import from_wire as schema_from_wire

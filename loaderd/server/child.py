@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from loaderd.errors import DaemonError, LoaderdError, from_wire
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.child import how_it_ended
-from loaderd.protocol.messages import AskStatus, Failed, Message, Status
-from loaderd.protocol.spawn import not_started, start_process
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.child import how_it_ended
+from loaderd.ipc.messages import AskStatus, Failed, Message, Status
+from loaderd.ipc.spawn import not_started, start_process
 from loaderd.server.output import Output
 
 Report = dict[str, Any]

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 from loaderd.daemon.catalog import HOW_TRAININGS_END
 from loaderd.daemon.preparing.shard_manifest import Manifests
 from loaderd.errors import DaemonError, LoaderdError, ServerError
-from loaderd.protocol.channel import ChannelClosed
-from loaderd.protocol.messages import Drain, Gateway, Message, Serve, Stop
+from loaderd.ipc.channel import ChannelClosed
+from loaderd.ipc.messages import Drain, Gateway, Message, Serve, Stop
 from loaderd.server import announce, systemd
 from loaderd.server.certificates import check_secrets
 from loaderd.server.child import Child, Heard

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loaderd.errors import ServerError
+from loaderd.ipc.channel import peer_of
 from loaderd.processes import has_ended, name_of
-from loaderd.protocol.channel import peer_of
 
 _BACKLOG = 128
 _DYING_S = 10.0

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from loaderd.ipc.worker_messages import CheckTask, FilePlace, LoadTask
 from loaderd.plan.epoch import Slice
 from loaderd.plan.selection import numbers_that
-from loaderd.protocol.worker_messages import CheckTask, FilePlace, LoadTask
 from loaderd.schema import Schema
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import Block, Compression, ShardFile

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from loaderd.dataset import StreamDescription
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import CorruptRecordError, LoaderdError, StorageError, WorkerError, to_wire
-from loaderd.machine import remedy
-from loaderd.protocol.channel import MAX_MESSAGE_BYTES
-from loaderd.protocol.worker_messages import (
+from loaderd.ipc.channel import MAX_MESSAGE_BYTES
+from loaderd.ipc.worker_messages import (
     MOST_ROW_FAULTS,
     CheckDone,
     CheckTask,
@@ -31,6 +30,7 @@ from loaderd.protocol.worker_messages import (
     TrialDone,
     TrialTask,
 )
+from loaderd.machine import remedy
 from loaderd.shards.access import Access
 from loaderd.shards.compression import OnRead, no_callback
 from loaderd.shards.files import list_shards

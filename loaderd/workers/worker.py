@@ -26,11 +26,9 @@ from typing import TYPE_CHECKING
 
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, WorkerError, to_wire
-from loaderd.machine import be_killed_first, remedy
-from loaderd.options import Storage
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Message
-from loaderd.protocol.worker_messages import (
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.messages import Message
+from loaderd.ipc.worker_messages import (
     ATTACH_TASK,
     NO_STREAM,
     AskDone,
@@ -55,6 +53,8 @@ from loaderd.protocol.worker_messages import (
     Withdrawn,
     WorkerNotice,
 )
+from loaderd.machine import be_killed_first, remedy
+from loaderd.options import Storage
 from loaderd.shards.access import Access
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import is_remote

@@ -20,7 +20,7 @@ from loaderd.shm.samples import PAGE_NAME
 # A daemon that has its page, and has not given it a size yet; then one that has not written to it yet.
 _STARTING = f"""
 import os, sys
-from loaderd.protocol.child import name_process
+from loaderd.ipc.child import name_process
 name_process("loaderd-daemon")
 page = os.memfd_create("loaderd-{PAGE_NAME}")
 for size in (0, 1 << 20):

@@ -20,7 +20,7 @@ from serving import wait_until
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import ClosedError, OptionError, ServerError
-from loaderd.protocol.messages import PROTOCOL
+from loaderd.ipc.messages import PROTOCOL
 
 Check = Callable[[loaderd.Batch], list[int]]
 Write = Callable[[Sequence[int]], list[Path]]

@@ -12,7 +12,7 @@ import loaderd
 from loaderd.client.served_sources import ServedSource
 from loaderd.client.transport import TransportLost
 from loaderd.errors import BusyError, CorruptRecordError, NoShardsError, OptionError, ServerError, StorageError
-from loaderd.protocol.messages import Hello, Subscribe, Welcome
+from loaderd.ipc.messages import Hello, Subscribe, Welcome
 from loaderd.schema.wire import to_wire
 from loaderd.subscription import Subscription
 

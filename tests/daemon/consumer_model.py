@@ -14,12 +14,12 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.pool.tasks import MAX_DEATHS, LoadWork, Task, TrialWork
 from loaderd.errors import ShardReadError, to_wire
+from loaderd.ipc.worker_messages import Done, LoadFault
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
-from loaderd.protocol.worker_messages import Done, LoadFault
 from loaderd.shm.page import POSITION, split_key
 from loaderd.shm.page_consumer import PageConsumer
 from loaderd.workers.page_producer import Claim

@@ -15,7 +15,7 @@ from page_workers import new_page
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, Note, Omission
 from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
 from loaderd.errors import LoaderdError, to_wire
-from loaderd.protocol.worker_messages import FillFailed, RowFault
+from loaderd.ipc.worker_messages import FillFailed, RowFault
 from loaderd.shm.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key
 from loaderd.shm.page_consumer import PageConsumer
 from loaderd.workers.page_producer import Claim, PageProducer

@@ -9,7 +9,7 @@ import numpy as np
 
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import LoadWork, Task
-from loaderd.protocol.worker_messages import Granted, LoadDone, LoadFault, TrialDone, Withdrawn
+from loaderd.ipc.worker_messages import Granted, LoadDone, LoadFault, TrialDone, Withdrawn
 from loaderd.shm.page import Page, words_of
 from loaderd.workers.page_producer import Claim, PageProducer
 

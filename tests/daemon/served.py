@@ -17,11 +17,8 @@ import pytest
 
 import loaderd
 from loaderd.errors import from_wire
-from loaderd.options import StreamOptions
-from loaderd.plan.passes import Pass
-from loaderd.plan.positions import PassSequence
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import (
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.messages import (
     PROTOCOL,
     AskStatus,
     Bye,
@@ -36,7 +33,10 @@ from loaderd.protocol.messages import (
     Subscribe,
     Welcome,
 )
-from loaderd.protocol.spawn import start_process
+from loaderd.ipc.spawn import start_process
+from loaderd.options import StreamOptions
+from loaderd.plan.passes import Pass
+from loaderd.plan.positions import PassSequence
 from loaderd.schema.wire import from_wire as schema_from_wire
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout

@@ -16,11 +16,11 @@ from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.members import Handed, Members, PassKey, key_of
 from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import ShardReadError, to_wire
+from loaderd.ipc.worker_messages import FillFailed, Granted, Withdrawn
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
-from loaderd.protocol.worker_messages import FillFailed, Granted, Withdrawn
 from loaderd.shm.page import MAX_GENERATION, new_bell
 from loaderd.shm.page_consumer import PageConsumer
 from loaderd.workers.page_producer import Claim

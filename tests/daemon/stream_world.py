@@ -13,11 +13,11 @@ from loaderd.daemon.delivery.events import Delivery, FailedBatch
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Fault, LoadWork, Task
 from loaderd.errors import CorruptRecordError, LoaderdError, from_wire
+from loaderd.ipc.worker_messages import FillFailed
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
 from loaderd.plan.shares import EpochRemainder, HostShare
-from loaderd.protocol.worker_messages import FillFailed
 from loaderd.shm.batch_range import ArenaSegment
 from loaderd.shm.page import POSITION
 from loaderd.workers.page_producer import Claim

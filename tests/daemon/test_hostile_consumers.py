@@ -21,9 +21,9 @@ from loaderd.daemon.preparing.local_preparation import LocalPreparation
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import ServerError
+from loaderd.ipc.messages import ListData, Opened, StartPass
 from loaderd.options import MAX_STEP, StreamOptions
 from loaderd.plan.passes import Pass
-from loaderd.protocol.messages import ListData, Opened, StartPass
 from loaderd.shm.page import CONSUMER
 
 Write = Callable[..., list[Path]]

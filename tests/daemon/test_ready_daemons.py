@@ -15,7 +15,7 @@ from own_processes import newest_daemon
 from ready_daemons import ReadyDaemons
 
 import loaderd
-from loaderd.protocol import spawn
+from loaderd.ipc import spawn
 
 _NAMES = ("NAME", "PATH", "LOADERD_KERNELS", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONPATH")
 

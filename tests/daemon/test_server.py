@@ -17,8 +17,7 @@ from serving import wait_until
 
 import loaderd
 from loaderd.errors import CorruptRecordError, LoaderdError, OptionError, ServerError, WorkerError
-from loaderd.plan.passes import Pass
-from loaderd.protocol.messages import (
+from loaderd.ipc.messages import (
     PROTOCOL,
     AskState,
     AskStatus,
@@ -34,6 +33,7 @@ from loaderd.protocol.messages import (
     Stop,
     Subscribe,
 )
+from loaderd.plan.passes import Pass
 from loaderd.subscription import Sharing, Subscription
 from loaderd.version import VERSION
 

@@ -21,7 +21,7 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import IndexWork, LoadWork, Task
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.errors import DaemonError, LoaderdError, to_wire
-from loaderd.protocol.worker_messages import (
+from loaderd.ipc.worker_messages import (
     NO_STREAM,
     Attach,
     Attached,

@@ -29,7 +29,7 @@ from typing import Any
 
 from zygote import READY, start_ready
 
-from loaderd.protocol import spawn
+from loaderd.ipc import spawn
 
 _BOOT = (
     "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import ready_daemons;ready_daemons.serve(int(sys.argv[2]))"

@@ -19,8 +19,8 @@ from typing import Any
 
 from harness.process_tree import process_tree
 
-from loaderd.protocol.channel import Channel
-from loaderd.protocol.messages import PROTOCOL, AskStatus, Hello, Message, Status
+from loaderd.ipc.channel import Channel
+from loaderd.ipc.messages import PROTOCOL, AskStatus, Hello, Message, Status
 from loaderd.version import VERSION
 
 COMMAND = str(Path(sys.executable).with_name("loaderd"))

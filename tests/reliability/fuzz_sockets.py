@@ -35,8 +35,8 @@ from fuzz_network import PREFACE, Caller, say_below_flight
 from fuzzed_server import LIMIT_S, TOKEN, ServedDataset, Usage, has_grown, least
 from hostile import OPTIONS, STRANGE, WRONG, Maker
 
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import (
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.messages import (
     PROTOCOL,
     AskStatus,
     Failed,

@@ -18,8 +18,8 @@ from harness.process_tree import process_tree
 from numbered import write_shards
 from processes import name_of, num_fds, read
 
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import PROTOCOL, AskStatus, Hello, Status
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.messages import PROTOCOL, AskStatus, Hello, Status
 from loaderd.version import VERSION
 
 _COMMAND = str(Path(sys.executable).with_name("loaderd"))

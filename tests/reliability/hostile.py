@@ -15,9 +15,7 @@ from typing import Any, get_args
 
 import msgpack
 
-from loaderd.plan.passes import Pass
-from loaderd.plan.positions import Position
-from loaderd.protocol.messages import (
+from loaderd.ipc.messages import (
     PROTOCOL,
     AskData,
     AskState,
@@ -32,6 +30,8 @@ from loaderd.protocol.messages import (
     Subscribe,
     encode,
 )
+from loaderd.plan.passes import Pass
+from loaderd.plan.positions import Position
 from loaderd.subscription import Subscription
 from loaderd.version import VERSION
 

@@ -13,7 +13,7 @@ import fuzz_sockets
 import pytest
 
 
-# 20 s of CPU, nearly all of it the readers'. Each kind of message is sent to real sockets in tests/protocol/
+# 20 s of CPU, nearly all of it the readers'. Each kind of message is sent to real sockets in tests/ipc/
 # test_untrusted.py, tests/daemon/test_server.py and, with a consumer beside, tests/remote/test_hostile.py.
 @pytest.mark.slow
 def test_what_is_malformed_costs_its_sender_the_connection_and_nobody_else_anything():

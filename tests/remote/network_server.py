@@ -16,9 +16,9 @@ from own_processes import children_of
 
 import loaderd
 from loaderd.errors import from_wire
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import AskStatus, Failed, Gateway, Message, Serve, Status, Stop
-from loaderd.protocol.spawn import start_process
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.messages import AskStatus, Failed, Gateway, Message, Serve, Status, Stop
+from loaderd.ipc.spawn import start_process
 
 SETTINGS = {
     "host": "127.0.0.1",

@@ -27,7 +27,7 @@ from loaderd.gateway import makers
 from loaderd.gateway.answers import NotReady
 from loaderd.gateway.maker import Maker
 from loaderd.gateway.makers import calls_per_maker
-from loaderd.protocol.messages import Make
+from loaderd.ipc.messages import Make
 from loaderd.remote.tickets import REMOTE_PROTOCOL, RowsTicket, TableRequest, to_json
 from loaderd.shm.anonymous import SharedMemory
 

@@ -13,8 +13,8 @@ import pyarrow.flight as flight
 import pytest
 
 from loaderd.errors import RecordMismatchError, ShardReadError, to_wire
+from loaderd.ipc.worker_messages import CheckTask, LoadTask
 from loaderd.plan.epoch import Slice
-from loaderd.protocol.worker_messages import CheckTask, LoadTask
 from loaderd.remote import row_fetcher
 from loaderd.remote.row_fetcher import RowFetcher, requests_of
 from loaderd.remote.source import RemoteRows, RemoteSet, Settings

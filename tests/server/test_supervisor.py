@@ -22,8 +22,8 @@ from serving import MODULE, Server, handles_of, receive, wait_ends, wait_until
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import ServerError
-from loaderd.protocol.channel import ChannelClosed
-from loaderd.protocol.messages import Bye, Welcome
+from loaderd.ipc.channel import ChannelClosed
+from loaderd.ipc.messages import Bye, Welcome
 
 StartPass = Callable[..., Server]
 

@@ -23,12 +23,12 @@ from loaderd.errors import (
     WorkerError,
     from_wire,
 )
+from loaderd.ipc.worker_messages import CheckTask, IndexDone, IndexTask, LoadFault, LoadTask, TrialTask
 from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
-from loaderd.protocol.worker_messages import CheckTask, IndexDone, IndexTask, LoadFault, LoadTask, TrialTask
 from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache

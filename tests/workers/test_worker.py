@@ -23,11 +23,9 @@ import loaderd
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.preparing.local_data import Data
 from loaderd.dataset import StreamDescription
-from loaderd.options import DEFAULT_STORAGE, MAX_STEP, Storage, StreamOptions
-from loaderd.plan.epoch import Slice, WindowOrder
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Message
-from loaderd.protocol.worker_messages import (
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.messages import Message
+from loaderd.ipc.worker_messages import (
     Attached,
     CheckDone,
     CheckTask,
@@ -43,6 +41,8 @@ from loaderd.protocol.worker_messages import (
     TaskProgress,
     WorkerNotice,
 )
+from loaderd.options import DEFAULT_STORAGE, MAX_STEP, Storage, StreamOptions
+from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.shards.access import Access
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import build_index

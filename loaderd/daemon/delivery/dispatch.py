@@ -8,7 +8,7 @@ from loaderd.daemon.delivery.grants import Withdrawal
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.errors import LoaderdError
-from loaderd.protocol.worker_messages import Attach, FillFailed, Granted, Withdrawn
+from loaderd.ipc.worker_messages import Attach, FillFailed, Granted, Withdrawn
 from loaderd.shm.page import Page, barrier, ring
 from loaderd.snapshots import Outage
 

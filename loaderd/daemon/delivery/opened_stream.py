@@ -12,12 +12,12 @@ from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, CheckWork, LoadWork, Tas
 from loaderd.daemon.preparing.local_data import LocalData
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, OptionError, to_wire
+from loaderd.ipc.messages import DataListed, Opened, PageSize
+from loaderd.ipc.worker_messages import Attach, CheckTask, LoadTask, TrialTask
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence, Position, order_of
-from loaderd.protocol.messages import DataListed, Opened, PageSize
-from loaderd.protocol.worker_messages import Attach, CheckTask, LoadTask, TrialTask
 from loaderd.shm.page import POSITION, key_of, split_key
 from loaderd.shm.samples import Gauge, encode_facts
 from loaderd.snapshots import Kernels

@@ -12,7 +12,7 @@ from collections import deque
 
 from loaderd.daemon.pool.tasks import MAX_DEATHS, PlannedBatch, TrialWork
 from loaderd.errors import WorkerError
-from loaderd.protocol.worker_messages import MOST_ROW_FAULTS
+from loaderd.ipc.worker_messages import MOST_ROW_FAULTS
 
 _MOST_STALLING_ROWS = 3
 """More are not looked for: each one costs several times the seconds after which a worker counts as stalled."""

@@ -41,10 +41,10 @@ from loaderd.daemon.pool.tasks import (
 )
 from loaderd.daemon.preparing.error_context import ErrorContext
 from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError, from_wire
+from loaderd.ipc.worker_messages import MOST_ROW_FAULTS, Done, FillFailed, LoadDone
 from loaderd.options import MAX_STEP
 from loaderd.plan.batches import Segment
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.protocol.worker_messages import MOST_ROW_FAULTS, Done, FillFailed, LoadDone
 from loaderd.shm.page import (
     CONSUMER_SLEEPS_FOR,
     GRANTED,

@@ -29,10 +29,10 @@ from typing import Any
 import msgpack
 
 from loaderd.errors import DaemonError
+from loaderd.ipc.child import die_with_parent, how_it_ended, name_process
+from loaderd.ipc.descriptors import above_standard, send_fds, socket_above_standard
+from loaderd.ipc.messages import UNICODE_ERRORS
 from loaderd.machine import remedy
-from loaderd.protocol.child import die_with_parent, how_it_ended, name_process
-from loaderd.protocol.descriptors import above_standard, send_fds, socket_above_standard
-from loaderd.protocol.messages import UNICODE_ERRORS
 from loaderd.workers.compiling import compile_loops
 
 # A worker that is killed while it waits for a disk dies when the disk answers, if ever.

@@ -23,7 +23,7 @@ from collections.abc import Callable, Hashable
 
 from loaderd.daemon.pool.tasks import HINT_OF_DEATHS, TASKS_PER_WORKER, Task, TaskSource, current_task
 from loaderd.errors import LoaderdError, WorkerError
-from loaderd.protocol.worker_messages import Done
+from loaderd.ipc.worker_messages import Done
 
 
 class _Worker:

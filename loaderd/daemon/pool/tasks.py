@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from loaderd.errors import LoaderdError, WorkerError
+from loaderd.ipc.worker_messages import Done
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
-from loaderd.protocol.worker_messages import Done
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shm.batch_range import ArenaSegment
 

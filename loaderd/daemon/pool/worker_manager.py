@@ -22,10 +22,9 @@ from loaderd.daemon.pool.tasks import LoadWork, Task, TaskSource, TrialWork, cur
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.pool.worker_usage import WorkerUsage
 from loaderd.errors import DaemonError, LoaderdError, from_wire
-from loaderd.processes import is_stopped
-from loaderd.protocol.event_loop import EventLoop
-from loaderd.protocol.messages import Message
-from loaderd.protocol.worker_messages import (
+from loaderd.ipc.event_loop import EventLoop
+from loaderd.ipc.messages import Message
+from loaderd.ipc.worker_messages import (
     ATTACH_TASK,
     NO_STREAM,
     Attach,
@@ -41,6 +40,7 @@ from loaderd.protocol.worker_messages import (
     Withdrawn,
     WorkerNotice,
 )
+from loaderd.processes import is_stopped
 from loaderd.shm.page import POSITION, Counter, Page, new_bell, silence, step_of
 from loaderd.snapshots import Outage
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from loaderd.daemon.pool.fork_server import ForkServer
 from loaderd.errors import DaemonError
+from loaderd.ipc.channel import Channel
 from loaderd.machine import available_memory, oom_kills, remedy
-from loaderd.protocol.channel import Channel
 from loaderd.shm.page import new_bell
 
 # If so many workers in a row die without having done anything, the machine is at fault and not the data: a task that

@@ -16,7 +16,7 @@ from dataclasses import fields
 
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task, TaskSource
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardFormatError, StorageError
-from loaderd.protocol.worker_messages import Done, IndexDone
+from loaderd.ipc.worker_messages import Done, IndexDone
 from loaderd.redaction import redacted
 from loaderd.shards.access import PIECE_BYTES
 from loaderd.shards.framing import TOO_LARGE

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from loaderd.daemon.pool.tasks import ListWork, Task, TaskSource
 from loaderd.errors import LoaderdError, ShardReadError, WorkerError
-from loaderd.protocol.worker_messages import Done, ListDone
+from loaderd.ipc.worker_messages import Done, ListDone
 from loaderd.redaction import redacted
 from loaderd.shards.shard_file import HINT_STORAGE, ShardFile
 

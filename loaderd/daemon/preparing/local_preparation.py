@@ -23,9 +23,9 @@ from loaderd.daemon.preparing.preparation import Preparation
 from loaderd.daemon.preparing.shard_manifest import Manifest, choose_by
 from loaderd.dataset import AnyDataset
 from loaderd.errors import LoaderdError
+from loaderd.ipc.worker_messages import IndexTask, ListTask
 from loaderd.options import StreamOptions, pickled_storage
 from loaderd.plan.passes import Listing
-from loaderd.protocol.worker_messages import IndexTask, ListTask
 from loaderd.redaction import redacted
 from loaderd.shards.credentials import asked_of
 from loaderd.shards.files import path_order

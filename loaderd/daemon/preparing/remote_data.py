@@ -9,10 +9,10 @@ import numpy as np
 
 from loaderd.daemon.preparing.error_context import naming
 from loaderd.errors import Damage, LoaderdError, WorkerError
+from loaderd.ipc.worker_messages import FilePlace
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.rows import DatasetRows
-from loaderd.protocol.worker_messages import FilePlace
 from loaderd.remote.source import RemoteRows, RemoteSet
 from loaderd.remote.tables import Table
 from loaderd.shards.shard_file import ShardFile

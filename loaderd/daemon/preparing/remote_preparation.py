@@ -13,9 +13,9 @@ from loaderd.daemon.preparing.preparation import Preparation
 from loaderd.daemon.preparing.remote_data import RemoteData
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError
+from loaderd.ipc.messages import Welcome
+from loaderd.ipc.worker_messages import AskDone, AskTask, Done
 from loaderd.plan.passes import Listing
-from loaderd.protocol.messages import Welcome
-from loaderd.protocol.worker_messages import AskDone, AskTask, Done
 from loaderd.remote.source import RemoteStream
 from loaderd.remote.tables import Table, table_from_wire, welcome_to
 from loaderd.snapshots import Progress

@@ -11,7 +11,7 @@ from collections import deque
 
 from loaderd.daemon.pool.tasks import CheckWork, Task, TaskSource
 from loaderd.errors import LoaderdError, RecordMismatchError
-from loaderd.protocol.worker_messages import CheckDone, Done
+from loaderd.ipc.worker_messages import CheckDone, Done
 from loaderd.snapshots import Kernels
 
 _MAX_BLOCKS = 8

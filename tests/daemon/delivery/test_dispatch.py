@@ -14,11 +14,11 @@ from loaderd.daemon.delivery.events import Note
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import LoadWork
 from loaderd.errors import CorruptRecordError, to_wire
+from loaderd.ipc.worker_messages import Granted, LoadFault
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
-from loaderd.protocol.worker_messages import Granted, LoadFault
 from loaderd.shm.page import new_bell
 from loaderd.shm.page_consumer import PageConsumer
 

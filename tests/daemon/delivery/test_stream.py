@@ -18,11 +18,11 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Fault, LoadWork, Task, TrialWork
 from loaderd.errors import LoaderdError, from_wire, to_wire
+from loaderd.ipc.worker_messages import Done, LoadFault
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
 from loaderd.plan.rows import DatasetRows
-from loaderd.protocol.worker_messages import Done, LoadFault
 from loaderd.shm.page import POSITION
 
 _STEPS_OF_AN_ENDLESS_PASS = 25

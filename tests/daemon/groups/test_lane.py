@@ -14,7 +14,7 @@ from loaderd.daemon.delivery.events import Delivery
 from loaderd.daemon.groups import lane
 from loaderd.daemon.groups.lane import Had, Lane
 from loaderd.errors import DaemonError
-from loaderd.protocol.messages import BatchFailed
+from loaderd.ipc.messages import BatchFailed
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.page import CONSUMER_NEWS, NEVER, Page, new_bell
 

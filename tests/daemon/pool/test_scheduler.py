@@ -10,8 +10,8 @@ from stream_run import scheduler_of
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, ListWork, LoadWork, Task, TaskSource
 from loaderd.daemon.preparing.index_pass import IndexPass
 from loaderd.errors import LoaderdError, WorkerError
+from loaderd.ipc.worker_messages import Done
 from loaderd.plan.epoch import Slice
-from loaderd.protocol.worker_messages import Done
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
 

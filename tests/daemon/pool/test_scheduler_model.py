@@ -22,7 +22,7 @@ from workforce_run import Crew, Hand, Job
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task, TrialWork
 from loaderd.daemon.preparing.index_pass import IndexPass
 from loaderd.errors import ShardReadError
-from loaderd.protocol.worker_messages import NO_STREAM, IndexDone
+from loaderd.ipc.worker_messages import NO_STREAM, IndexDone
 from loaderd.shards.index_cache import IndexCache
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex, encode_indexes

@@ -11,8 +11,8 @@ from page_workers import answer_to
 from loaderd.daemon.delivery.events import PassEnd
 from loaderd.daemon.pool.tasks import MAX_DEATHS, IndexWork, LoadWork, Task, TaskSource
 from loaderd.errors import LoaderdError
+from loaderd.ipc.worker_messages import Done
 from loaderd.plan.passes import Pass
-from loaderd.protocol.worker_messages import Done
 from loaderd.shm.page import POSITION, Counter, split_key
 from loaderd.workers.page_producer import Claim
 

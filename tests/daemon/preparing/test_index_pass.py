@@ -10,7 +10,7 @@ import pytest
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task
 from loaderd.daemon.preparing.index_pass import IndexPass, damage_error
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError, WorkerError
-from loaderd.protocol.worker_messages import IndexDone
+from loaderd.ipc.worker_messages import IndexDone
 from loaderd.shards import index_cache
 from loaderd.shards.files import list_shards
 from loaderd.shards.index_cache import IndexCache

@@ -10,7 +10,7 @@ from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import IndexWork, Task
 from loaderd.daemon.preparing.list_pass import ListPass
 from loaderd.errors import NoShardsError, ShardReadError, WorkerError
-from loaderd.protocol.worker_messages import ListDone
+from loaderd.ipc.worker_messages import ListDone
 from loaderd.shards.shard_file import ShardFile
 
 SETS = ["s3://bucket/*.tfrecord", ["a", "b", "c"], ["d"]]

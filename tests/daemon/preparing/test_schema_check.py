@@ -7,7 +7,7 @@ import pytest
 from loaderd.daemon.pool.tasks import CheckWork
 from loaderd.daemon.preparing.schema_check import SchemaCheck
 from loaderd.errors import RecordMismatchError, WorkerError
-from loaderd.protocol.worker_messages import CheckDone
+from loaderd.ipc.worker_messages import CheckDone
 
 
 def tried(probe: SchemaCheck, *, fits: int | None) -> list[int]:

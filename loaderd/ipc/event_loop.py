@@ -12,8 +12,8 @@ import socket
 import time
 from collections.abc import Iterator
 
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Message
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.messages import Message
 
 _LAST_WORDS_S = 5.0
 

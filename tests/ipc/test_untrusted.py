@@ -15,10 +15,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loaderd.plan.passes import Pass
-from loaderd.plan.positions import Position
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import (
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.messages import (
     AskData,
     AskState,
     AskStatus,
@@ -32,13 +30,15 @@ from loaderd.protocol.messages import (
     Subscribe,
     encode,
 )
-from loaderd.protocol.untrusted import (
+from loaderd.ipc.untrusted import (
     CONSUMER_MESSAGES,
     MAX_MESSAGE_BYTES,
     MalformedMessage,
     UntrustedChannel,
     decode_strict,
 )
+from loaderd.plan.passes import Pass
+from loaderd.plan.positions import Position
 from loaderd.subscription import Subscription
 
 NUMBER_OF = {cls: number for number, cls in enumerate(get_args(Message))}

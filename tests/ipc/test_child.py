@@ -16,16 +16,16 @@ import pytest
 
 import loaderd
 from loaderd.errors import DaemonError
-from loaderd.protocol.child import how_it_ended
-from loaderd.protocol.spawn import start_process
+from loaderd.ipc.child import how_it_ended
+from loaderd.ipc.spawn import start_process
 
 Child = tuple["subprocess.Popen[bytes]", socket.socket]
 StartPass = Callable[[str, str], Child]
 
 _HEAD = """
 import json, os, select, signal, sys
-from loaderd.protocol.child import die_with_parent, enter_process
-from loaderd.protocol.spawn import start_process
+from loaderd.ipc.child import die_with_parent, enter_process
+from loaderd.ipc.spawn import start_process
 """
 
 
@@ -103,7 +103,7 @@ def test_the_main_script_is_not_run_again(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(
         """
-from loaderd.protocol.spawn import start_process
+from loaderd.ipc.spawn import start_process
 print("run", flush=True)
 process, sock = start_process("child")
 print(sock.recv(100).decode(), process.wait())
@@ -111,7 +111,7 @@ print(sock.recv(100).decode(), process.wait())
     )
     (tmp_path / "child.py").write_text(
         """
-from loaderd.protocol.child import enter_process
+from loaderd.ipc.child import enter_process
 def main():
     enter_process("child")[0].sendall(b"child")
 """
@@ -205,7 +205,7 @@ def test_a_fork_while_a_process_is_started_does_not_hide_its_end(tmp_path: Path)
     script = tmp_path / "forking.py"
     script.write_text("""
 import os, select, threading
-from loaderd.protocol.spawn import start_process
+from loaderd.ipc.spawn import start_process
 
 read, write = os.pipe()
 pipe, forked = os.pipe, threading.Event()
@@ -240,7 +240,7 @@ def test_a_process_has_its_parents_arguments_flags_and_folder(tmp_path: Path):
     (tmp_path / "lib\n" / "imported.py").touch()
     (tmp_path / "lib\n" / "tells.py").write_text("""
 import os, sys
-from loaderd.protocol.child import enter_process
+from loaderd.ipc.child import enter_process
 def main():
     print(len(sys.path) > 900, os.getcwd())
     sock, _ = enter_process("tells")
@@ -252,7 +252,7 @@ def main():
     script.write_text(f"""
 import os, sys
 sys.path[:0] = ["lib\\n", {str(Path(loaderd.__file__).parents[1])!r}]
-from loaderd.protocol.spawn import search_path, start_process
+from loaderd.ipc.spawn import search_path, start_process
 sys.path += ["/long" * 50 + str(number) for number in range(1000)]
 path = search_path()
 import imported
@@ -274,8 +274,8 @@ def test_a_send_to_a_process_that_is_gone_ends_nobody(tmp_path: Path):
     script.write_text("""
 import os, signal, socket
 from loaderd.client.transport import Link
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import Bye
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.messages import Bye
 
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 file = os.open(os.devnull, os.O_RDONLY)

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.errors import DaemonError
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.messages import AskState, Bye, Message, Notice, Open, Opened, PageSize, encode
+from loaderd.ipc.worker_messages import LoadDone, LoadFault
 from loaderd.options import MAX_WORKERS
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import AskState, Bye, Message, Notice, Open, Opened, PageSize, encode
-from loaderd.protocol.worker_messages import LoadDone, LoadFault
 
 Pair = tuple[Channel, Channel]
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd import snapshots
-from loaderd.protocol import messages, worker_messages
-from loaderd.protocol.messages import PROTOCOL, UNICODE_ERRORS, Message, decode, encode
+from loaderd.ipc import messages, worker_messages
+from loaderd.ipc.messages import PROTOCOL, UNICODE_ERRORS, Message, decode, encode
 
 CLASSES = get_args(Message)
 PARTS = ("Shards", "BlockSelection", "FilePlace", "LoadFault", "RowFault")  # of messages

@@ -17,8 +17,8 @@ import sys
 import threading
 
 from loaderd.errors import DaemonError
+from loaderd.ipc.descriptors import above_standard, is_open, socket_above_standard
 from loaderd.machine import remedy
-from loaderd.protocol.descriptors import above_standard, is_open, socket_above_standard
 
 # The child imports from where its parent does, whatever folder it starts in. ``python -c`` begins with a ``sys.path``
 # that has the working directory first, in which anybody may have left a module. So before it is set, only modules are

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from loaderd.protocol.decoding import decoder_of, message_decoder_of
+from loaderd.ipc.decoding import decoder_of, message_decoder_of
 
 
 class _Inner(NamedTuple):

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple, get_args
 
 import msgpack
 
+from loaderd.ipc.decoding import Decoder, message_decoder_of
+from loaderd.ipc.worker_messages import Done, OutageReport, WorkerMessage
 from loaderd.plan.passes import Listing, Pass
-from loaderd.protocol.decoding import Decoder, message_decoder_of
-from loaderd.protocol.worker_messages import Done, OutageReport, WorkerMessage
 from loaderd.snapshots import Progress
 
 # The name of a file and the message of a user's exception may be no valid Unicode.

@@ -14,9 +14,9 @@ from weakref import WeakSet
 import msgpack
 
 from loaderd.errors import DaemonError
+from loaderd.ipc.descriptors import NO_SIGNAL, above_standard, send_fds, socket_above_standard
+from loaderd.ipc.messages import UNICODE_ERRORS, Message, decode, encode
 from loaderd.machine import MAX_SENT_FILES, remedy
-from loaderd.protocol.descriptors import NO_SIGNAL, above_standard, send_fds, socket_above_standard
-from loaderd.protocol.messages import UNICODE_ERRORS, Message, decode, encode
 
 MAX_MESSAGE_BYTES = 256 << 20
 _RECEIVE_BYTES = 1 << 16

@@ -15,8 +15,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
-from loaderd.protocol.channel import Channel, ChannelClosed
-from loaderd.protocol.messages import (
+from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.messages import (
     MESSAGES,
     UNICODE_ERRORS,
     AskData,
