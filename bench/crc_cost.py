@@ -34,7 +34,7 @@ from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.shards import blocks
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import build_index
-from loaderd.workers.window_loader import BlockPlacement, WindowLoader
+from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 BLOCKS_PER_TASK = 4
 LOAD_ROUNDS = 15

@@ -39,7 +39,7 @@ LAYERS = [
     ["loaderd.dataset", "loaderd.convert"],
     ["loaderd.pickling"],
     ["loaderd.remote"],
-    ["loaderd.workers"],
+    ["loaderd.worker"],
     ["loaderd.daemon.pool"],
     ["loaderd.daemon.preparing"],
     ["loaderd.daemon.delivery"],
@@ -151,7 +151,7 @@ def modules_of(imports: str) -> list[str]:
 
 def test_what_the_start_of_a_daemon_does_not_import():
     imported = modules_of("import loaderd.daemon.private_daemon")
-    assert "loaderd.workers.worker" in imported, "workers are forks, and find what they need"
+    assert "loaderd.worker.worker" in imported, "workers are forks, and find what they need"
     assert [each for each in imported if each.startswith(tuple(NOT_AT_THE_START))] == []
 
 

@@ -34,7 +34,7 @@ from loaderd.ipc.event_loop import EventLoop
 from loaderd.ipc.messages import Failed, Message
 from loaderd.machine import remedy
 from loaderd.redaction import printable
-from loaderd.workers.worker import main as work
+from loaderd.worker.worker import main as work
 
 PARENT = -1
 

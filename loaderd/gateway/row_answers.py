@@ -26,7 +26,7 @@ from loaderd.remote.tickets import Fault, RowsTicket
 from loaderd.schema.packed import packed_schema, unpacking_schema
 from loaderd.shards.access import Access, no_callback
 from loaderd.shards.reader import Reading
-from loaderd.workers.file_rows import FileRows
+from loaderd.worker.file_rows import FileRows
 
 # The fields of so many records are still in the cache when they are copied into rows.
 _ROWS_AT_A_TIME, _BYTES_AT_A_TIME = 512, 1 << 20

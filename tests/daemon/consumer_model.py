@@ -22,7 +22,7 @@ from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page import POSITION, split_key
 from loaderd.shm.page_consumer import PageConsumer
-from loaderd.workers.page_producer import Claim
+from loaderd.worker.page_producer import Claim
 
 MOST_WORKERS = 4
 

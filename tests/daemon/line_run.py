@@ -18,7 +18,7 @@ from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page_consumer import PageConsumer
-from loaderd.workers.page_producer import Claim
+from loaderd.worker.page_producer import Claim
 
 STALL_TIMEOUT_S = 8.0
 STALL_TICKS = 8

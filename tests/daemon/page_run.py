@@ -18,7 +18,7 @@ from loaderd.errors import LoaderdError, to_wire
 from loaderd.ipc.worker_messages import FillFailed, RowFault
 from loaderd.shm.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key
 from loaderd.shm.page_consumer import PageConsumer
-from loaderd.workers.page_producer import Claim, PageProducer
+from loaderd.worker.page_producer import Claim, PageProducer
 
 
 def is_rung(bell: int) -> bool:

@@ -11,7 +11,7 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import LoadWork, Task
 from loaderd.ipc.worker_messages import Granted, LoadDone, LoadFault, TrialDone, Withdrawn
 from loaderd.shm.page import Page, words_of
-from loaderd.workers.page_producer import Claim, PageProducer
+from loaderd.worker.page_producer import Claim, PageProducer
 
 
 def new_page(num_slots: int, num_seats: int) -> Page:

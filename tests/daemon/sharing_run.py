@@ -23,7 +23,7 @@ from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page import MAX_GENERATION, new_bell
 from loaderd.shm.page_consumer import PageConsumer
-from loaderd.workers.page_producer import Claim
+from loaderd.worker.page_producer import Claim
 
 BATCH_SIZE = 2
 _NUM_ARENAS = 3

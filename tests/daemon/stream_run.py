@@ -20,7 +20,7 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
-from loaderd.workers.page_producer import Claim
+from loaderd.worker.page_producer import Claim
 
 REASON = "was killed by SIGSEGV"
 STALLED = "made no progress"

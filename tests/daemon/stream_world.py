@@ -20,7 +20,7 @@ from loaderd.plan.positions import PassSequence
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.batch_range import ArenaSegment
 from loaderd.shm.page import POSITION
-from loaderd.workers.page_producer import Claim
+from loaderd.worker.page_producer import Claim
 
 Row = tuple[int, int, int]
 """(epoch, block, record of the block)."""

@@ -1,6 +1,6 @@
 """The real workforce, and what it is told of streams, over workers that are no processes: each step is called.
 
-A worker does what ``workers.worker`` does, in the same order; between any two steps others may do theirs, the daemon
+A worker does what ``worker.worker`` does, in the same order; between any two steps others may do theirs, the daemon
 included, and it may die. What it is told and what it says lies there until somebody reads it. While it sleeps it
 does nothing until it is told something or its bell is rung: a wake-up that is lost stays lost.
 """
@@ -32,7 +32,7 @@ from loaderd.ipc.worker_messages import (
     Withdrawn,
 )
 from loaderd.shm.page import POSITION, Page, key_of, new_bell, step_of
-from loaderd.workers.page_producer import Claim, PageProducer
+from loaderd.worker.page_producer import Claim, PageProducer
 
 
 def was_rung(bell: int) -> bool:

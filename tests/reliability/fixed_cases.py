@@ -27,7 +27,7 @@ from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.indexer import make_index
 from loaderd.shards.shard_file import Block, ShardFile
 from loaderd.shards.shard_index import ShardIndex, decode_indexes, encode_indexes
-from loaderd.workers.window_loader import BlockPlacement, WindowLoader
+from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 MOST_MIB = 250
 """What a bomb may add to the memory of a process: zstd takes 128 MiB for the largest window that it accepts."""

@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[2]
 ROOMS = {
     "loaderd/plan": (["tests/plan"], ["tests/client/test_recorded_orders.py", "tests/client/test_resume.py"]),
     "loaderd/daemon/delivery": (["tests/daemon/delivery"], ["tests/daemon", "tests/client"]),
-    "loaderd/shm": (["tests/shm"], ["tests/workers", "tests/daemon", "tests/client"]),
-    "loaderd/workers": (["tests/workers"], ["tests/daemon", "tests/client"]),
+    "loaderd/shm": (["tests/shm"], ["tests/worker", "tests/daemon", "tests/client"]),
+    "loaderd/worker": (["tests/worker"], ["tests/daemon", "tests/client"]),
 }
 """Of each folder, the tests that are tried first, and those that are tried on what survives them."""
 LIMIT_S = 240  # of one run of tests: a mutant that hangs is found

@@ -46,7 +46,7 @@ from loaderd.errors import CorruptRecordError, Damage, RecordMismatchError
 from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index
-from loaderd.workers.window_loader import BlockPlacement, WindowLoader
+from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 sys.path.append(str(Path(__file__).parents[1] / "helpers"))  # for mutate
 import evil

@@ -34,7 +34,7 @@ from loaderd.shards.fixed_blocks import FixedBlockReader
 from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.shard_file import Block, ShardFile
 from loaderd.shards.shard_index import ShardIndex, decode_indexes, encode_indexes
-from loaderd.workers.window_loader import BlockPlacement, WindowLoader
+from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 SIZE = DTYPE.itemsize
 LocalEntry = tuple[list[int], list[Damage]]

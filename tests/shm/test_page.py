@@ -1,4 +1,4 @@
-"""The words of a page, and the consumer's end of it. What may happen between two accesses is in tests/workers."""
+"""The words of a page, and the consumer's end of it. What may happen between two accesses is in tests/worker."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from loaderd.ipc.child import die_with_parent, how_it_ended, name_process
 from loaderd.ipc.descriptors import above_standard, send_fds, socket_above_standard
 from loaderd.ipc.messages import UNICODE_ERRORS
 from loaderd.machine import remedy
-from loaderd.workers.compiling import compile_loops
+from loaderd.worker.compiling import compile_loops
 
 # A worker that is killed while it waits for a disk dies when the disk answers, if ever.
 _DEATH_TIMEOUT_S = 0.5

@@ -11,7 +11,7 @@ from stream_run import BatchRange
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, Omission
 from loaderd.daemon.pool.tasks import LoadWork, TrialWork
 from loaderd.errors import LoaderdError, ShardError, WorkerError
-from loaderd.workers.page_producer import Claim
+from loaderd.worker.page_producer import Claim
 
 Deadly = Callable[[Any], bool]
 LOST = "3 workers in a row were lost at"

@@ -14,7 +14,7 @@ from loaderd.errors import LoaderdError
 from loaderd.ipc.worker_messages import Done
 from loaderd.plan.passes import Pass
 from loaderd.shm.page import POSITION, Counter, split_key
-from loaderd.workers.page_producer import Claim
+from loaderd.worker.page_producer import Claim
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

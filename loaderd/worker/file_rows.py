@@ -14,7 +14,7 @@ from loaderd.schema import Schema
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_file import Block, Compression, ShardFile
 from loaderd.snapshots import Outage
-from loaderd.workers.window_loader import BlockPlacement, Bytes2D, Faults, Places, WindowLoader
+from loaderd.worker.window_loader import BlockPlacement, Bytes2D, Faults, Places, WindowLoader
 
 
 def _numbers_of(place: FilePlace) -> npt.NDArray[np.int64]:

@@ -36,9 +36,9 @@ from loaderd.shards.shard_index import build_index, decode_indexes, encode_index
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.batch_range import ArenaSegment
 from loaderd.shm.layout import SlotLayout, WindowLayout
-from loaderd.workers import task_runner
-from loaderd.workers.file_rows import FileRows
-from loaderd.workers.task_runner import TaskRunner, index_group
+from loaderd.worker import task_runner
+from loaderd.worker.file_rows import FileRows
+from loaderd.worker.task_runner import TaskRunner, index_group
 
 Write = Callable[..., list[Path]]
 

@@ -23,8 +23,8 @@ from loaderd.shards.blocks import Block, BlockReader
 from loaderd.shards.crc import framed
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import ShardIndex, build_index
-from loaderd.workers import window_loader
-from loaderd.workers.window_loader import BlockPlacement, WindowLoader
+from loaderd.worker import window_loader
+from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 Write = Callable[..., list[Path]]
 UNTOUCHED = 0xEE

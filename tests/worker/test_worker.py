@@ -47,8 +47,8 @@ from loaderd.shards.access import Access
 from loaderd.shards.files import list_shards
 from loaderd.shards.shard_index import build_index
 from loaderd.shm.page import Counter, new_bell
-from loaderd.workers import worker
-from loaderd.workers.worker import Worker
+from loaderd.worker import worker
+from loaderd.worker.worker import Worker
 
 
 class Daemon:
@@ -114,7 +114,7 @@ def daemon(write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.S
 
 FULL = """
 import os, resource, socket, sys
-from loaderd.workers.worker import main
+from loaderd.worker.worker import main
 
 sock = socket.socket(fileno=int(sys.argv[1]))
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loaderd.workers.compiling import compile_loops
+from loaderd.worker.compiling import compile_loops
 
 
 @pytest.mark.parametrize("kernels", ["", "numpy", "compiled", "nunpy"])

@@ -9,7 +9,7 @@ from page_scene import SIZE, NewScene, Scene, claimed, do_at
 
 from loaderd.shm.batch_range import BatchRange, without
 from loaderd.shm.page import POSITION, WAKE_DAEMON_AT, key_of, silence, step_of
-from loaderd.workers.page_producer import Claim, PageProducer
+from loaderd.worker.page_producer import Claim, PageProducer
 
 # ---------------------------------------------------------------------------------------------------- runs
 

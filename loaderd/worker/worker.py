@@ -61,9 +61,9 @@ from loaderd.shards.shard_file import is_remote
 from loaderd.shm.anonymous import mapped
 from loaderd.shm.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
 from loaderd.stages import Stage
-from loaderd.workers.file_rows import FileRows
-from loaderd.workers.page_producer import Claim, PageProducer
-from loaderd.workers.task_runner import TaskRunner, index_group, list_set
+from loaderd.worker.file_rows import FileRows
+from loaderd.worker.page_producer import Claim, PageProducer
+from loaderd.worker.task_runner import TaskRunner, index_group, list_set
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher

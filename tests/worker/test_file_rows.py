@@ -19,7 +19,7 @@ from loaderd.shards.files import list_shards
 from loaderd.shards.fixed_index import build_fixed_index
 from loaderd.shards.local_file import LocalFile
 from loaderd.shards.shard_index import build_index
-from loaderd.workers.file_rows import FileRows
+from loaderd.worker.file_rows import FileRows
 
 RECORDS, BLOCK = 300, 130
 SLICES = [(0, 0, 130), (0, 0, 1), (0, 31, 33), (0, 32, 64), (1, 40, 130), (1, 129, 130), (2, 0, 40), (2, 33, 40)]

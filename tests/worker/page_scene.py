@@ -15,7 +15,7 @@ import numpy as np
 from loaderd.shm.batch_range import BatchRange
 from loaderd.shm.page import Page, new_bell, split_key, words_of
 from loaderd.shm.page_consumer import PageConsumer
-from loaderd.workers.page_producer import Claim, PageProducer
+from loaderd.worker.page_producer import Claim, PageProducer
 
 SIZE = 3
 """Records of a batch."""

@@ -42,7 +42,7 @@ from loaderd.shm.batch_range import ArenaSegment
 from loaderd.shm.layout import SlotLayout, WindowLayout
 from loaderd.shm.page import MAX_FIELDS
 from loaderd.stages import Stage
-from loaderd.workers.file_rows import FileRows
+from loaderd.worker.file_rows import FileRows
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher

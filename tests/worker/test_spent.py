@@ -16,7 +16,7 @@ from loaderd.shards.files import list_shards
 from loaderd.shards.reader import Reading
 from loaderd.shards.shard_index import build_index
 from loaderd.stages import Stage
-from loaderd.workers.window_loader import BlockPlacement, WindowLoader
+from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 
 @pytest.mark.parametrize("compressed", [False, True])
