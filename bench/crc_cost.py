@@ -29,7 +29,7 @@ from harness.reference import chess
 from harness.report import Spread
 from harness.rounds import turns
 
-from loaderd.daemon.preparing.block_table import BlockTable
+from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.shards import blocks
 from loaderd.shards.files import list_shards

@@ -29,7 +29,7 @@ from harness.process_tree import CpuMeter
 from harness.questions import parser_of, publish, run_again
 from harness.report import Spread
 
-from loaderd.daemon.preparing.block_table import BlockTable
+from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.plan.epoch import EpochOrder
 from loaderd.shards.shard_file import ShardFile

@@ -23,11 +23,11 @@ from types import ModuleType
 from typing import Any, cast
 
 from loaderd.daemon.delivery.opened_stream import MIN_ARENAS
+from loaderd.daemon.indexing.local_data import LocalData, digest_names
+from loaderd.daemon.indexing.local_preparation import LocalPreparation
+from loaderd.daemon.indexing.preparation import Prepare
+from loaderd.daemon.indexing.shard_manifest import Manifest, Manifests
 from loaderd.daemon.pool.worker_manager import WorkerManager
-from loaderd.daemon.preparing.local_data import LocalData, digest_names
-from loaderd.daemon.preparing.local_preparation import LocalPreparation
-from loaderd.daemon.preparing.preparation import Prepare
-from loaderd.daemon.preparing.shard_manifest import Manifest, Manifests
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription
 from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.ipc.messages import DataIs, Welcome

@@ -24,9 +24,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from loaderd.daemon.indexing.local_preparation import LocalPreparation
+from loaderd.daemon.indexing.preparation import Preparation, Prepare
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
-from loaderd.daemon.preparing.local_preparation import LocalPreparation
-from loaderd.daemon.preparing.preparation import Preparation, Prepare
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
@@ -39,7 +39,7 @@ from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex
 
 if TYPE_CHECKING:
-    from loaderd.daemon.preparing.remote_preparation import RemotePreparation
+    from loaderd.daemon.indexing.remote_preparation import RemotePreparation
     from loaderd.remote.source import RemoteStream
 
 _STREAM = 0
@@ -93,7 +93,7 @@ class PrivateDaemon(Daemon):
 
     def _ask(self, listing: Listing | None, belongs_to: Mapping[str, Any] | None = None) -> RemotePreparation:
         # Imported only here: few streams have their records elsewhere.
-        from loaderd.daemon.preparing.remote_preparation import RemotePreparation
+        from loaderd.daemon.indexing.remote_preparation import RemotePreparation
 
         return RemotePreparation(lambda: self._remote, self._workforce, listing, belongs_to)
 

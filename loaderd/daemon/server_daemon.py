@@ -23,9 +23,9 @@ from loaderd import logs
 from loaderd.daemon.catalog import ServedDataset, load_catalog
 from loaderd.daemon.debug_report import describe
 from loaderd.daemon.groups.mirrored_group import Mirrored
+from loaderd.daemon.indexing.shard_manifest import Manifests
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.pool.worker_pool import WorkerPool
-from loaderd.daemon.preparing.shard_manifest import Manifests
 from loaderd.daemon.server_consumers import Consumer, Limits, asked_once
 from loaderd.daemon.session import Session
 from loaderd.errors import BusyError, LoaderdError, ServerError, to_wire

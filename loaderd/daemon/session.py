@@ -24,9 +24,9 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.lane import Had, Lane, WholeStream
 from loaderd.daemon.groups.members import Handed, Members, PageReader
+from loaderd.daemon.indexing.preparation import Preparation, Prepare
+from loaderd.daemon.indexing.schema_check import SchemaCheck
 from loaderd.daemon.pool.worker_manager import WorkerManager
-from loaderd.daemon.preparing.preparation import Preparation, Prepare
-from loaderd.daemon.preparing.schema_check import SchemaCheck
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.ipc.messages import (

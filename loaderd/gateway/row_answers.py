@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.daemon.preparing.local_data import LocalData
+from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.dataset import AnyDataset
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import LoaderdError, OptionError, ServerError, WorkerError, to_wire

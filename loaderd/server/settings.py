@@ -161,7 +161,7 @@ class ServerOptions:
     def for_daemon(self, manifests: str | None, current: Mapping[str, str]) -> dict[str, Any]:
         """The settings of the message Serve.
 
-        ``manifests``: the folder of ``daemon.preparing.shard_manifest``. ``current``: the keys of those that the
+        ``manifests``: the folder of ``daemon.indexing.shard_manifest``. ``current``: the keys of those that the
         daemon before had, by the names of their data sets.
         """
         names = ("workers", "max_consumers", "max_held_batches", "max_memory", "idle_timeout", "log_format")

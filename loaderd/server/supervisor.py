@@ -26,7 +26,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from loaderd.daemon.catalog import HOW_TRAININGS_END
-from loaderd.daemon.preparing.shard_manifest import Manifests
+from loaderd.daemon.indexing.shard_manifest import Manifests
 from loaderd.errors import DaemonError, LoaderdError, ServerError
 from loaderd.ipc.channel import ChannelClosed
 from loaderd.ipc.messages import Drain, Gateway, Message, Serve, Stop
@@ -51,7 +51,7 @@ _logger = logging.getLogger("loaderd")
 
 
 def _manifest_folder(options: ServerOptions) -> str | None:
-    """The folder of ``daemon.preparing.shard_manifest``; None: the default one cannot be used.
+    """The folder of ``daemon.indexing.shard_manifest``; None: the default one cannot be used.
 
     Raises ServerError if the one that was asked for cannot.
     """

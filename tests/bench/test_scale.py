@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scale
 
-from loaderd.daemon.preparing.block_table import BlockTable
+from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.shards.shard_index import decode_indexes, encode_indexes
 
 

@@ -17,7 +17,7 @@ from workforce_run import Crew
 
 import loaderd
 from loaderd.daemon.groups.members import PageReader
-from loaderd.daemon.preparing.local_preparation import LocalPreparation
+from loaderd.daemon.indexing.local_preparation import LocalPreparation
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import ServerError

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import fs
 
 import loaderd
-from loaderd.daemon.preparing.local_data import Data
+from loaderd.daemon.indexing.local_data import Data
 from loaderd.gateway.row_answers import ServedSet
 from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.remote.tickets import RowsTicket

@@ -12,7 +12,7 @@ import pytest
 from fixed_files import SCHEMA, records_from
 
 import loaderd
-from loaderd.daemon.preparing.local_data import Data
+from loaderd.daemon.indexing.local_data import Data
 from loaderd.options import Shuffle, StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.shards.files import list_shards

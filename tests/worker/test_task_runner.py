@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import loaderd
-from loaderd.daemon.preparing.block_table import BlockTable
+from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.dataset import Dataset, StreamDescription
 from loaderd.errors import (
     CorruptRecordError,

@@ -21,7 +21,7 @@ from pyarrow.fs import FileSystemHandler, LocalFileSystem, PyFileSystem
 
 import loaderd
 from loaderd.daemon.delivery.opened_stream import OpenedStream
-from loaderd.daemon.preparing.local_data import Data
+from loaderd.daemon.indexing.local_data import Data
 from loaderd.dataset import StreamDescription
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import Message

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from loaderd.daemon.delivery.page_facts import facts_of
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.delivery.stream_memory import StreamMemory
+from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, CheckWork, LoadWork, Task, TrialWork
-from loaderd.daemon.preparing.local_data import LocalData
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, OptionError, to_wire
 from loaderd.ipc.messages import DataListed, Opened, PageSize
@@ -23,7 +23,7 @@ from loaderd.shm.samples import Gauge, encode_facts
 from loaderd.snapshots import Kernels
 
 if TYPE_CHECKING:
-    from loaderd.daemon.preparing.remote_data import RemoteData
+    from loaderd.daemon.indexing.remote_data import RemoteData
 
 MIN_ARENAS = 2
 # Enough for any number of records: they are cut into even windows, and none is smaller than half a batch.

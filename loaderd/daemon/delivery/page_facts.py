@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from loaderd.daemon.preparing.local_data import LocalData
+from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.dataset import StreamDescription
 from loaderd.machine import filesystem_kind, usable_cores
 from loaderd.schema import Bits
@@ -16,7 +16,7 @@ from loaderd.shards.shard_file import ShardFile
 from loaderd.snapshots import Facts
 
 if TYPE_CHECKING:
-    from loaderd.daemon.preparing.remote_data import RemoteData
+    from loaderd.daemon.indexing.remote_data import RemoteData
 
 
 def facts_of(

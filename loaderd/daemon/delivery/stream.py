@@ -28,6 +28,7 @@ from loaderd.daemon.delivery.mismatches import Mismatches
 from loaderd.daemon.delivery.poison_records import PoisonSearch
 from loaderd.daemon.delivery.storage_outage import StorageOutage
 from loaderd.daemon.delivery.windows import Windows
+from loaderd.daemon.indexing.error_context import ErrorContext
 from loaderd.daemon.pool.tasks import (
     HINT_OF_DEATHS,
     MAX_DEATHS,
@@ -39,7 +40,6 @@ from loaderd.daemon.pool.tasks import (
     TaskSource,
     TrialWork,
 )
-from loaderd.daemon.preparing.error_context import ErrorContext
 from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError, from_wire
 from loaderd.ipc.worker_messages import MOST_ROW_FAULTS, Done, FillFailed, LoadDone
 from loaderd.options import MAX_STEP

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from stream_run import scheduler_of
 
+from loaderd.daemon.indexing.index_pass import IndexPass
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, ListWork, LoadWork, Task, TaskSource
-from loaderd.daemon.preparing.index_pass import IndexPass
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.ipc.worker_messages import Done
 from loaderd.plan.epoch import Slice

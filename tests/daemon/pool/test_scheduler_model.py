@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from page_workers import free_arenas
 from workforce_run import Crew, Hand, Job
 
+from loaderd.daemon.indexing.index_pass import IndexPass
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task, TrialWork
-from loaderd.daemon.preparing.index_pass import IndexPass
 from loaderd.errors import ShardReadError
 from loaderd.ipc.worker_messages import NO_STREAM, IndexDone
 from loaderd.shards.index_cache import IndexCache

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderd.daemon.preparing.block_table import BlockTable
+from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.errors import NoShardsError
 from loaderd.plan.selection import HASHES, HashSplit, Newest, Operation, Skip, Take, numbers_that
 from loaderd.randomness import key_of

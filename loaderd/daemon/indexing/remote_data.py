@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loaderd.daemon.preparing.error_context import naming
+from loaderd.daemon.indexing.error_context import naming
 from loaderd.errors import Damage, LoaderdError, WorkerError
 from loaderd.ipc.worker_messages import FilePlace
 from loaderd.options import StreamOptions

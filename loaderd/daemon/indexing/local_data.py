@@ -13,9 +13,9 @@ from itertools import accumulate, takewhile
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.daemon.preparing.block_table import BlockTable
-from loaderd.daemon.preparing.error_context import naming
-from loaderd.daemon.preparing.index_pass import MAX_NAMED_DAMAGES, MAX_REPORTED_DAMAGES, damage_error
+from loaderd.daemon.indexing.block_table import BlockTable
+from loaderd.daemon.indexing.error_context import naming
+from loaderd.daemon.indexing.index_pass import MAX_NAMED_DAMAGES, MAX_REPORTED_DAMAGES, damage_error
 from loaderd.dataset import AnyDataset, Dataset, joined_text
 from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, WorkerError
 from loaderd.ipc.worker_messages import FilePlace, Shards

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from loaderd.daemon.indexing.index_pass import IndexPass, damage_error
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task
-from loaderd.daemon.preparing.index_pass import IndexPass, damage_error
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError, WorkerError
 from loaderd.ipc.worker_messages import IndexDone
 from loaderd.shards import index_cache

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from loaderd.daemon.indexing.schema_check import SchemaCheck
 from loaderd.daemon.pool.tasks import CheckWork
-from loaderd.daemon.preparing.schema_check import SchemaCheck
 from loaderd.errors import RecordMismatchError, WorkerError
 from loaderd.ipc.worker_messages import CheckDone
 

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.daemon.pool.worker_manager import WorkerManager
-from loaderd.daemon.preparing.local_data import LocalData
 from loaderd.errors import LoaderdError
 from loaderd.plan.passes import Listing
 from loaderd.shards.shard_file import ShardFile
@@ -16,7 +16,7 @@ from loaderd.shards.shard_index import ShardIndex
 from loaderd.snapshots import Progress
 
 if TYPE_CHECKING:
-    from loaderd.daemon.preparing.remote_data import RemoteData
+    from loaderd.daemon.indexing.remote_data import RemoteData
 
 
 class Preparation(ABC):

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from loaderd.daemon.preparing.shard_manifest import MOST_MANIFESTS, UNUSED_S, Manifest, Manifests
+from loaderd.daemon.indexing.shard_manifest import MOST_MANIFESTS, UNUSED_S, Manifest, Manifests
 from loaderd.shards.shard_file import ShardFile
 
 

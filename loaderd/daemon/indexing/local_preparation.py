@@ -14,13 +14,13 @@ import pickle
 import time
 from collections.abc import Mapping, Sequence
 
+from loaderd.daemon.indexing.index_pass import IndexPass
+from loaderd.daemon.indexing.list_pass import ListPass
+from loaderd.daemon.indexing.local_data import LocalData, of_listing
+from loaderd.daemon.indexing.preparation import Preparation
+from loaderd.daemon.indexing.shard_manifest import Manifest, choose_by
 from loaderd.daemon.pool.tasks import IndexWork, ListWork, Task
 from loaderd.daemon.pool.worker_manager import WorkerManager
-from loaderd.daemon.preparing.index_pass import IndexPass
-from loaderd.daemon.preparing.list_pass import ListPass
-from loaderd.daemon.preparing.local_data import LocalData, of_listing
-from loaderd.daemon.preparing.preparation import Preparation
-from loaderd.daemon.preparing.shard_manifest import Manifest, choose_by
 from loaderd.dataset import AnyDataset
 from loaderd.errors import LoaderdError
 from loaderd.ipc.worker_messages import IndexTask, ListTask

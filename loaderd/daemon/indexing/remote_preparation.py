@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from loaderd.daemon.indexing.preparation import Preparation
+from loaderd.daemon.indexing.remote_data import RemoteData
 from loaderd.daemon.pool.tasks import AskWork, Task, TaskSource
 from loaderd.daemon.pool.worker_manager import WorkerManager
-from loaderd.daemon.preparing.preparation import Preparation
-from loaderd.daemon.preparing.remote_data import RemoteData
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError
 from loaderd.ipc.messages import Welcome

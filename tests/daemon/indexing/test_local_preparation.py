@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import loaderd
-from loaderd.daemon.preparing import local_preparation
-from loaderd.daemon.preparing.local_preparation import LocalPreparation
+from loaderd.daemon.indexing import local_preparation
+from loaderd.daemon.indexing.local_preparation import LocalPreparation
 from loaderd.errors import StorageError
 from loaderd.options import StreamOptions
 
@@ -18,7 +18,7 @@ def test_the_age_of_a_failed_listing_counts_from_its_end(monkeypatch: pytest.Mon
     """A server hands an error out for so long; and who waits for the data comes only later."""
     now_s = 100.0
     monkeypatch.setattr(local_preparation, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr("loaderd.daemon.preparing.preparation.time", local_preparation.time)
+    monkeypatch.setattr("loaderd.daemon.indexing.preparation.time", local_preparation.time)
     workforce: Any = SimpleNamespace(
         stall_timeout=None,
         add_source=lambda *_: None,

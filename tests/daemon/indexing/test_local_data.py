@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import loaderd
-from loaderd.daemon.preparing.local_data import LocalData
+from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.options import StreamOptions
 from loaderd.shards.shard_file import ShardFile
 from loaderd.shards.shard_index import ShardIndex, shrunk

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from loaderd.daemon.indexing.list_pass import ListPass
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import IndexWork, Task
-from loaderd.daemon.preparing.list_pass import ListPass
 from loaderd.errors import NoShardsError, ShardReadError, WorkerError
 from loaderd.ipc.worker_messages import ListDone
 from loaderd.shards.shard_file import ShardFile
