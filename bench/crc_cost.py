@@ -30,17 +30,17 @@ from harness.report import Spread
 from harness.rounds import turns
 
 from loaderd.daemon.indexing.block_table import BlockTable
+from loaderd.formats import blocks
+from loaderd.formats.shard_index import build_index
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
-from loaderd.shards import blocks
-from loaderd.shards.files import list_shards
-from loaderd.shards.shard_index import build_index
+from loaderd.storage.files import list_shards
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 BLOCKS_PER_TASK = 4
 LOAD_ROUNDS = 15
 DATA = "check_data_crcs"
 
-# What is left out: function of ``loaderd.shards.blocks`` -> what it returns where nothing is wrong.
+# What is left out: function of ``loaderd.formats.blocks`` -> what it returns where nothing is wrong.
 VARIANTS: dict[str, dict[str, Any]] = {"both CRCs checked": {}, "that of the length alone": {DATA: []}}
 CHECKED, UNCHECKED = VARIANTS
 

@@ -30,10 +30,10 @@ from harness.questions import parser_of, publish, run_again
 from harness.report import Spread
 
 from loaderd.daemon.indexing.block_table import BlockTable
+from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, decode_indexes, encode_indexes, shrunk
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
 from loaderd.plan.epoch import EpochOrder
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, decode_indexes, encode_indexes, shrunk
+from loaderd.storage.shard_file import ShardFile
 
 SECONDS, MEGABYTES = 2.0, 200.0
 STEPS = ("table", "order of an epoch", "first window in the middle of epoch 1000")

@@ -33,7 +33,7 @@ from loaderd.plan.rows import ConcatRows, MixRows, RowSequence
 from loaderd.plan.selection import HASHES, HashSplit, Newest, Operation, Selection, Skip, Take
 from loaderd.redaction import redacted, shown
 from loaderd.schema import Schema
-from loaderd.shards.names import absolute_names, checked_names
+from loaderd.storage.names import absolute_names, checked_names
 
 if TYPE_CHECKING:
     from fractions import Fraction

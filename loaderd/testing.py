@@ -32,13 +32,13 @@ import numpy as np
 from loaderd.client.in_memory_loader import Given, InMemoryLoader, as_array
 from loaderd.encode.example_writer import Rows, encode_examples
 from loaderd.errors import LoaderdError, OptionError
+from loaderd.formats.compression import detect_compression
+from loaderd.formats.crc import FRAME_BYTES, HEADER_BYTES, framed
 from loaderd.options import as_count, is_path, require
 from loaderd.plan.positions import Position
 from loaderd.schema import Array, Bits, Feature, Float, Int64, PackedBits, Raw, Schema
 from loaderd.schema.fields import Field
-from loaderd.shards.compression import detect_compression
-from loaderd.shards.crc import FRAME_BYTES, HEADER_BYTES, framed
-from loaderd.shards.files import list_shards, open_shard
+from loaderd.storage.files import list_shards, open_shard
 
 Arrays = Mapping[str, Any]
 Compression = Literal["none", "gzip", "zlib"]

@@ -22,9 +22,9 @@ ROOT = Path(__file__).parent.parent
 EXTRAS = ["tensorflow", "compiled", "console", "fast", "metrics"]
 TESTED_WITH = ["pytest", "pytest-timeout", "hypothesis"]
 TESTS = [
-    *("tests/decode/test_bits.py", "tests/decode/test_example.py", "tests/shards/test_crc.py"),
-    *("tests/shards/test_compression.py", "tests/shards/test_local.py", "tests/test_randomness.py"),
-    *("tests/shards/test_storage_threads.py", "tests/test_pickling.py"),
+    *("tests/decode/test_bits.py", "tests/decode/test_example.py", "tests/formats/test_crc.py"),
+    *("tests/formats/test_compression.py", "tests/formats/test_local.py", "tests/test_randomness.py"),
+    *("tests/formats/test_storage_threads.py", "tests/test_pickling.py"),
     *("tests/client/test_exporter.py", "tests/cli/test_top.py"),
     *("tests/client/test_loader.py", "tests/remote/test_flight.py"),
     *("tests/bindings/test_batches.py", "tests/bindings/test_iterators.py", "tests/bindings/test_strings.py"),

@@ -34,7 +34,7 @@ LAYERS = [
     ["loaderd.symmetry"],
     ["loaderd.schemas", "loaderd.options", "loaderd.statistics"],
     ["loaderd.diagnosis", "loaderd.subscription", "loaderd.tls"],
-    ["loaderd.shards", "loaderd.decode", "loaderd.encode", "loaderd.shm", "loaderd.plan"],
+    ["loaderd.formats", "loaderd.decode", "loaderd.encode", "loaderd.shm", "loaderd.plan"],
     ["loaderd.ipc"],
     ["loaderd.dataset", "loaderd.convert"],
     ["loaderd.pickling"],
@@ -63,7 +63,7 @@ BINDINGS = {
 BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
 BELOW = {
     "loaderd_tf": ["loaderd.grids", "loaderd.schema"],
-    "loaderd_ray": ["loaderd.progress", "loaderd.redaction", "loaderd.shards", "loaderd.snapshots"],
+    "loaderd_ray": ["loaderd.progress", "loaderd.redaction", "loaderd.formats", "loaderd.snapshots"],
 }
 # Each loader starts a daemon, so each of these would cost each loader milliseconds. What only some need (for shards
 # that are far away, groups, a mix, a diagnosis) is imported in the function that needs it.
@@ -72,13 +72,13 @@ NOT_AT_THE_START = [
     *("importlib.metadata", "llvmlite", "prometheus_client", "pyarrow", "random", "secrets", "subprocess", "tarfile"),
     *("tempfile", "uuid", "zipfile", "loaderd.client", "loaderd.diagnosis", "loaderd.gateway", "loaderd.remote"),
     *("loaderd.schemas", "loaderd.server", "loaderd.statistics", "loaderd.subscription", "loaderd.tls"),
-    *("loaderd.daemon.groups.mirrored_group", "loaderd.shards.npz"),
+    *("loaderd.daemon.groups.mirrored_group", "loaderd.formats.npz"),
 ]
 
 # Nor is this part of `from loaderd import Loader`: it is for servers, for those who ask, or for workers alone.
 NOT_IN_A_LOADER = [
     *("random", "zlib", "loaderd.diagnosis", "loaderd.remote.source", "loaderd.statistics", "loaderd.subscription"),
-    *("loaderd.shards.crc", "loaderd.shards.files", "loaderd.shards.reader"),
+    *("loaderd.formats.crc", "loaderd.storage.files", "loaderd.formats.reader"),
 ]
 
 

@@ -17,10 +17,10 @@ from harness.interface import Config
 from harness.reference import read
 from harness.synthetic import cached_shards, compressed
 from loaderd.errors import OptionError
-from loaderd.shards.compression import detect_compression
-from loaderd.shards.crc import framed
-from loaderd.shards.files import list_shards, open_shard
-from loaderd.shards.shard_file import ShardFile
+from loaderd.formats.compression import detect_compression
+from loaderd.formats.crc import framed
+from loaderd.storage.files import list_shards, open_shard
+from loaderd.storage.shard_file import ShardFile
 
 CHECK_RECORDS, CHECK_SHARDS = 20_011, 3  # no multiple of a batch, nor of each other
 _CHECK_BYTES = 1 << 27  # of the fields of all records that are checked

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from loaderd import Array, Bits, Derived, Fill, Int64, PackedBits, Planes, Schema, Spread, schemas
 from loaderd.decode.example import RecordFault, parse_example
 from loaderd.errors import Damage
+from loaderd.formats.compression import detect_compression, open_stream
+from loaderd.formats.framing import scan
 from loaderd.schema import Field
-from loaderd.shards.compression import detect_compression, open_stream
-from loaderd.shards.files import open_shard
-from loaderd.shards.framing import scan
-from loaderd.shards.shard_file import ShardFile
+from loaderd.storage.files import open_shard
+from loaderd.storage.shard_file import ShardFile
 
 VALUE_A, VALUE_K, VALUE_B = 0.8, 600.0, 50.0
 

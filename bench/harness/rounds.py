@@ -22,7 +22,7 @@ from harness.interface import Config, configure
 from harness.reference import decode, parse, read
 from harness.report import best_tfdata
 from harness.run_candidate import CandidateError, LeftOut
-from loaderd.shards.files import list_shards
+from loaderd.storage.files import list_shards
 
 BUSY_CORES = 0.1  # beyond this, something else was running
 

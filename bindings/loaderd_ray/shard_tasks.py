@@ -14,14 +14,14 @@ import ray
 from loaderd import Schema
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, anchored
 from loaderd.errors import Damage, LoaderdError, OptionError
+from loaderd.formats.index_cache import groups_of
+from loaderd.formats.indexer import Indexer, StoredFormat
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_STORAGE, Shuffle, as_count, pickled_storage, require
 from loaderd.progress import ProgressDisplay
-from loaderd.shards.access import Access
-from loaderd.shards.files import list_with_progress, path_order
-from loaderd.shards.index_cache import groups_of
-from loaderd.shards.indexer import Indexer, StoredFormat
-from loaderd.shards.shard_file import ShardFile
 from loaderd.snapshots import Progress
+from loaderd.storage.access import Access
+from loaderd.storage.files import list_with_progress, path_order
+from loaderd.storage.shard_file import ShardFile
 
 _SHOW_EVERY_S = 1.0
 _TASK = {"num_cpus": 1, "max_retries": 3, "scheduling_strategy": "SPREAD"}

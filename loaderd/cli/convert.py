@@ -27,17 +27,17 @@ from loaderd.errors import (
     ShardFormatError,
     StorageError,
 )
+from loaderd.formats.detect import detect_records
+from loaderd.formats.indexer import Indexer
+from loaderd.formats.shard_index import ShardIndex
 from loaderd.machine import usable_cores
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
 from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
-from loaderd.shards.detect import detect_records
-from loaderd.shards.files import list_with_progress
-from loaderd.shards.indexer import Indexer
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex
 from loaderd.snapshots import Progress
+from loaderd.storage.files import list_with_progress
+from loaderd.storage.shard_file import ShardFile
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

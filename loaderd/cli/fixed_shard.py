@@ -10,15 +10,15 @@ import numpy as np
 
 from loaderd.decode.example import Listed
 from loaderd.errors import CorruptRecordError, Damage, OptionError, at_damage
+from loaderd.formats.detect import detect_schema
+from loaderd.formats.fixed_blocks import FixedBlockReader
+from loaderd.formats.kinds import ZIP_MAGIC
+from loaderd.formats.npz import arrays_of
+from loaderd.formats.shard_index import ShardIndex
+from loaderd.formats.tar import find_members
 from loaderd.schema import FixedRecords, Schema
-from loaderd.shards.detect import detect_schema
-from loaderd.shards.files import open_shard
-from loaderd.shards.fixed_blocks import FixedBlockReader
-from loaderd.shards.kinds import ZIP_MAGIC
-from loaderd.shards.npz import arrays_of
-from loaderd.shards.shard_file import Block, OpenFile, ShardFile
-from loaderd.shards.shard_index import ShardIndex
-from loaderd.shards.tar import find_members
+from loaderd.storage.files import open_shard
+from loaderd.storage.shard_file import Block, OpenFile, ShardFile
 
 WRAPPED = {
     "none": "one behind the other in a file",

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from loaderd.cli.parallel_scan import add_shards, count, rate, read_all, say, stored_of
 from loaderd.errors import LoaderdError
+from loaderd.formats.indexer import Indexer
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable_line
-from loaderd.shards.indexer import Indexer
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

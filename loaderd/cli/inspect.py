@@ -26,19 +26,19 @@ from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_
 from loaderd.cli.sample import FeatureSummary, Sample, find_record, sample_shards, take_sample
 from loaderd.decode.example import Listed, RecordFault, list_features
 from loaderd.errors import LoaderdError, OptionError
+from loaderd.formats.compression import OnRead
+from loaderd.formats.index_cache import IndexCache
+from loaderd.formats.indexer import make_index
+from loaderd.formats.shard_index import ShardIndex
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable_line, redacted
 from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
-from loaderd.shards.compression import OnRead
-from loaderd.shards.files import list_with_progress
-from loaderd.shards.index_cache import IndexCache
-from loaderd.shards.indexer import make_index
-from loaderd.shards.names import some_of
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex
 from loaderd.snapshots import Progress
+from loaderd.storage.files import list_with_progress
+from loaderd.storage.names import some_of
+from loaderd.storage.shard_file import ShardFile
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

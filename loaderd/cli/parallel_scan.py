@@ -16,18 +16,18 @@ from importlib.util import find_spec
 from typing import TypeVar
 
 from loaderd.errors import OptionError
+from loaderd.formats.compression import OnRead
+from loaderd.formats.index_cache import groups_of
+from loaderd.formats.indexer import StoredFormat
 from loaderd.machine import usable_cores
 from loaderd.options import as_count
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import printable
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
-from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead
-from loaderd.shards.files import list_with_progress
-from loaderd.shards.index_cache import groups_of
-from loaderd.shards.indexer import StoredFormat
-from loaderd.shards.shard_file import ShardFile
 from loaderd.snapshots import Progress
+from loaderd.storage.access import Access
+from loaderd.storage.files import list_with_progress
+from loaderd.storage.shard_file import ShardFile
 
 _Seen = TypeVar("_Seen")
 Look = Callable[[Sequence[ShardFile], OnRead, Access], list[_Seen]]

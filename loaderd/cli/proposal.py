@@ -8,7 +8,7 @@ from loaderd.cli.fixed_shard import quoted
 from loaderd.cli.sample import FeatureSummary, Sample
 from loaderd.errors import OptionError
 from loaderd.redaction import readable_line
-from loaderd.shards.names import some_of
+from loaderd.storage.names import some_of
 
 _SIDES = (8, 9, 10, 13, 19, 28, 32)
 """Of boards and small pictures."""

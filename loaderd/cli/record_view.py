@@ -22,7 +22,7 @@ from loaderd.errors import OptionError, RecordMismatchError, WorkerError
 from loaderd.grids import Values, draw, picture, planes_of, stacked
 from loaderd.schema import Schema
 from loaderd.schema.features import is_numpys
-from loaderd.shards.shard_file import ShardFile
+from loaderd.storage.shard_file import ShardFile
 
 _SHOWN_VALUES = 8
 _SHOWN_BYTES = 24

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from loaderd.cli.fixed_shard import stored_in
 from loaderd.decode.example import Listed, RecordFault, feature_lists, list_features
 from loaderd.errors import Damage, OptionError, ShardReadError
+from loaderd.formats.compression import OnRead, detect_compression, no_callback, open_stream
+from loaderd.formats.framing import scan
 from loaderd.progress import ProgressDisplay
-from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead, detect_compression, no_callback, open_stream
-from loaderd.shards.files import open_shard
-from loaderd.shards.framing import scan
-from loaderd.shards.shard_file import ShardFile
 from loaderd.snapshots import Progress
+from loaderd.storage.access import Access
+from loaderd.storage.files import open_shard
+from loaderd.storage.shard_file import ShardFile
 
 _LEAST_RECORDS = 3
 _LEAST_BYTES, _MOST_BYTES = 64 << 10, 256 << 20

@@ -13,17 +13,17 @@ import numpy as np
 
 from loaderd.cli.parallel_scan import add_shards, count, rate, read_all, say
 from loaderd.errors import Damage, LoaderdError, RecordMismatchError, ShardFormatError, ShardReadError
+from loaderd.formats.compression import OnRead
+from loaderd.formats.indexer import Indexer
+from loaderd.formats.reader import Reading
+from loaderd.formats.shard_index import ShardIndex
 from loaderd.options import DEFAULT_BLOCK_RECORDS
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import redacted
 from loaderd.schema import Schema
 from loaderd.schemas.named import load_schema
-from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead
-from loaderd.shards.indexer import Indexer
-from loaderd.shards.reader import Reading
-from loaderd.shards.shard_file import Block, ShardFile
-from loaderd.shards.shard_index import ShardIndex
+from loaderd.storage.access import Access
+from loaderd.storage.shard_file import Block, ShardFile
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from loaderd.decode.example_rows import RowParser
 from loaderd.decode.fixed_rows import FixedParser
 from loaderd.encode.example_writer import Rows
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, RecordMismatchError, ShardReadError, at_damage
+from loaderd.formats.blocks import BlockReader
+from loaderd.formats.fixed_blocks import FixedBlockReader
+from loaderd.formats.framing import RecordChunk
+from loaderd.formats.reader import Reader
 from loaderd.schema import Schema
-from loaderd.shards.blocks import BlockReader
-from loaderd.shards.fixed_blocks import FixedBlockReader
-from loaderd.shards.framing import RecordChunk
-from loaderd.shards.reader import Reader
-from loaderd.shards.shard_file import Compression, ShardFile
+from loaderd.storage.shard_file import Compression, ShardFile
 
 _GROUP_BYTES = 1 << 20
 _HINT = (

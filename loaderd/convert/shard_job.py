@@ -30,11 +30,11 @@ from loaderd.convert.shard_writers import (
 from loaderd.convert.work_units import WorkUnit, spans_of
 from loaderd.encode.example_writer import Rows
 from loaderd.errors import LoaderdError, ShardError, ShardReadError
+from loaderd.formats.indexer import make_index
 from loaderd.options import DEFAULT_BLOCK_RECORDS
 from loaderd.schema import Feature, Schema
-from loaderd.shards.files import list_shards
-from loaderd.shards.indexer import make_index
-from loaderd.shards.shard_file import Compression, ShardFile
+from loaderd.storage.files import list_shards
+from loaderd.storage.shard_file import Compression, ShardFile
 
 Claims = Mapping[str, FinishedShard]
 """By name: shards of which the journal says that they are whole."""

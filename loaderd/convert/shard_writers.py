@@ -23,9 +23,9 @@ import numpy as np
 
 from loaderd.encode.example_writer import Rows, encode_examples
 from loaderd.errors import OptionError
+from loaderd.formats.crc import framed
 from loaderd.schema import Feature, Schema
 from loaderd.schema.features import is_numpys
-from loaderd.shards.crc import framed
 
 Format = Literal["tfrecord", "records", "npz"]
 OutCompression = Literal["none", "gzip", "zlib"]

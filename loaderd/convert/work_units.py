@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from loaderd.shards.shard_file import Block
-from loaderd.shards.shard_index import ShardIndex
+from loaderd.formats.shard_index import ShardIndex
+from loaderd.storage.shard_file import Block
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from loaderd.daemon.indexing.shard_manifest import Manifest, Manifests
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription
 from loaderd.errors import LoaderdError, OptionError, ServerError
+from loaderd.formats.shard_index import ShardIndex
 from loaderd.ipc.messages import DataIs, Welcome
 from loaderd.options import StreamOptions
 from loaderd.pickling import pickled
@@ -38,10 +39,9 @@ from loaderd.plan.positions import Position
 from loaderd.progress import ProgressLines
 from loaderd.remote.tables import welcome_to
 from loaderd.schema.packed import unpacking_schema
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout
+from loaderd.storage.shard_file import ShardFile
 from loaderd.subscription import Subscription
 
 _logger = logging.getLogger("loaderd")

@@ -30,13 +30,13 @@ from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
+from loaderd.formats.shard_index import ShardIndex
 from loaderd.ipc.messages import AskState, Message, Notice, Open, ShardsFound, State
 from loaderd.ipc.worker_messages import UseServers
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import Position, listing_in
 from loaderd.redaction import redacted
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex
+from loaderd.storage.shard_file import ShardFile
 
 if TYPE_CHECKING:
     from loaderd.daemon.indexing.remote_preparation import RemotePreparation

@@ -42,10 +42,10 @@ from loaderd.ipc.messages import (
 from loaderd.options import MAX_STEP, require
 from loaderd.plan.passes import pass_of
 from loaderd.redaction import redacted
-from loaderd.shards.names import some_of
 from loaderd.shm.page import MAX_GENERATION
 from loaderd.shm.page_consumer import PageConsumer
 from loaderd.snapshots import Facts, Outage
+from loaderd.storage.names import some_of
 
 Tell = Callable[[int, Message, tuple[int, ...]], None]
 _OUTAGE_LOGGED_S = 5.0

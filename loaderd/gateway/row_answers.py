@@ -19,13 +19,13 @@ from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.dataset import AnyDataset
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import LoaderdError, OptionError, ServerError, WorkerError, to_wire
+from loaderd.formats.reader import Reading
 from loaderd.gateway.answers import HINT_OF_DEATHS
 from loaderd.plan.epoch import Slice, record_at
 from loaderd.remote.tables import table_to_wire
 from loaderd.remote.tickets import Fault, RowsTicket
 from loaderd.schema.packed import packed_schema, unpacking_schema
-from loaderd.shards.access import Access, no_callback
-from loaderd.shards.reader import Reading
+from loaderd.storage.access import Access, no_callback
 from loaderd.worker.file_rows import FileRows
 
 # The fields of so many records are still in the cache when they are copied into rows.

@@ -11,8 +11,8 @@ from loaderd.gateway.answers import NotReady
 from loaderd.gateway.row_answers import ServedSet
 from loaderd.ipc.messages import AskData, DataIs
 from loaderd.plan.passes import Listing
-from loaderd.shards.access import no_callback
 from loaderd.shm.anonymous import SharedMemory
+from loaderd.storage.access import no_callback
 
 _ANSWER_TIMEOUT_S = 30.0
 _MOST_LISTINGS = 4

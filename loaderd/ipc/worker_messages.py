@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition
-from loaderd.shards.shard_file import Block, Compression, ShardFile
 from loaderd.shm.batch_range import ArenaSegment, BatchRange
 from loaderd.snapshots import Kernels, Outage
+from loaderd.storage.shard_file import Block, Compression, ShardFile
 
 ATTACH_TASK = -1
 NO_STREAM = -1

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from loaderd.errors import HOW_TO_GO_ON, LoaderdError, ServerError, ShardError, StorageError, WorkerError
 from loaderd.remote.calls import Calls, OutOfReach
 from loaderd.remote.source import Settings
-from loaderd.shards.outage_tracker import OutageTracker
+from loaderd.storage.outage_tracker import OutageTracker
 
 _FIRST_AWAY_S, _MOST_AWAY_S = 0.1, 5.0
 _REFUSED_S = 5.0

@@ -7,10 +7,10 @@ import os
 
 from loaderd.decode.compiled_bits import select_loop
 from loaderd.decode.compiled_rows import PUT_LOOP
+from loaderd.formats.compiled_crcs import SEAM_LOOP
+from loaderd.formats.compiled_frames import WALK_LOOP
 from loaderd.machine_code import compile_together
 from loaderd.plan.compiled_places import MIX_LOOP
-from loaderd.shards.compiled_crcs import SEAM_LOOP
-from loaderd.shards.compiled_frames import WALK_LOOP
 
 _logger = logging.getLogger("loaderd")
 _CHESS_LANES, _FLOAT_BYTES = 24, 4

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from loaderd.formats.reader import Reading
 from loaderd.ipc.worker_messages import CheckTask, FilePlace, LoadTask
 from loaderd.plan.epoch import Slice
 from loaderd.plan.selection import numbers_that
 from loaderd.schema import Schema
-from loaderd.shards.reader import Reading
-from loaderd.shards.shard_file import Block, Compression, ShardFile
 from loaderd.snapshots import Outage
+from loaderd.storage.shard_file import Block, Compression, ShardFile
 from loaderd.worker.window_loader import BlockPlacement, Bytes2D, Faults, Places, WindowLoader
 
 

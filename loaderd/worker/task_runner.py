@@ -14,6 +14,10 @@ import numpy.typing as npt
 from loaderd.dataset import StreamDescription
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import CorruptRecordError, LoaderdError, StorageError, WorkerError, to_wire
+from loaderd.formats.compression import OnRead, no_callback
+from loaderd.formats.index_cache import IndexCache
+from loaderd.formats.indexer import make_indexes
+from loaderd.formats.shard_index import encode_indexes
 from loaderd.ipc.channel import MAX_MESSAGE_BYTES
 from loaderd.ipc.worker_messages import (
     MOST_ROW_FAULTS,
@@ -31,17 +35,13 @@ from loaderd.ipc.worker_messages import (
     TrialTask,
 )
 from loaderd.machine import remedy
-from loaderd.shards.access import Access
-from loaderd.shards.compression import OnRead, no_callback
-from loaderd.shards.files import list_shards
-from loaderd.shards.index_cache import IndexCache
-from loaderd.shards.indexer import make_indexes
-from loaderd.shards.shard_index import encode_indexes
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.batch_range import ArenaSegment
 from loaderd.shm.layout import SlotLayout, WindowLayout
 from loaderd.shm.page import MAX_FIELDS
 from loaderd.stages import Stage
+from loaderd.storage.access import Access
+from loaderd.storage.files import list_shards
 from loaderd.worker.file_rows import FileRows
 
 if TYPE_CHECKING:

@@ -28,14 +28,14 @@ from loaderd.errors import (
     ShardReadError,
     at_damage,
 )
+from loaderd.formats.blocks import BlockReader
+from loaderd.formats.fixed_blocks import FixedBlockReader
+from loaderd.formats.framing import RecordChunk
+from loaderd.formats.reader import Reader, Reading
 from loaderd.randomness import splitmix64
 from loaderd.schema import Schema
-from loaderd.shards.blocks import BlockReader
-from loaderd.shards.fixed_blocks import FixedBlockReader
-from loaderd.shards.framing import RecordChunk
-from loaderd.shards.reader import Reader, Reading
-from loaderd.shards.shard_file import Block, Compression, ShardFile
 from loaderd.stages import Stage
+from loaderd.storage.shard_file import Block, Compression, ShardFile
 
 _HINT_CORRUPT = 'Restore the file, or pass on_corrupt="skip_record" or "skip_shard" to go on without it.'
 

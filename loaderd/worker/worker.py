@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, WorkerError, to_wire
+from loaderd.formats.reader import Reading
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import Message
 from loaderd.ipc.worker_messages import (
@@ -55,12 +56,11 @@ from loaderd.ipc.worker_messages import (
 )
 from loaderd.machine import be_killed_first, remedy
 from loaderd.options import Storage
-from loaderd.shards.access import Access
-from loaderd.shards.reader import Reading
-from loaderd.shards.shard_file import is_remote
 from loaderd.shm.anonymous import mapped
 from loaderd.shm.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
 from loaderd.stages import Stage
+from loaderd.storage.access import Access
+from loaderd.storage.shard_file import is_remote
 from loaderd.worker.file_rows import FileRows
 from loaderd.worker.page_producer import Claim, PageProducer
 from loaderd.worker.task_runner import TaskRunner, index_group, list_set

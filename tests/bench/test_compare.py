@@ -45,7 +45,7 @@ from pathlib import Path
 import numpy as np
 from harness.interface import Step
 from harness.reference import decode, parse, read
-from loaderd.shards.files import list_shards
+from loaderd.storage.files import list_shards
 
 def steps(config):
     EFFECT

@@ -11,7 +11,7 @@ from harness.reference import read
 from harness.synthetic import write_shards
 
 from loaderd.errors import NoShardsError
-from loaderd.shards.files import list_shards
+from loaderd.storage.files import list_shards
 
 GIB = 1 << 30
 

@@ -15,7 +15,7 @@ from harness.rounds import check, cold_starts, grouped, take_turns
 from harness.run_candidate import CandidateError, LeftOut, run_candidate
 from harness.synthetic import write_shards
 
-from loaderd.shards.files import list_shards
+from loaderd.storage.files import list_shards
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,7 @@ import pytest
 import scale
 
 from loaderd.daemon.indexing.block_table import BlockTable
-from loaderd.shards.shard_index import decode_indexes, encode_indexes
+from loaderd.formats.shard_index import decode_indexes, encode_indexes
 
 
 def test_a_hundred_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

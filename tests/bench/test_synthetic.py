@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from harness import reference, synthetic
 
-from loaderd.shards.files import list_shards
+from loaderd.storage.files import list_shards
 
 NUM_RECORDS, NUM_SHARDS, SEED = 3_001, 3, 7
 

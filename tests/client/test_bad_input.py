@@ -24,9 +24,9 @@ from loaderd.errors import (
     ShardReadError,
     WorkerError,
 )
+from loaderd.formats.crc import framed
+from loaderd.formats.framing import MAX_RECORD_BYTES
 from loaderd.plan.passes import Pass
-from loaderd.shards.crc import framed
-from loaderd.shards.framing import MAX_RECORD_BYTES
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]

@@ -15,9 +15,9 @@ from damage import damage_data
 
 import loaderd
 from loaderd.errors import NoShardsError, OptionError, RecordMismatchError
+from loaderd.formats.crc import framed
 from loaderd.options import StreamOptions
 from loaderd.plan.selection import HASHES
-from loaderd.shards.crc import framed
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]

@@ -18,9 +18,9 @@ from loaderd.convert.conversion import job_of
 from loaderd.convert.journal import Journal
 from loaderd.convert.work_units import plan_units
 from loaderd.errors import CorruptRecordError, OptionError, RecordMismatchError, ShardReadError
+from loaderd.formats.indexer import make_index
 from loaderd.schemas import kata
-from loaderd.shards.files import list_shards
-from loaderd.shards.indexer import make_index
+from loaderd.storage.files import list_shards
 
 RNG = np.random.default_rng(0)
 ARRAYS = {

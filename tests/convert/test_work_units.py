@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.convert.work_units import BlockSpan, plan_units
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex
+from loaderd.formats.shard_index import ShardIndex
+from loaderd.storage.shard_file import ShardFile
 
 SOURCES = st.lists(
     st.tuples(st.sampled_from(["none", "gzip", "tar", "npz"]), st.lists(st.integers(1, 40), max_size=5)), max_size=5

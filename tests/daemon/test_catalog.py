@@ -11,7 +11,7 @@ from loaderd.daemon import catalog
 from loaderd.daemon.catalog import ServedDataset
 from loaderd.errors import NoShardsError
 from loaderd.plan.passes import Listing
-from loaderd.shards.shard_file import ShardFile
+from loaderd.storage.shard_file import ShardFile
 
 
 class Preparation:

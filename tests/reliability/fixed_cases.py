@@ -21,12 +21,12 @@ from mutate import BYTES
 from plain_frames import common_prefix
 
 from loaderd.errors import Damage, ShardReadError
-from loaderd.shards.files import list_shards
-from loaderd.shards.fixed_blocks import FixedBlockReader
-from loaderd.shards.fixed_index import build_fixed_index
-from loaderd.shards.indexer import make_index
-from loaderd.shards.shard_file import Block, ShardFile
-from loaderd.shards.shard_index import ShardIndex, decode_indexes, encode_indexes
+from loaderd.formats.fixed_blocks import FixedBlockReader
+from loaderd.formats.fixed_index import build_fixed_index
+from loaderd.formats.indexer import make_index
+from loaderd.formats.shard_index import ShardIndex, decode_indexes, encode_indexes
+from loaderd.storage.files import list_shards
+from loaderd.storage.shard_file import Block, ShardFile
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 MOST_MIB = 250

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["loaderd.shards", "loaderd.decode"]):
+with atheris.instrument_imports(include=["loaderd.formats", "loaderd.decode"]):
     from loaderd.decode.example import RecordFault, parse_example
     from loaderd.decode.example_rows import RowParser
     from loaderd.errors import Damage
-    from loaderd.shards.compression import InflatedStream, no_callback
-    from loaderd.shards.crc import framed, masked_crc
-    from loaderd.shards.framing import scan
-    from loaderd.shards.shard_index import decode_indexes, encode_indexes
+    from loaderd.formats.compression import InflatedStream, no_callback
+    from loaderd.formats.crc import framed, masked_crc
+    from loaderd.formats.framing import scan
+    from loaderd.formats.shard_index import decode_indexes, encode_indexes
 
 import numpy as np
 
@@ -145,8 +145,8 @@ def seeds(name: str) -> list[bytes]:
     if name == "index":
         import tempfile
 
-        from loaderd.shards.files import list_shards
-        from loaderd.shards.shard_index import build_index
+        from loaderd.formats.shard_index import build_index
+        from loaderd.storage.files import list_shards
 
         with tempfile.NamedTemporaryFile() as file:
             found = []

@@ -43,9 +43,9 @@ import numpy as np
 import loaderd
 from loaderd.decode.example import RecordFault, parse_example
 from loaderd.errors import CorruptRecordError, Damage, RecordMismatchError
-from loaderd.shards.blocks import Block, BlockReader
-from loaderd.shards.files import list_shards
-from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index
+from loaderd.formats.blocks import Block, BlockReader
+from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, build_index
+from loaderd.storage.files import list_shards
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 sys.path.append(str(Path(__file__).parents[1] / "helpers"))  # for mutate

@@ -11,7 +11,7 @@ import mutations
 import pytest
 from mutate import BYTES, STREAM, healthy_shards, mutated_examples
 
-from loaderd.shards import blocks, framing
+from loaderd.formats import blocks, framing
 
 
 @pytest.mark.slow

@@ -13,12 +13,12 @@ from pyarrow import fs
 
 import loaderd
 from loaderd.daemon.indexing.local_data import Data
+from loaderd.formats.shard_index import build_index
 from loaderd.gateway.row_answers import ServedSet
 from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.remote.tickets import RowsTicket
-from loaderd.shards.access import Access
-from loaderd.shards.files import list_shards
-from loaderd.shards.shard_index import build_index
+from loaderd.storage.access import Access
+from loaderd.storage.files import list_shards
 
 RECORDS, BLOCK, BAD, REFUSED = 1300, 1000, 700, 40
 UNTOUCHED = 0xEE

@@ -13,12 +13,12 @@ from fixed_files import SCHEMA, records_from
 
 import loaderd
 from loaderd.daemon.indexing.local_data import Data
+from loaderd.formats.fixed_index import build_fixed_index
+from loaderd.formats.shard_index import build_index
 from loaderd.options import Shuffle, StreamOptions
 from loaderd.plan.epoch import Slice
-from loaderd.shards.files import list_shards
-from loaderd.shards.fixed_index import build_fixed_index
-from loaderd.shards.local_file import LocalFile
-from loaderd.shards.shard_index import build_index
+from loaderd.storage.files import list_shards
+from loaderd.storage.local_file import LocalFile
 from loaderd.worker.file_rows import FileRows
 
 RECORDS, BLOCK = 300, 130

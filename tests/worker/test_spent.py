@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import loaderd
-from loaderd.shards.blocks import Block
-from loaderd.shards.files import list_shards
-from loaderd.shards.reader import Reading
-from loaderd.shards.shard_index import build_index
+from loaderd.formats.blocks import Block
+from loaderd.formats.reader import Reading
+from loaderd.formats.shard_index import build_index
 from loaderd.stages import Stage
+from loaderd.storage.files import list_shards
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 

@@ -23,19 +23,19 @@ from loaderd.errors import (
     WorkerError,
     from_wire,
 )
+from loaderd.formats.crc import framed
+from loaderd.formats.index_cache import IndexCache
+from loaderd.formats.shard_index import build_index, decode_indexes, encode_indexes
 from loaderd.ipc.worker_messages import CheckTask, IndexDone, IndexTask, LoadFault, LoadTask, TrialTask
 from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
-from loaderd.shards.crc import framed
-from loaderd.shards.files import list_shards
-from loaderd.shards.index_cache import IndexCache
-from loaderd.shards.shard_index import build_index, decode_indexes, encode_indexes
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.batch_range import ArenaSegment
 from loaderd.shm.layout import SlotLayout, WindowLayout
+from loaderd.storage.files import list_shards
 from loaderd.worker import task_runner
 from loaderd.worker.file_rows import FileRows
 from loaderd.worker.task_runner import TaskRunner, index_group

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 import loaderd
 from loaderd.decode.example import Example, parse_example
 from loaderd.errors import CorruptRecordError, LoaderdError, RecordMismatchError, ShardReadError
+from loaderd.formats.blocks import Block, BlockReader
+from loaderd.formats.crc import framed
+from loaderd.formats.shard_index import ShardIndex, build_index
 from loaderd.plan.permutation import random_words
-from loaderd.shards.blocks import Block, BlockReader
-from loaderd.shards.crc import framed
-from loaderd.shards.files import list_shards
-from loaderd.shards.shard_index import ShardIndex, build_index
+from loaderd.storage.files import list_shards
 from loaderd.worker import window_loader
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 

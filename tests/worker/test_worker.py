@@ -23,6 +23,7 @@ import loaderd
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.indexing.local_data import Data
 from loaderd.dataset import StreamDescription
+from loaderd.formats.shard_index import build_index
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import Message
 from loaderd.ipc.worker_messages import (
@@ -43,10 +44,9 @@ from loaderd.ipc.worker_messages import (
 )
 from loaderd.options import DEFAULT_STORAGE, MAX_STEP, Storage, StreamOptions
 from loaderd.plan.epoch import Slice, WindowOrder
-from loaderd.shards.access import Access
-from loaderd.shards.files import list_shards
-from loaderd.shards.shard_index import build_index
 from loaderd.shm.page import Counter, new_bell
+from loaderd.storage.access import Access
+from loaderd.storage.files import list_shards
 from loaderd.worker import worker
 from loaderd.worker.worker import Worker
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from loaderd.daemon.pool.tasks import Fault
 from loaderd.errors import Damage, LoaderdError, RecordMismatchError
 from loaderd.plan.passes import PassPlan
-from loaderd.shards.names import some_of
+from loaderd.storage.names import some_of
 
 _MOST_IN_A_HUNDRED = 1
 _ENOUGH_RECORDS = 10_000

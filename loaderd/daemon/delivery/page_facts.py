@@ -12,8 +12,8 @@ from loaderd.dataset import StreamDescription
 from loaderd.machine import filesystem_kind, usable_cores
 from loaderd.schema import Bits
 from loaderd.schema.fields import derived_in, parts_of
-from loaderd.shards.shard_file import ShardFile
 from loaderd.snapshots import Facts
+from loaderd.storage.shard_file import ShardFile
 
 if TYPE_CHECKING:
     from loaderd.daemon.indexing.remote_data import RemoteData

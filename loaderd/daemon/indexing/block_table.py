@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import NoShardsError
+from loaderd.formats.shard_index import ShardIndex
 from loaderd.ipc.worker_messages import BlockSelection, FilePlace
 from loaderd.options import OnCorrupt
 from loaderd.plan.selection import Condition, HashSplit, Operation, Selection, counts_that, numbers_that
 from loaderd.randomness import key_of
-from loaderd.shards.shard_file import Block
-from loaderd.shards.shard_index import ShardIndex
+from loaderd.storage.shard_file import Block
 
 _HINTS = {
     "shard": 'Give more shards, or another seed, or split by="record".',

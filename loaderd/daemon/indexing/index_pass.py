@@ -16,15 +16,15 @@ from dataclasses import fields
 
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task, TaskSource
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardFormatError, StorageError
+from loaderd.formats.framing import TOO_LARGE
+from loaderd.formats.index_cache import IndexCache, groups_of
+from loaderd.formats.shard_index import ShardIndex, decode_indexes
 from loaderd.ipc.worker_messages import Done, IndexDone
 from loaderd.redaction import redacted
-from loaderd.shards.access import PIECE_BYTES
-from loaderd.shards.framing import TOO_LARGE
-from loaderd.shards.index_cache import IndexCache, groups_of
-from loaderd.shards.names import some_of
-from loaderd.shards.shard_file import ShardFile, is_remote
-from loaderd.shards.shard_index import ShardIndex, decode_indexes
 from loaderd.snapshots import Progress, StorageCounts
+from loaderd.storage.access import PIECE_BYTES
+from loaderd.storage.names import some_of
+from loaderd.storage.shard_file import ShardFile, is_remote
 
 MAX_NAMED_DAMAGES = 1000
 # All of them are in one message.

@@ -15,7 +15,7 @@ from loaderd.daemon.pool.tasks import ListWork, Task, TaskSource
 from loaderd.errors import LoaderdError, ShardReadError, WorkerError
 from loaderd.ipc.worker_messages import Done, ListDone
 from loaderd.redaction import redacted
-from loaderd.shards.shard_file import HINT_STORAGE, ShardFile
+from loaderd.storage.shard_file import HINT_STORAGE, ShardFile
 
 
 class ListPass(TaskSource):

@@ -18,6 +18,7 @@ from loaderd.daemon.indexing.error_context import naming
 from loaderd.daemon.indexing.index_pass import MAX_NAMED_DAMAGES, MAX_REPORTED_DAMAGES, damage_error
 from loaderd.dataset import AnyDataset, Dataset, joined_text
 from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, WorkerError
+from loaderd.formats.shard_index import ShardIndex
 from loaderd.ipc.worker_messages import FilePlace, Shards
 from loaderd.options import OnCorrupt, StreamOptions, pickled_storage
 from loaderd.plan.epoch import Slice
@@ -25,9 +26,8 @@ from loaderd.plan.passes import Listing
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.selection import Skip, Take, numbers_that
 from loaderd.redaction import redacted
-from loaderd.shards.names import some_of
-from loaderd.shards.shard_file import ShardFile, is_remote
-from loaderd.shards.shard_index import ShardIndex
+from loaderd.storage.names import some_of
+from loaderd.storage.shard_file import ShardFile, is_remote
 
 _MOST_NAMED = 3
 

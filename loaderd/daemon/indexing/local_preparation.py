@@ -23,16 +23,16 @@ from loaderd.daemon.pool.tasks import IndexWork, ListWork, Task
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.dataset import AnyDataset
 from loaderd.errors import LoaderdError
+from loaderd.formats.index_cache import IndexCache
+from loaderd.formats.shard_index import ShardIndex
 from loaderd.ipc.worker_messages import IndexTask, ListTask
 from loaderd.options import StreamOptions, pickled_storage
 from loaderd.plan.passes import Listing
 from loaderd.redaction import redacted
-from loaderd.shards.credentials import asked_of
-from loaderd.shards.files import path_order
-from loaderd.shards.index_cache import IndexCache
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex
 from loaderd.snapshots import Progress
+from loaderd.storage.credentials import asked_of
+from loaderd.storage.files import path_order
+from loaderd.storage.shard_file import ShardFile
 
 _SLOW_S = 5.0
 _SILENT_S = 4.0  # storage that answers is heard every three seconds

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.errors import LoaderdError
+from loaderd.formats.shard_index import ShardIndex
 from loaderd.plan.passes import Listing
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex
 from loaderd.snapshots import Progress
+from loaderd.storage.shard_file import ShardFile
 
 if TYPE_CHECKING:
     from loaderd.daemon.indexing.remote_data import RemoteData

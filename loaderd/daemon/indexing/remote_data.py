@@ -15,7 +15,7 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.rows import DatasetRows
 from loaderd.remote.source import RemoteRows, RemoteSet
 from loaderd.remote.tables import Table
-from loaderd.shards.shard_file import ShardFile
+from loaderd.storage.shard_file import ShardFile
 
 
 class RemoteData:

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from loaderd.errors import OptionError, ServerError
 from loaderd.redaction import redacted
-from loaderd.shards.names import some_of
-from loaderd.shards.shard_file import ShardFile
+from loaderd.storage.names import some_of
+from loaderd.storage.shard_file import ShardFile
 
 _logger = logging.getLogger("loaderd")
 

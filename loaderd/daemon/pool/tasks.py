@@ -15,8 +15,8 @@ from loaderd.errors import LoaderdError, WorkerError
 from loaderd.ipc.worker_messages import Done
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
-from loaderd.shards.shard_file import ShardFile
 from loaderd.shm.batch_range import ArenaSegment
+from loaderd.storage.shard_file import ShardFile
 
 
 class ListWork(NamedTuple):

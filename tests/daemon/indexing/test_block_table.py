@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.errors import NoShardsError
+from loaderd.formats.crc import masked_crc
+from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, shrunk
 from loaderd.plan.selection import HASHES, HashSplit, Newest, Operation, Skip, Take, numbers_that
 from loaderd.randomness import key_of
-from loaderd.shards.crc import masked_crc
-from loaderd.shards.files import list_shards
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, shrunk
+from loaderd.storage.files import list_shards
+from loaderd.storage.shard_file import ShardFile
 
 Write = Callable[..., list[Path]]
 Record = tuple[int, int]  # shard, number in it

@@ -10,12 +10,12 @@ import pytest
 from loaderd.daemon.indexing.index_pass import IndexPass, damage_error
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError, WorkerError
+from loaderd.formats import index_cache
+from loaderd.formats.index_cache import IndexCache
+from loaderd.formats.shard_index import build_index, encode_indexes
 from loaderd.ipc.worker_messages import IndexDone
-from loaderd.shards import index_cache
-from loaderd.shards.files import list_shards
-from loaderd.shards.index_cache import IndexCache
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import build_index, encode_indexes
+from loaderd.storage.files import list_shards
+from loaderd.storage.shard_file import ShardFile
 
 Write = Callable[..., list[Path]]
 

@@ -11,7 +11,7 @@ from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import IndexWork, Task
 from loaderd.errors import NoShardsError, ShardReadError, WorkerError
 from loaderd.ipc.worker_messages import ListDone
-from loaderd.shards.shard_file import ShardFile
+from loaderd.storage.shard_file import ShardFile
 
 SETS = ["s3://bucket/*.tfrecord", ["a", "b", "c"], ["d"]]
 

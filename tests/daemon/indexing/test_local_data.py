@@ -6,9 +6,9 @@ import numpy as np
 
 import loaderd
 from loaderd.daemon.indexing.local_data import LocalData
+from loaderd.formats.shard_index import ShardIndex, shrunk
 from loaderd.options import StreamOptions
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex, shrunk
+from loaderd.storage.shard_file import ShardFile
 
 
 def test_each_set_has_a_name_of_its_own(numbered_schema: loaderd.Schema):

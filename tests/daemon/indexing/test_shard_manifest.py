@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from loaderd.daemon.indexing.shard_manifest import MOST_MANIFESTS, UNUSED_S, Manifest, Manifests
-from loaderd.shards.shard_file import ShardFile
+from loaderd.storage.shard_file import ShardFile
 
 
 def manifest(number: int, dataset: str = "sets:train") -> Manifest:

@@ -10,10 +10,10 @@ from stream_run import scheduler_of
 from loaderd.daemon.indexing.index_pass import IndexPass
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, ListWork, LoadWork, Task, TaskSource
 from loaderd.errors import LoaderdError, WorkerError
+from loaderd.formats.index_cache import IndexCache
 from loaderd.ipc.worker_messages import Done
 from loaderd.plan.epoch import Slice
-from loaderd.shards.index_cache import IndexCache
-from loaderd.shards.shard_file import ShardFile
+from loaderd.storage.shard_file import ShardFile
 
 _STALL_TIMEOUT_S = 8.0
 _STALL_TICKS = 8

@@ -22,11 +22,11 @@ from workforce_run import Crew, Hand, Job
 from loaderd.daemon.indexing.index_pass import IndexPass
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task, TrialWork
 from loaderd.errors import ShardReadError
+from loaderd.formats.index_cache import IndexCache
+from loaderd.formats.shard_index import ShardIndex, encode_indexes
 from loaderd.ipc.worker_messages import NO_STREAM, IndexDone
-from loaderd.shards.index_cache import IndexCache
-from loaderd.shards.shard_file import ShardFile
-from loaderd.shards.shard_index import ShardIndex, encode_indexes
 from loaderd.shm.page import MAX_GENERATION, step_of
+from loaderd.storage.shard_file import ShardFile
 
 
 def no_records(file: ShardFile) -> ShardIndex:

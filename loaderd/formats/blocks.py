@@ -1,0 +1,197 @@
+"""Reads the blocks of an index again, and checks their records.
+
+Several plain blocks are read in one call (:meth:`BlockReader.read_together`), because many steps have a cost for each
+call and not for each record. Other blocks come in pieces (:meth:`BlockReader.read`): compressed ones, which are
+inflated from the start of their shard, and plain ones in which something is wrong. Records may have been damaged
+since the index pass. Then the records before and behind the damage are still found, with their old numbers, and those
+between are named as damaged: in a plain block at most those between two anchors.
+
+A file whose size or time has changed is not read, even if records were only appended: there may be other records at
+the old places, with right CRCs of their own. So size and time are compared after each read. A worker that has a file
+open goes on reading it after it was deleted, or replaced by another file of its name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from loaderd.errors import Damage
+from loaderd.formats.compression import InflatedStream, PlainStream, most_record_bytes, open_stream
+from loaderd.formats.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, check_data_crcs
+from loaderd.formats.framing import CHAIN_SLACK_BYTES, Ends, RecordChunk, scan, walk_chains
+from loaderd.formats.reader import ShardFiles
+from loaderd.formats.shard_index import ANCHOR_RECORDS
+from loaderd.stages import Stage
+from loaderd.storage.shard_file import Block
+from loaderd.storage.timed import TimedFile, inflating
+
+Stream = PlainStream | InflatedStream
+_ANCHOR_BYTES = 4
+
+
+class BlockReader(ShardFiles):
+    """Reads blocks of TFRecord files."""
+
+    def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
+        """As in ``Reader``."""
+        return ends[:-1] + HEADER_BYTES, np.diff(ends) - FRAME_BYTES
+
+    def memory_bytes(self, block: Block) -> int:
+        """As in ``Reader``."""
+        return block.num_bytes
+
+    def narrowed(self, block: Block, first: int, stop: int) -> Block:
+        """As in ``Reader``: from one anchor to another."""
+        if len(block.anchors) <= _ANCHOR_BYTES:
+            return block
+        offsets = np.frombuffer(block.anchors, dtype="<u4")
+        begin, end = first // ANCHOR_RECORDS, min(-(-stop // ANCHOR_RECORDS), len(offsets))
+        start_byte = int(offsets[begin])
+        stop_byte = int(offsets[end]) if end < len(offsets) else block.num_bytes
+        skipped = begin * ANCHOR_RECORDS
+        return Block(
+            block.shard,
+            block.offset + start_byte,
+            stop_byte - start_byte,
+            min(end * ANCHOR_RECORDS, block.num_records) - skipped,
+            block.first_record + skipped,
+            (offsets[begin:end] - np.uint32(start_byte)).tobytes(),
+        )
+
+    def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
+        """Records ``first`` to ``stop - 1`` of ``block``, in order; both CRCs of each are checked.
+
+        The pieces may go beyond that range. A Damage comes in front of the piece in which its record would be, or in
+        which it is as a ``bad`` one. Raises ShardReadError where the file cannot be read, or is not the one that was
+        indexed; if that error comes at the end, what was yielded does not count.
+        """
+        self._file(block.shard).check_unchanged()
+        is_whole = not block.anchors or self._find_frames([block]) is not None
+        for part in [block] if is_whole else _parts(block):
+            begin = part.first_record - block.first_record
+            if begin + part.num_records <= first or begin >= stop:
+                continue
+            yield from self._checked(self._read_part(part, block.first_record + stop))
+        self._file(block.shard).check_unchanged()
+
+    def _checked(self, pieces: Iterator[RecordChunk | Damage]) -> Iterator[RecordChunk | Damage]:
+        """The same. The time until each of them comes counts as CHECK, except for what counts as READ or INFLATE."""
+        spent = self._spent
+        while True:
+            began_ns = time.monotonic_ns() - spent[Stage.READ] - spent[Stage.INFLATE]
+            found = next(pieces, None)
+            spent[Stage.CHECK] += time.monotonic_ns() - spent[Stage.READ] - spent[Stage.INFLATE] - began_ns
+            if found is None:
+                return
+            yield found
+
+    def can_read_together(self, block: Block) -> bool:
+        """Whether :meth:`read_together` may be tried."""
+        return bool(block.anchors)
+
+    def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
+        """The records of several plain blocks: the buffer that they are in and the ends of their frames, in order.
+
+        ``ends``: int64, (records + 1,), as in :class:`~loaderd.formats.framing.RecordChunk`; both CRCs of each record
+        are checked. None where anything at all is wrong: :meth:`read` will say what. About 90 ns a record.
+        """
+        run = self._find_frames(blocks)
+        began_ns = time.monotonic_ns()
+        is_damaged = run is not None and check_data_crcs(*run)
+        self._spent[Stage.CHECK] += time.monotonic_ns() - began_ns
+        return None if is_damaged else run
+
+    def _find_frames(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
+        """As :meth:`read_together`, but the CRCs of the data are not checked."""
+        bounds = [0, *itertools.accumulate(block.num_bytes for block in blocks)]
+        total = bounds[-1]
+        if len(self._buffer) < total + CHAIN_SLACK_BYTES:
+            self._buffer = np.empty(total + CHAIN_SLACK_BYTES, dtype=np.uint8)
+        buffer = self._buffer[: total + CHAIN_SLACK_BYTES]
+        if not self._read_bytes(blocks, lambda number: buffer.data[bounds[number] : bounds[number + 1]]):
+            return None
+        began_ns = time.monotonic_ns()
+        # A chain goes from each anchor to the next, and all have as many records, except for the last of each block.
+        num_chains = np.array([len(block.anchors) for block in blocks]) // 4
+        anchors = np.frombuffer(b"".join([block.anchors for block in blocks]), dtype="<u4")
+        starts = anchors + np.repeat(np.array(bounds[:-1]), num_chains)
+        counts = np.full(len(starts), ANCHOR_RECORDS)
+        counts[np.cumsum(num_chains) - 1] -= num_chains * ANCHOR_RECORDS - [block.num_records for block in blocks]
+        ends = walk_chains(buffer, starts, np.append(starts[1:], total), counts)
+        self._spent[Stage.FRAMES] += time.monotonic_ns() - began_ns
+        return None if ends is None else (buffer, ends)
+
+    def _read_part(self, part: Block, stop: int) -> Iterator[RecordChunk | Damage]:
+        """The records of ``part`` up to number ``stop`` of the shard, and the damage.
+
+        Where a frame is broken, nobody knows how many records the lost stretch held. It counts as one if the number
+        of all records comes out right then. Otherwise records are counted from the front to the first broken frame,
+        and from the end back to the last; what lies between is lost.
+        """
+        stream, found_in_part = self._scan(part, part.offset, part.first_record)
+        number, offset = part.first_record, part.offset
+        last = reached = part.first_record + part.num_records
+        damages: list[Damage] = []
+        tail_count, tail_offset, tail_stop = 0, -1, -1
+        for found in found_in_part:
+            reached = found.record + 1 if isinstance(found, Damage) else found.first_record + found.num_records
+            if isinstance(found, Damage):
+                damages.append(found)
+            elif found.offset == offset and number + found.num_records <= last:
+                # Nothing is missing in front of it: the damages are of damaged records in it.
+                yield from damages
+                damages.clear()
+                yield found
+                number, offset = number + found.num_records, found.stop_offset
+                if number >= stop:
+                    return
+            else:
+                if found.offset != tail_stop:
+                    tail_count, tail_offset = 0, found.offset
+                tail_count, tail_stop = tail_count + found.num_records, found.stop_offset
+        if stream.damage is None and damages and reached == last:
+            yield from self._scan(part, offset, number)[1]
+            return
+        if tail_stop != part.offset + part.num_bytes or tail_count >= last - number:
+            tail_count, tail_offset = 0, part.offset + part.num_bytes
+        expected = f"{part.num_records} records (the count when it was indexed)"
+        miscounted = Damage("", 0, 0, expected, f"{reached - part.first_record} records")
+        cause = stream.damage or (damages[0] if damages else miscounted)
+        lost = Damage(self._files[part.shard].uri, number, offset, cause.expected, cause.found, tail_offset - offset)
+        for record in range(number, last - tail_count):
+            yield replace(lost, record=record, lost_bytes=lost.lost_bytes if record == number else 0)
+        if tail_count:
+            yield from self._scan(part, tail_offset, last - tail_count)[1]
+
+    def _scan(self, part: Block, offset: int, record: int) -> tuple[Stream, Iterator[RecordChunk | Damage]]:
+        """The shard's stream, and what it holds from ``offset``, where ``record`` begins, to the end of ``part``."""
+        uri = self._files[part.shard].uri
+        timed = TimedFile(self._file(part.shard), self._spent)
+        stream = open_stream(uri, timed, self._compressions[part.shard], self._on_read)
+        with inflating(self._spent):
+            stream.skip(offset)
+        left = part.offset + part.num_bytes - offset
+
+        def read_into(view: memoryview) -> int:
+            nonlocal left
+            with inflating(self._spent):
+                got = stream.read_into(view[:left]) if left else 0
+            left -= got
+            return got
+
+        most_bytes = most_record_bytes(self._compressions[part.shard], self._files[part.shard].size_bytes)
+        return stream, scan(uri, read_into, first_record=record, first_offset=offset, most_bytes=most_bytes)
+
+
+def _parts(block: Block) -> Iterator[Block]:
+    """The parts of ``block`` between its anchors. Damage in one does not hide where the others are."""
+    anchors = [0, *np.frombuffer(block.anchors, dtype="<u4")[1:].tolist()]
+    for number, (start, end) in enumerate(itertools.pairwise([*anchors, block.num_bytes])):
+        first = number * ANCHOR_RECORDS
+        count = block.num_records - first if number == len(anchors) - 1 else ANCHOR_RECORDS
+        yield Block(block.shard, block.offset + start, end - start, count, block.first_record + first, b"")

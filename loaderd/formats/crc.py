@@ -1,0 +1,228 @@
+"""CRC32C of many records with few calls.
+
+TFRecord stores, behind a record's length and behind its data, the CRC32C of them, masked:
+``((crc >> 15) | (crc << 17)) + 0xa282ead8`` (tensorflow/core/lib/hash/crc32c.h).
+
+One library call a record costs ten times what the CRC itself does (150 ns against 11 for 240 bytes), so a run of
+consecutive records is checked by one call over all of it. A message followed by its own, unmasked CRC leaves the
+CRC register in a state that does not depend on the message (the *residue*). So, in the buffer::
+
+    … length crc │ data │ crc'   │ length crc │ data │ crc'   │ …
+                          stored,  12 bytes            stored,
+                          unmasked `_RESET`            unmasked
+
+every stored CRC is replaced by its unmasked self, and every header by the twelve bytes that bring the register
+from the residue back to its initial state. Then the CRC of the whole run is a constant if and only if (up to
+the 2⁻³² that a CRC misses anyway) that of each record matches. The payloads stay as they are; headers and
+footers are overwritten.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import cache
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.formats.compiled_crcs import seam_by_compiled_code
+
+HEADER_BYTES = 12
+FOOTER_BYTES = 4
+FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
+
+_MASK_DELTA = 0xA282EAD8
+_POLYNOMIAL_REFLECTED = 0x82F63B78
+_INITIAL = 0xFFFFFFFF
+_SHORT_LENGTHS = 1 << 16
+
+Bytes1D = npt.NDArray[np.uint8]
+Crcs = npt.NDArray[np.uint32]
+
+
+def _load_crc32c() -> Callable[..., int]:
+    """``crc32c.crc32c``, without its package, which imports all that its command line needs: 20 ms at each start."""
+    package = find_spec("crc32c")
+    found = package and PathFinder.find_spec("_crc32c", package.submodule_search_locations)
+    if found is None or found.loader is None:  # a version that is laid out otherwise
+        from crc32c import crc32c as function
+
+        return function
+    extension = module_from_spec(found)
+    found.loader.exec_module(extension)
+    loaded: Callable[..., int] = extension.crc32c
+    return loaded
+
+
+crc32c = _load_crc32c()
+"""(bytes-like, CRC so far = 0) -> CRC32C."""
+
+
+def masked_crc(data: Any) -> int:
+    """The masked CRC32C of ``data`` (bytes-like), as TFRecord stores it."""
+    return mask(crc32c(data))
+
+
+def mask(crc: int) -> int:
+    """A CRC32C as TFRecord stores it."""
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def framed(record: bytes) -> bytes:
+    """A record as it stands in a TFRecord file: its length, its data, and the masked CRC of each."""
+    length = struct.pack("<Q", len(record))
+    crcs = (struct.pack("<I", masked_crc(part)) for part in (length, record))
+    return length + next(crcs) + record + next(crcs)
+
+
+def _make_byte_table() -> Crcs:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL_REFLECTED), table >> 1)
+    return table
+
+
+_BYTE_TABLE = _make_byte_table()
+
+
+def _advance(register: int, data: bytes) -> int:
+    for byte in data:
+        register = (register >> 8) ^ int(_BYTE_TABLE[(register ^ byte) & 0xFF])
+    return register
+
+
+def _retreat(register: int) -> int:
+    """The register before it took in a zero byte: its top byte tells which table entry that was."""
+    index = int(np.flatnonzero(register >> 24 == _BYTE_TABLE >> 24)[0])
+    return (((register ^ int(_BYTE_TABLE[index])) << 8) & 0xFFFFFFFF) | index
+
+
+def _make_reset(residue: int) -> bytes:
+    """Twelve bytes that bring the register from ``residue`` to its initial state."""
+    wanted = _INITIAL
+    for _ in range(4):
+        wanted = _retreat(wanted)
+    zeros = bytes(HEADER_BYTES - 4)
+    return zeros + (wanted ^ _advance(residue, zeros)).to_bytes(4, "little")
+
+
+_RESIDUE = _advance(_INITIAL, crc32c(b"").to_bytes(4, "little"))
+_RESET = np.frombuffer(_make_reset(_RESIDUE), dtype=np.uint8)
+_CRC_OF_HEALTHY_RUN = _RESIDUE ^ 0xFFFFFFFF
+
+
+@cache
+def masked_crcs_of_short_lengths() -> Crcs:
+    """uint32, (65536,): the masked CRC32C of each length below 64 KiB."""
+    return _masked_crcs_of_any_lengths(np.arange(_SHORT_LENGTHS))
+
+
+def masked_crcs_of_lengths(lengths: npt.NDArray[np.int64]) -> Crcs:
+    """uint32, (n,): the masked CRC32C of each length written as 8 little-endian bytes.
+
+    Costs 2 ns a length below 64 KiB, and 30 ns a longer one.
+    """
+    if len(lengths) and lengths.max() < _SHORT_LENGTHS and lengths.min() >= 0:
+        return masked_crcs_of_short_lengths()[lengths]
+    return _masked_crcs_of_any_lengths(lengths)
+
+
+def _masked_crcs_of_any_lengths(lengths: npt.NDArray[np.int64]) -> Crcs:
+    register = np.full(len(lengths), _INITIAL, dtype=np.uint32)
+    for shift in range(0, 64, 8):
+        byte = (lengths >> shift).astype(np.uint32) & np.uint32(0xFF)
+        register = (register >> np.uint32(8)) ^ _BYTE_TABLE[(register ^ byte) & np.uint32(0xFF)]
+    crc = register ^ np.uint32(0xFFFFFFFF)
+    masked: Crcs = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK_DELTA)
+    return masked
+
+
+def words_at(buffer: Bytes1D, offsets: npt.NDArray[np.int64]) -> Crcs:
+    """uint32, (n,): the little-endian 32-bit word at each byte offset. About 3 ns a word."""
+    words: Crcs = _windows(buffer, 4)[offsets].view("<u4")
+    return words
+
+
+def _windows(buffer: Bytes1D, size: int) -> npt.NDArray[np.void]:
+    """void of ``size`` bytes, (len - size + 1,): the window at every byte offset, without a copy.
+
+    To gather or scatter void items is one memcpy an item; rows of a two-dimensional view cost five times that.
+    """
+    windows: npt.NDArray[np.void] = np.ndarray(
+        (max(0, len(buffer) - size + 1),), f"V{size}", buffer=buffer.data, strides=(1,)
+    )
+    return windows
+
+
+def find_bad_length_crc(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> int | None:
+    """The first record whose length does not match its CRC, or None.
+
+    ``ends``: int64, (n + 1,): where each record's framing starts, and where the last one ends.
+    """
+    starts = ends[:-1]
+    stored = words_at(buffer, starts + 8)
+    bad = np.flatnonzero(stored != masked_crcs_of_lengths(np.diff(ends) - FRAME_BYTES))
+    return int(bad[0]) if len(bad) else None
+
+
+def check_data_crcs(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """The records whose data does not match its CRC: (record, stored CRC, CRC found), unmasked.
+
+    ``buffer``: uint8, writable; the headers and footers between ``ends[0]`` and ``ends[-1]`` are overwritten.
+    ``ends``: as in :func:`find_bad_length_crc`, the lengths having been checked. About 30 ns a record of 240
+    bytes, and half of that where it is compiled. Raises IndexError where ``ends`` do not rise, or lie outside.
+    """
+    if len(ends) < 2:
+        return []
+    if ends[0] < 0 or ends[-1] > len(buffer) or np.diff(ends).min() < FRAME_BYTES:
+        raise IndexError(f"frames must follow each other within {len(buffer)} bytes")
+    assert buffer.flags.c_contiguous and buffer.flags.writeable
+    stored = seam_by_compiled_code(buffer, ends, _MASK_DELTA, _RESET.tobytes())
+    if stored is None:
+        stored = _seam_by_numpy(buffer, ends)
+    run = buffer.data[int(ends[0]) + HEADER_BYTES : int(ends[-1])]
+    if crc32c(run) == _CRC_OF_HEALTHY_RUN:
+        return []
+    return _find_bad_records(buffer, ends, stored)
+
+
+def _seam_by_numpy(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> Crcs:
+    """Replace stored CRCs and headers as the module's docstring says; returns these CRCs, unmasked."""
+    footers = ends[1:] - FOOTER_BYTES
+    stored: Crcs = words_at(buffer, footers) - np.uint32(_MASK_DELTA)
+    stored = (stored >> np.uint32(17)) | (stored << np.uint32(15))
+    seams = np.empty((len(footers), FRAME_BYTES), dtype=np.uint8)
+    seams[:, :FOOTER_BYTES] = stored.astype("<u4", copy=False).view(np.uint8).reshape(-1, FOOTER_BYTES)
+    seams[:, FOOTER_BYTES:] = _RESET
+    _windows(buffer, FRAME_BYTES)[footers[:-1]] = seams[:-1].view(f"V{FRAME_BYTES}")[:, 0]
+    last = int(footers[-1])
+    buffer[last : last + FOOTER_BYTES] = seams[-1, :FOOTER_BYTES]
+    return stored
+
+
+def stored_crcs(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> Crcs:
+    """uint32, (n,): the CRCs of records' data that are stored in ``buffer``, as it is."""
+    return words_at(buffer, ends[1:] - FOOTER_BYTES)
+
+
+def chain_crcs(buffer: Bytes1D, ends: npt.NDArray[np.int64], previous: int) -> int:
+    """A CRC32C over the stored CRCs of consecutive records, ``previous`` being that of the records before.
+
+    ``buffer`` must have been through :func:`check_data_crcs`, which leaves them unmasked. About 5 ns a record.
+    """
+    crc: int = crc32c(stored_crcs(buffer, ends).data, previous)
+    return crc
+
+
+def _find_bad_records(buffer: Bytes1D, ends: npt.NDArray[np.int64], stored: Crcs) -> list[tuple[int, int, int]]:
+    view = buffer.data
+    bad = []
+    for record, expected in enumerate(stored.tolist()):
+        found = crc32c(view[int(ends[record]) + HEADER_BYTES : int(ends[record + 1]) - FOOTER_BYTES])
+        if found != expected:
+            bad.append((record, expected, found))
+    return bad

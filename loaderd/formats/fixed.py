@@ -1,0 +1,244 @@
+"""Records of fixed size: how a shard wraps them, and how they are read from front to back.
+
+=======  =================================================  =====================================================
+kind     its first bytes                                    blocks
+=======  =================================================  =====================================================
+npz      ``PK``, as every zip                               one: its arrays are inflated whole (``npz``)
+tar      ``ustar`` at byte 257, or a header's checksum      one a member (``tar``)
+gzip     ``1f 8b 08``                                       one: it cannot be entered in the middle
+zstd     ``28 b5 2f fd``                                    one
+none     anything else                                      as many as ``block_records`` says
+=======  =================================================  =====================================================
+
+A stream has no marks between records and no CRCs of them. If it is cut, the records before the cut are right. If a
+compressed stream is garbled, nobody knows which records are right: the damage shows where it cannot be inflated, or
+only by the CRC at its end. So none of its records is used, nor are those of a bomb. Nothing tells whether a plain
+file is as it was written.
+
+A shard is refused where it plainly is or holds a file of another kind (``kinds``), or records of another version than
+``expect`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from loaderd.errors import Damage, ShardFormatError
+from loaderd.formats.compression import InflatedStream, OnRead, PlainStream, no_callback
+from loaderd.formats.crc import Bytes1D
+from loaderd.formats.framing import RecordChunk
+from loaderd.formats.inflate import gunzip
+from loaderd.formats.kinds import (
+    GZIP_MAGIC,
+    HEAD_BYTES,
+    ZIP_MAGIC,
+    ZSTD_MAGIC,
+    Content,
+    is_tar_header,
+    kind_of,
+    refused,
+)
+from loaderd.formats.zstd import ZstdStream, decompress
+from loaderd.schema import FixedRecords
+from loaderd.storage.shard_file import Compression, Readable
+
+_MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", GZIP_MAGIC: "gzip", ZSTD_MAGIC: "zstd"}
+_PIECE_BYTES = 1 << 20
+MAX_WHOLE_BYTES = 32 << 20
+"""What needs more memory, inflated, comes in pieces."""
+_LEAST_SPARE_BITS = 24
+
+Stream = PlainStream | InflatedStream | ZstdStream
+
+
+def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedRecords) -> Compression:
+    """How the file wraps its records, from its first bytes.
+
+    Raises ShardFormatError where it is plainly a file of another kind, or of other records.
+    """
+    content = Content.of_file(file, size_bytes)
+    wrapping = wrapping_of(shard, content.head)
+    if wrapping == "none":
+        refuse_others(shard, content, records)
+    return wrapping
+
+
+def wrapping_of(shard: str, head: bytes) -> Compression:
+    """How the file that begins with ``head`` wraps its records, whatever they are."""
+    for magic, wrapping in _MAGIC.items():
+        if head.startswith(magic):
+            return wrapping
+    is_empty_tar = shard.endswith(".tar") and not any(head)  # one without members is zeros alone
+    return "tar" if is_tar_header(head) or is_empty_tar else "none"
+
+
+def refuse_others(shard: str, content: Content, records: FixedRecords, start: int = 0, inside: str = "") -> None:
+    """Raise ShardFormatError where ``content`` is plainly of another kind than ``records``, or of other records.
+
+    ``start``: where in the shard it begins. ``inside``: how it is wrapped, in words.
+    """
+    expected = f"records of {records.record_bytes:,} bytes"
+    if kind := kind_of(content, records):
+        raise refused(shard, kind, expected, start=start, inside=inside)
+    if others := other_records(content, records):
+        size_bytes, what = others
+        found = f"records of {size_bytes:,} bytes with {what}" + (f", {inside}" if inside else "")
+        expected += f" with {', '.join(f'{name} {value}' for name, value in records.expect.items())}"
+        damage = Damage(shard, 0, start, expected, found, lost_bytes=-1)
+        hint = "Give the files of the version that the schema is of, or a schema of these records (FixedRecords)."
+        raise ShardFormatError(f"{shard} holds {found}, and not {expected}", hint=hint, damage=damage)
+
+
+def other_records(content: Content, records: FixedRecords) -> tuple[int, str] | None:
+    """(bytes of a record, the values of ``expect`` in words), where ``content`` holds records of another version.
+
+    That is: the first record contradicts ``expect``, and what it has there comes again at all multiples of another
+    size, which divides the whole. None where this does not add up, so that it may be damage.
+    """
+    assert records.dtype.fields is not None
+    spans = [(records.offset_of(name), records.dtype.fields[name][0].itemsize) for name in records.expect]
+    end = max((begin + length for begin, length in spans), default=0)
+    sample = content.at(0, sample_bytes(records)) if spans else b""
+    first = sample[: records.record_bytes].ljust(records.record_bytes, b"\0")
+    held = b"".join(first[begin : begin + length] for begin, length in spans)
+    # What is filled with one byte is no version: a disk that fails gives zeros.
+    if len(sample) < end or len(set(held)) == 1 or not records.contradiction(first):
+        return None
+    data = np.frombuffer(sample, np.uint8)
+    again = np.ones(len(data) - end + 1, bool)
+    for begin, length in spans:
+        for place in range(begin, begin + length):
+            again &= data[place : place + len(again)] == data[place]
+    total_bytes = content.size_bytes or 0
+    row = np.frombuffer(first, records.dtype)[0]
+    for size_bytes in np.flatnonzero(again)[1:].tolist():
+        if size_bytes >= end and not total_bytes % size_bytes and again[::size_bytes].all():
+            break
+    else:
+        # A single record: then what it holds must be as small as the numbers of versions are.
+        size_bytes = total_bytes
+        spare_bits = sum(8 * length - 8 for _, length in spans)
+        is_version = all(_is_small(row[name]) for name in records.expect) and spare_bits >= _LEAST_SPARE_BITS
+        if not is_version or total_bytes > 2 * records.record_bytes:
+            return None
+    what = ", ".join(f"{name} {np.asarray(row[name]).tolist()}" for name in records.expect)
+    return (size_bytes, what) if size_bytes % records.record_bytes else None
+
+
+def sample_bytes(records: FixedRecords) -> int:
+    """How many bytes from the front of a stream are enough to tell what it holds: some records."""
+    return min(max(HEAD_BYTES, 4 * records.record_bytes), _PIECE_BYTES)
+
+
+def _is_small(value: Any) -> bool:
+    array = np.asarray(value)
+    return array.dtype.kind in "iu" and bool((abs(array.astype(np.int64)) < 256).all())
+
+
+class FilePart:
+    """Bytes ``start`` to ``start + num_bytes - 1`` of an open file, as a file of its own."""
+
+    def __init__(self, file: Readable, start: int, num_bytes: int) -> None:
+        self._file, self._start, self._num_bytes = file, start, num_bytes
+
+    def read_at(self, offset: int, view: memoryview) -> int:
+        return self._file.read_at(self._start + offset, view[: max(0, self._num_bytes - offset)])
+
+
+def open_fixed(
+    shard: str,
+    file: Readable,
+    start: int,
+    num_bytes: int,
+    compression: Compression,
+    record_bytes: int,
+    on_read: OnRead = no_callback,
+) -> Stream:
+    """The records in a part of a file, as a stream; ``compression``: for a member of a tar, that of the member."""
+    part = FilePart(file, start, num_bytes)
+
+    def on_part(offset: int) -> None:
+        on_read(start + offset)
+
+    if compression == "none":
+        return PlainStream(part, on_part)
+    if compression == "zstd":
+        return ZstdStream(shard, part, num_bytes, on_part)
+    return InflatedStream(shard, part, compression, on_part, record_bytes)
+
+
+def compression_of_member(shard: str, file: Readable, start: int, num_bytes: int) -> Compression | Damage:
+    """How a member of a tar is compressed, from its first bytes; a Damage where that is neither gzip nor zstd."""
+    head = bytearray(4)
+    got = FilePart(file, start, num_bytes).read_at(0, memoryview(head))
+    wrapping = next((wrapping for magic, wrapping in _MAGIC.items() if head.startswith(magic)), None)
+    if wrapping in ("gzip", "zstd"):
+        return wrapping
+    return Damage(shard, 0, start, "a gzip or zstd file in the tar", f"one that begins with {bytes(head[:got])!r}")
+
+
+def scan_fixed(
+    shard: str, stream: Stream, records: FixedRecords, first_record: int, first_offset: int
+) -> Iterator[RecordChunk | Damage]:
+    """The whole records of a stream, in order, and at the end a Damage if the stream is cut or damaged.
+
+    The stream stands at record ``first_record`` of the shard, ``first_offset`` bytes from its start.
+    """
+    size = records.record_bytes
+    buffer: Bytes1D = np.empty(max(1, _PIECE_BYTES // size) * size, dtype=np.uint8)
+    record, offset, left, contradiction = first_record, first_offset, 0, ""
+    while not left:
+        filled = _fill(stream, buffer)
+        count, left = divmod(filled, size)
+        if count:
+            if record == first_record:
+                contradiction = records.contradiction(buffer[:size].tobytes())
+            yield fixed_piece(buffer, count, size, offset, record)
+            record, offset = record + count, offset + count * size
+        if filled < len(buffer):
+            break
+    if stream.damage is not None:
+        yield replace(stream.damage, record=record, offset=offset)
+    elif left:
+        found = f"{left} bytes" + (f"; the first record has {contradiction}" if contradiction else "")
+        yield Damage(shard, record, offset, f"a record of {size} bytes", found, lost_bytes=left)
+
+
+def inflate_whole(stored: memoryview, most_bytes: int) -> bytes | None:
+    """All of a gzip or zstd file that is in memory; None where that is above ``most_bytes``, or anything is wrong."""
+    if not len(stored):  # zstd would inflate it to nothing, without an error
+        return None
+    inflate = gunzip if _MAGIC.get(bytes(stored[:3])) == "gzip" else decompress
+    try:
+        return inflate(stored, most_bytes)
+    except Exception:  # each library has errors of its own
+        return None
+
+
+def is_garbled(stream: Stream) -> bool:
+    """Read a stream to its end; returns whether it is garbled, so that none of its records may be used."""
+    scratch: Bytes1D = np.empty(_PIECE_BYTES, dtype=np.uint8)
+    while _fill(stream, scratch) == len(scratch):
+        pass
+    return stream.is_garbled
+
+
+def _fill(stream: Stream, buffer: Bytes1D) -> int:
+    """Fill the buffer; returns the bytes read, fewer only at the end."""
+    filled = 0
+    while filled < len(buffer):
+        got = stream.read_into(buffer.data[filled:])
+        if not got:
+            break
+        filled += got
+    return filled
+
+
+def fixed_piece(buffer: Bytes1D, count: int, size: int, offset: int, first_record: int) -> RecordChunk:
+    """The first ``count`` records of a buffer, of ``size`` bytes each."""
+    ends = np.arange(count + 1, dtype=np.int64) * size
+    return RecordChunk(buffer, ends, offset, first_record, header_bytes=0, footer_bytes=0)

@@ -1,0 +1,213 @@
+"""Reads blocks of records of fixed size again, as ``blocks`` does for TFRecord.
+
+Several blocks are read together, each as a whole: plain ones straight to where their records are wanted, compressed
+ones by inflating them to there. A block that is large, damaged or in an npz comes in pieces. The npz that was read
+last stays open at the row where reading stopped, because the next read mostly goes on there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loaderd.errors import Damage, ShardReadError
+from loaderd.formats.crc import Bytes1D
+from loaderd.formats.fixed import (
+    MAX_WHOLE_BYTES,
+    Stream,
+    compression_of_member,
+    fixed_piece,
+    inflate_whole,
+    is_garbled,
+    open_fixed,
+    scan_fixed,
+)
+from loaderd.formats.framing import Ends, RecordChunk
+from loaderd.formats.reader import Reading, ShardFiles
+from loaderd.schema import FixedRecords
+from loaderd.storage.shard_file import Block, Compression, Readable, ShardFile
+from loaderd.storage.timed import TimedFile, inflating
+
+if TYPE_CHECKING:
+    from loaderd.formats.npz import NpzRows
+
+
+class FixedBlockReader(ShardFiles):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        records: FixedRecords,
+        files: list[ShardFile],
+        compressions: list[Compression],
+        reading: Reading | None = None,
+    ) -> None:
+        super().__init__(files, compressions, reading)
+        self._records = records
+        self._npz: tuple[int, NpzRows] | None = None
+
+    def close(self) -> None:
+        super().close()
+        self._npz = None
+
+    def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
+        """As in ``Reader``."""
+        return ends[:-1], np.diff(ends)
+
+    def memory_bytes(self, block: Block) -> int:
+        """As in ``Reader``."""
+        stored = 0 if self._compressions[block.shard] == "none" else block.num_bytes
+        return stored + block.num_records * self._records.record_bytes
+
+    def narrowed(self, block: Block, first: int, stop: int) -> Block:
+        """As in ``Reader``: only these records of a plain shard, the whole block of any other."""
+        if self._compressions[block.shard] != "none":
+            return block
+        size = self._records.record_bytes
+        return Block(
+            block.shard,
+            block.offset + first * size,
+            (stop - first) * size,
+            stop - first,
+            block.first_record + first,
+            b"",
+        )
+
+    def can_read_together(self, block: Block) -> bool:
+        """As in ``Reader``."""
+        return self._compressions[block.shard] != "npz" and self.memory_bytes(block) <= MAX_WHOLE_BYTES
+
+    def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
+        """As in ``Reader``; None where a compressed block is damaged: :meth:`read` will say how."""
+        size = self._records.record_bytes
+        bounds = [0, *itertools.accumulate(block.num_records * size for block in blocks)]
+        if len(self._buffer) < bounds[-1]:
+            self._buffer = np.empty(bounds[-1], dtype=np.uint8)
+        view = self._buffer.data
+        places = [view[start:stop] for start, stop in itertools.pairwise(bounds)]
+        stored: dict[int, memoryview] = {
+            number: memoryview(bytearray(block.num_bytes))
+            for number, block in enumerate(blocks)
+            if self._compressions[block.shard] != "none"
+        }
+        if not self._read_bytes(blocks, lambda number: stored.get(number, places[number])):
+            return None
+        with inflating(self._spent):
+            if not all(_inflate(data, places[number], size) for number, data in stored.items()):
+                return None
+        return self._buffer, np.arange(bounds[-1] // size + 1, dtype=np.int64) * size
+
+    def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
+        """As in ``Reader``. A cut costs the records behind it, up to the end of the block."""
+        file = self._file(block.shard)
+        file.check_unchanged()
+        if self._compressions[block.shard] == "npz":
+            yield from self._read_npz(block, first, stop)
+        else:
+            for found in self._read_stream(block, first, stop):
+                yield self._named(found, block) if isinstance(found, Damage) else found
+        self._file(block.shard).check_unchanged()
+
+    def _named(self, damage: Damage, block: Block) -> Damage:
+        """The damage; in a tar, it says in which member: its offset counts from there."""
+        if self._compressions[block.shard] != "tar":
+            return damage
+        return replace(damage, found=f"{damage.found}, in the member at byte {block.offset} of the tar")
+
+    def _read_npz(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk]:
+        rows = self._npz_before(block, first)
+        size = self._records.record_bytes
+        while (begin := rows.row) < stop:
+            with inflating(self._spent):
+                buffer = rows.read(stop - begin)
+            self._on_read(block.num_bytes * rows.row // block.num_records)
+            yield fixed_piece(buffer, rows.row - begin, size, begin * size, block.first_record + begin)
+        self._npz = block.shard, rows
+
+    def _npz_before(self, block: Block, first: int) -> NpzRows:
+        """The npz, standing at row ``first``. It is not kept again until it has been read without an error."""
+        kept, self._npz = self._npz, None
+        with inflating(self._spent):
+            if kept is not None and kept[0] == block.shard and kept[1].row <= first:
+                rows = kept[1]
+            else:
+                del kept  # before the next one takes memory
+                from loaderd.formats.npz import NpzRows  # and zipfile
+
+                rows = NpzRows(self._files[block.shard], lambda: self._npz_file(block.shard), self._records)
+            if rows.num_rows != block.num_records:
+                uri = self._files[block.shard].uri
+                expected = f"{block.num_records} rows (the count when it was indexed)"
+                damage = Damage(uri, 0, 0, expected, f"{rows.num_rows} rows", lost_bytes=-1)
+                raise ShardReadError(str(damage), damage=damage)
+            for row in rows.skip_to(first):
+                self._on_read(block.num_bytes * row // block.num_records)
+        return rows
+
+    def _npz_file(self, shard: int) -> Readable:
+        return TimedFile(self._file(shard), self._spent)
+
+    def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
+        uri = self._files[block.shard].uri
+        compression = self._compression_of(block)
+        # Only the end shows whether it is garbled. One too large to be read twice was checked when it was indexed.
+        if not isinstance(compression, Damage) and self.can_read_together(block):
+            whole = self._stream(block, compression)
+            compression = whole.damage if is_garbled(whole) and whole.damage is not None else compression
+        if isinstance(compression, Damage):
+            for number in range(first, stop):
+                yield replace(compression, record=block.first_record + number, lost_bytes=0)
+            return
+        offset = first * self._records.record_bytes
+        stream = self._stream(block, compression)
+        stream.skip(offset)
+        reached = first
+        # Offsets count from the start of a compressed stream, or of a plain file.
+        start = block.offset if self._compressions[block.shard] == "none" else 0
+        expected = f"{block.num_records} records (the count when it was indexed)"
+        for found in scan_fixed(uri, stream, self._records, block.first_record + first, start + offset):
+            if isinstance(found, Damage):
+                for number in range(reached, stop):
+                    lost = found.lost_bytes if number == reached else 0
+                    where = block.first_record + number
+                    yield Damage(uri, where, found.offset, found.expected, found.found, lost)
+                return
+            if reached + found.num_records > block.num_records:  # the file is another one
+                end = start + block.num_records * self._records.record_bytes
+                damage = Damage(uri, block.first_record, end, expected, "more of them", lost_bytes=-1)
+                raise ShardReadError(str(damage), damage=damage)
+            yield found
+            reached += found.num_records
+            if reached >= stop:
+                if stop == block.num_records and is_garbled(stream):  # the CRC at its end says so
+                    assert stream.damage is not None
+                    damage = self._named(stream.damage, block)
+                    raise ShardReadError(str(damage), damage=damage)
+                return
+        for number in range(reached, stop):
+            end = start + reached * self._records.record_bytes
+            yield Damage(uri, block.first_record + number, end, expected, f"{reached} records")
+
+    def _compression_of(self, block: Block) -> Compression | Damage:
+        """How the block is compressed; in a tar, how its member is."""
+        uri, compression = self._files[block.shard].uri, self._compressions[block.shard]
+        if compression != "tar":
+            return compression
+        return compression_of_member(uri, self._file(block.shard), block.offset, block.num_bytes)
+
+    def _stream(self, block: Block, compression: Compression) -> Stream:
+        uri, file, size = self._files[block.shard].uri, self._file(block.shard), self._records.record_bytes
+        return open_fixed(uri, file, block.offset, block.num_bytes, compression, size, self._on_read)
+
+
+def _inflate(stored: memoryview, place: memoryview, record_bytes: int) -> bool:
+    """Inflate the records of a block to their place; False where anything is wrong, or there are more of them."""
+    data = inflate_whole(stored, len(place) + record_bytes - 1)  # the last record may be cut
+    if data is None or len(data) < len(place):
+        return False
+    place[:] = memoryview(data)[: len(place)]
+    return True

@@ -1,0 +1,169 @@
+"""Indexes on disk, so that a shard is read through once.
+
+A cached index is found by the shard's name, size and time of change, and by the block size, so a shard that changed
+has another key. No index is kept of a shard in storage that tells no time. A file is written under another name and
+then renamed, so that a reader sees a whole one or none. An index that is damaged or of another version is made again.
+A cache that cannot be written costs the next start an index pass, and no more. A folder of indexes stays bounded
+(``index_pruning``); indexes beside their shards are never deleted.
+
+To write a file takes 0.4 ms, to read one 0.1 ms: longer than to index a shard of a few records. So small shards that
+lie side by side are a **group**, whose indexes are made, kept in one file, and found together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from loaderd.formats.index_pruning import SUFFIX, mark_used, prune_if_due
+from loaderd.formats.shard_index import INDEX_VERSION, ShardIndex, decode_indexes
+from loaderd.redaction import redacted
+from loaderd.schema import FixedRecords
+from loaderd.storage.shard_file import ShardFile
+
+_logger = logging.getLogger("loaderd")
+
+_SHARED = 0o022
+"""The bits of a folder into which others than its owner may write."""
+_MOST_GROUPED = 256
+_MOST_GROUP_BYTES = 4 << 20
+_SMALL_BYTES = 256 << 10
+_ENDS_OF_256 = 4
+"""Of 256 names, so many end a group: 64 shards are in one, in the mean."""
+
+
+def groups_of(files: Iterable[ShardFile]) -> list[tuple[ShardFile, ...]]:
+    """``files`` in the groups that they are indexed in: a large shard alone, small ones of one folder together.
+
+    Where a group ends depends, as a rule, on the name of its last shard alone. So all who list a folder find the same
+    groups, and a shard that is added, changed or deleted changes its own group and no other.
+    """
+    groups: list[tuple[ShardFile, ...]] = []
+    group: list[ShardFile] = []
+    group_bytes, group_folder = 0, ""
+    for file in files:
+        folder, _, name = file.path.rpartition("/")
+        is_small = file.size_bytes <= _SMALL_BYTES
+        fits = group_bytes + file.size_bytes <= _MOST_GROUP_BYTES and len(group) < _MOST_GROUPED
+        if group and not (is_small and fits and folder == group_folder):
+            groups.append(tuple(group))
+            group, group_bytes = [], 0
+        group.append(file)
+        group_bytes, group_folder = group_bytes + file.size_bytes, folder
+        hashed = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=1).digest()
+        if not is_small or hashed[0] < _ENDS_OF_256:
+            groups.append(tuple(group))
+            group, group_bytes = [], 0
+    return [*groups, tuple(group)] if group else groups
+
+
+def default_cache_dir() -> Path:
+    """``$LOADERD_CACHE_DIR``, or ``loaderd`` in the user's cache folder. Raises OSError for a user without a home."""
+    chosen = os.environ.get("LOADERD_CACHE_DIR")
+    if chosen:
+        return _expanded(chosen)
+    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "loaderd"
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise FileNotFoundError(f"{error} Set LOADERD_CACHE_DIR to a folder for the index.") from None
+
+
+def _make_folders(folder: Path, top: Path) -> int:
+    """Make ``folder``, which lies below ``top``; returns the mode of ``top``.
+
+    Where several users may write into ``top``, what is made below gets its mode, and they may write there, too.
+    """
+    top.mkdir(parents=True, exist_ok=True)
+    mode = stat.S_IMODE(os.stat(top).st_mode)
+    for name in (folder.parent, folder):
+        try:
+            os.mkdir(name)
+        except FileExistsError:
+            continue
+        if mode & _SHARED:
+            # Without the sticky bit, another user may have put a link in its place meanwhile.
+            made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(made).st_uid == os.geteuid():
+                    os.fchmod(made, mode)
+            finally:
+                os.close(made)
+    return mode
+
+
+class IndexCache:
+    """Where indexes are kept: in one folder (``"user"`` or a path), beside the shards (``"beside"``), or nowhere."""
+
+    def __init__(self, where: str, block_records: int, records: FixedRecords | None = None) -> None:
+        """``records``: how records of fixed size are stored, because their index depends on it; None: TFRecord."""
+        self._where = where
+        self.block_records = block_records
+        self._of = f"{block_records}" if records is None else f"{block_records}\0{records!r}"
+
+    def path_of(self, *group: ShardFile) -> Path | None:
+        """Where the indexes of a group are kept; None if they are not. Raises OSError for a user without a home."""
+        if self._where == "none" or not all(file.has_version for file in group):
+            return None
+        files = "\0".join(f"{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}" for file in group)
+        key = f"{INDEX_VERSION}\0{files}\0{self._of}"
+        digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
+        if self._where == "beside" and "://" not in group[0].uri:
+            shard = Path(group[0].uri)
+            return shard.with_name(f".{shard.name}.{digest[:12]}{SUFFIX}")
+        folder = default_cache_dir() if self._where in ("user", "beside") else _expanded(self._where)
+        return folder / "index" / digest[:2] / (digest[2:] + SUFFIX)
+
+    def load(self, *group: ShardFile) -> list[ShardIndex] | None:
+        """The indexes of the shards of a group, or None if there are none that can be used."""
+        try:
+            path = self.path_of(*group)
+            if path is None:
+                return None
+            data = path.read_bytes()
+        except OSError:
+            return None
+        try:
+            indexes = decode_indexes(data, group)
+        except Exception as error:  # whatever is wrong with a cached file, the answer is to make it again
+            _logger.info("the cached index %s is made again: %s", path, error)
+            return None
+        mark_used(path)
+        return indexes
+
+    def store(self, group: Sequence[ShardFile], encoded: bytes) -> OSError | None:
+        """Keep the ``encoded`` indexes of a group; returns the error, which names the folder, where that fails."""
+        path = None
+        try:
+            path = self.path_of(*group)
+            if path is None:
+                return None
+            is_beside = path.name.startswith(".")
+            mode = 0 if is_beside else _make_folders(path.parent, path.parent.parent.parent)
+            # Hidden, so that no glob over the shards finds it; with usual permissions, so that others may read it.
+            temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
+            try:
+                with open(temporary, "xb") as out:
+                    if mode & _SHARED:  # whatever the umask
+                        os.fchmod(out.fileno(), 0o600 | mode & 0o044)
+                    out.write(encoded)
+                os.replace(temporary, path)
+                if not is_beside:
+                    prune_if_due(path.parent.parent)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+        except OSError as error:
+            if error.filename is None and path is not None:  # the error of a full disk names no file
+                error.filename = str(path.parent)
+            return error
+        return None

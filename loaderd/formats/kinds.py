@@ -1,0 +1,340 @@
+"""What kind of file a shard is, by its content: one table for all readers and commands.
+
+A reader asks :func:`kind_of` where a file is not what the schema says. A file that is plainly of another kind is
+refused as a whole, whatever ``on_corrupt`` says: none of it is damage that could be left out.
+
+**Records of a fixed size may hold any bytes**, and a glob may name a million shards. So each test in the table asks
+for at least 37 bits that random bytes hold only by chance, once in 10^11 files: a magic of 5 bytes or more, or a
+shorter one and a structure that it announces. Where it is not the length of the magic alone:
+
+- TFRecord: a CRC of 32 bits, of a length whose 3 highest bytes are zeros. 56 bits.
+- gzip, zlib: a header of 16 to 27 bits, and data that inflate for 4 KiB, or to their end, whose CRC or Adler-32
+  matches (32 bits). Random data fail after some ten bytes: one symbol in five is a reference, and most of these point
+  to where nothing has been inflated yet. So 4 KiB are worth more than 200 bits.
+- zstd: 32 bits of magic; a bit that is reserved; the first block's length, 21 bits, of at most 128 KiB. 37 bits.
+- lz4: 32 bits of magic, and 9 bits of flags that are reserved or of one value. 41 bits.
+- zip: 32 bits of magic, and 16 bits each for a version below 64 and a method below 100. 51 bits.
+- binpack, Parquet, ORC: a second magic where the first part, or the file, ends. 48 to 64 bits. Of a Parquet file,
+  what begins its first page: 54 bits. Of a binpack whose end is not known, a length of at most 100 MiB: 37 bits.
+- pickle: 24 bits of magic, and a frame's length of 64 bits that is not beyond the file. 58 bits for 1 GiB.
+- tar without ``ustar``: a checksum as six octal digits (30 bits) with a zero and a space (16) that is right (17).
+- text: two of five random bytes are part of valid UTF-8 without control characters: 32 bytes are worth 41 bits.
+  Records may be text themselves. So where the schema says what they are, only numbers of several bytes count.
+
+Damage to the first bytes of a file hides its kind. Then it is read as before, as far as that goes.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from loaderd.errors import Damage, ShardFormatError
+from loaderd.formats.crc import HEADER_BYTES, masked_crc
+from loaderd.schema import FixedRecords
+from loaderd.storage.shard_file import Readable
+
+HEAD_BYTES = 4096
+_TAR_BYTES = 512
+_MOST_SAMPLE_BYTES = 1 << 17
+_ENOUGH_INFLATED_BYTES = 1 << 20
+_ENOUGH_STORED_BYTES = 4096
+_LEAST_TEXT_BYTES = 32
+_MOST_BLOCK_BYTES = 1 << 17
+_MOST_CHUNK_BYTES = 100 << 20  # by Stockfish's reader
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f\x7f]")
+
+GZIP_MAGIC = b"\x1f\x8b\x08"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+ZIP_MAGIC = b"PK\x03\x04"
+
+
+class Content:
+    """Bytes of which the kind is asked: a file, or as much as is known of what a compressed one holds.
+
+    ``size_bytes`` None: only the front is known.
+    """
+
+    def __init__(self, read_at: Callable[[int, memoryview], int], size_bytes: int | None) -> None:
+        self._read_at = read_at
+        self.size_bytes = size_bytes
+        self.head = self.at(0, HEAD_BYTES)
+
+    @classmethod
+    def of_file(cls, file: Readable, size_bytes: int) -> Content:
+        """All of a file, of which no more is read than is needed."""
+        return cls(file.read_at, size_bytes)
+
+    @classmethod
+    def of_bytes(cls, data: Any, is_whole: bool) -> Content:
+        """Bytes in memory; ``is_whole``: whether nothing is behind them."""
+        view = memoryview(data)
+
+        def read_at(offset: int, out: memoryview) -> int:
+            found = view[offset : offset + len(out)]
+            out[: len(found)] = found
+            return len(found)
+
+        return cls(read_at, len(view) if is_whole else None)
+
+    def at(self, offset: int, num_bytes: int) -> bytes:
+        """So many bytes from ``offset`` on; fewer where no more are known."""
+        data = bytearray(num_bytes)
+        return bytes(data[: self._read_at(offset, memoryview(data))])
+
+    def ends_with(self, magic: bytes, behind_bytes: int = 0) -> bool:
+        """Whether ``magic`` stands at the end, in front of so many bytes."""
+        begin = -1 if self.size_bytes is None else self.size_bytes - len(magic) - behind_bytes
+        return begin >= 0 and self.at(begin, len(magic)) == magic
+
+
+class Kind(NamedTuple):
+    """``what``: the file, in words, behind "is" or "holds"; ``cure``: what to do with it."""
+
+    what: str
+    cure: str
+    matches: Callable[[Content], bool]
+
+
+def is_frame(head: bytes | bytearray) -> bool:
+    """Whether ``head`` begins with a length and its CRC, as a TFRecord file does."""
+    return len(head) >= HEADER_BYTES and masked_crc(head[:8]) == int.from_bytes(head[8:HEADER_BYTES], "little")
+
+
+def is_tar_header(head: bytes | bytearray) -> bool:
+    """Whether a tar begins with ``head``: with ``ustar``, or, as those of 1979 do, with the checksum alone."""
+    if head[257:262] == b"ustar":
+        return True
+    block = bytes(head[:_TAR_BYTES])
+    stated = re.fullmatch(rb" *([0-7]{1,6}) *(\0 | \0|\0\0)", block[148:156])
+    return stated is not None and int(stated[1], 8) == sum(block) - sum(block[148:156]) + 8 * ord(" ")
+
+
+def _is_tfrecord(content: Content) -> bool:
+    return is_frame(content.head) and not any(content.head[5:8])
+
+
+def _is_gzip(content: Content) -> bool:
+    head = content.head
+    return head.startswith(GZIP_MAGIC) and len(head) > 3 and head[3] < 0x20 and _inflates(content, 31)
+
+
+def _is_zlib(content: Content) -> bool:
+    head = content.head
+    is_header = len(head) > 2 and head[0] & 0x8F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
+    return is_header and _inflates(content, 15)
+
+
+def _inflates(content: Content, window_bits: int) -> bool:
+    """Whether the front of ``content`` can be inflated, and is enough to tell."""
+    inflater, stored = zlib.decompressobj(window_bits), content.at(0, _MOST_SAMPLE_BYTES)
+    left, inflated_bytes = stored, 0
+    try:
+        while left and not inflater.eof and inflated_bytes < _ENOUGH_INFLATED_BYTES:
+            inflated_bytes += len(inflater.decompress(left, _ENOUGH_INFLATED_BYTES))
+            left = inflater.unconsumed_tail
+    except zlib.error:
+        return False
+    is_enough = len(stored) >= _ENOUGH_STORED_BYTES or inflated_bytes >= _ENOUGH_INFLATED_BYTES
+    return inflater.eof or is_enough
+
+
+def _is_zstd(content: Content) -> bool:
+    head = content.head
+    if not head.startswith(ZSTD_MAGIC) or len(head) < 5 or head[4] & 0x08:
+        return False
+    is_single, size_flag, dictionary_flag = head[4] >> 5 & 1, head[4] >> 6, head[4] & 3
+    size_bytes = (1 if is_single else 0, 2, 4, 8)[size_flag]
+    block = 5 + (not is_single) + (0, 1, 2, 4)[dictionary_flag] + size_bytes
+    header = int.from_bytes(head[block : block + 3], "little")
+    return len(head) >= block + 3 and header >> 1 & 3 != 3 and header >> 3 <= _MOST_BLOCK_BYTES
+
+
+def _is_lz4(content: Content) -> bool:
+    head = content.head
+    is_magic = head.startswith(b"\x04\x22\x4d\x18") and len(head) >= 7
+    return is_magic and head[4] >> 6 == 1 and not head[4] & 2 and not head[5] & 0x8F and head[5] >> 4 >= 4
+
+
+def _is_zip(content: Content) -> bool:
+    head = content.head
+    version, method = head[4:6], head[8:10]
+    is_header = len(head) >= 30 and version[1] == 0 and version[0] < 64 and method[1] == 0 and method[0] < 100
+    return head.startswith(ZIP_MAGIC) and is_header
+
+
+def _is_bzip2(content: Content) -> bool:
+    return bool(re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", content.head))
+
+
+def _is_parquet(content: Content) -> bool:
+    # Behind the magic: a page's type and two sizes, each behind the byte by which Thrift says that an i32 follows.
+    begins_with_page = re.match(rb"PAR1\x15[\x00-\x06]\x15", content.head)
+    magic = content.head[:4]
+    return bool(begins_with_page) or (magic in (b"PAR1", b"PARE") and content.ends_with(magic))
+
+
+def _is_orc(content: Content) -> bool:
+    return content.head.startswith(b"ORC") and content.ends_with(b"ORC", 1)
+
+
+def _is_avro(content: Content) -> bool:
+    return content.head.startswith(b"Obj\x01") and b"avro.schema" in content.head
+
+
+def _is_numpy(content: Content) -> bool:
+    return bool(re.match(rb"\x93NUMPY[\x01-\x03]\x00", content.head))
+
+
+def _is_binpack(content: Content) -> bool:
+    if not content.head.startswith(b"BINP") or len(content.head) < 8:
+        return False
+    end = 8 + int.from_bytes(content.head[4:8], "little")
+    if content.size_bytes is None:
+        return end <= _MOST_CHUNK_BYTES
+    return end == content.size_bytes or content.at(end, 4) == b"BINP"
+
+
+def _is_pickle(content: Content) -> bool:
+    head, size_bytes = content.head, content.size_bytes
+    end = 11 + int.from_bytes(head[3:11], "little")
+    is_magic = len(head) >= 11 and head[0] == 0x80 and head[1] in (4, 5) and head[2] == 0x95
+    return is_magic and (end <= size_bytes if size_bytes is not None else end < 1 << 40)
+
+
+def _is_html(content: Content) -> bool:
+    return bool(re.match(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)[\s>]", content.head, re.IGNORECASE))
+
+
+def _begins(*magics: bytes) -> Callable[[Content], bool]:
+    return lambda content: content.head.startswith(magics)
+
+
+def _never(content: Content) -> bool:
+    return False  # :func:`kind_of` asks :func:`_is_text`, which needs to know what the records are
+
+
+_ANOTHER_COMPRESSION = "Decompress it, or compress it with gzip instead."
+_UNPACK = "Unpack it, and name the files in it that are shards."
+_AS_NPZ = (
+    "Read it with {reader}, and write its columns as an npz (np.savez_compressed), with one row for each record: "
+    "FixedRecords reads that."
+)
+_NO_SHARD = "If it is no shard, name the shards so that it does not match."
+
+KINDS: dict[str, Kind] = {
+    "tfrecord": Kind(
+        "a TFRecord file",
+        "Give a schema of the features of its tf.train.Examples: `loaderd inspect SHARD --features` proposes one.",
+        _is_tfrecord,
+    ),
+    "gzip": Kind("a gzip file", "Decompress it once.", _is_gzip),
+    "zlib": Kind("a zlib stream", "Inflate it, or compress it with gzip instead.", _is_zlib),
+    "zstd": Kind("a zstd file", _ANOTHER_COMPRESSION, _is_zstd),
+    "xz": Kind("an xz file", _ANOTHER_COMPRESSION, _begins(b"\xfd7zXZ\0")),
+    "bzip2": Kind("a bzip2 file", _ANOTHER_COMPRESSION, _is_bzip2),
+    "lz4": Kind("an lz4 file", _ANOTHER_COMPRESSION, _is_lz4),
+    "snappy": Kind("a snappy file", _ANOTHER_COMPRESSION, _begins(b"\xff\x06\0\0sNaPpY")),
+    "7z": Kind("a 7z archive", _UNPACK, _begins(b"7z\xbc\xaf\x27\x1c")),
+    "rar": Kind("a rar archive", _UNPACK, _begins(b"Rar!\x1a\x07")),
+    "zip": Kind("a zip archive (as an .npz is)", _UNPACK, _is_zip),
+    "tar": Kind("a tar archive", _UNPACK, lambda content: is_tar_header(content.head)),
+    "parquet": Kind("a Parquet file", _AS_NPZ.format(reader="pyarrow.parquet"), _is_parquet),
+    "orc": Kind("an ORC file", _AS_NPZ.format(reader="pyarrow.orc"), _is_orc),
+    "arrow": Kind("an Arrow file", _AS_NPZ.format(reader="pyarrow.feather"), _begins(b"ARROW1\0\0")),
+    "avro": Kind("an Avro file", _AS_NPZ.format(reader="fastavro"), _is_avro),
+    "hdf5": Kind("an HDF5 file", _AS_NPZ.format(reader="h5py"), _begins(b"\x89HDF\r\n\x1a\n")),
+    "matlab": Kind(
+        "a file of MATLAB's",
+        _AS_NPZ.format(reader="scipy.io.loadmat"),
+        _begins(b"MATLAB 5.0 MAT-file", b"MATLAB 7.3 MAT-file"),
+    ),
+    "npy": Kind(
+        "an array of numpy's (.npy)",
+        "Write it as an npz, under the name of its field: np.savez_compressed(path, name=np.load(…)). FixedRecords "
+        "reads that.",
+        _is_numpy,
+    ),
+    "sqlite": Kind("an SQLite database", _AS_NPZ.format(reader="sqlite3"), _begins(b"SQLite format 3\0")),
+    "riegeli": Kind(
+        "an ArrayRecord or Riegeli file",
+        "Read it with array_record, and write its records with tf.io.TFRecordWriter.",
+        _begins(b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"),
+    ),
+    "pickle": Kind("a pickle of Python's", _AS_NPZ.format(reader="pickle"), _is_pickle),
+    "binpack": Kind(
+        "a binpack of Stockfish's",
+        "Convert it to a .bin with Stockfish's tools (convert FROM TO), and describe its records with FixedRecords.",
+        _is_binpack,
+    ),
+    "png": Kind("a PNG image", _NO_SHARD, _begins(b"\x89PNG\r\n\x1a\n")),
+    "jpeg": Kind("a JPEG image", _NO_SHARD, _begins(b"\xff\xd8\xff\xe0\0\x10JFIF\0")),
+    "pdf": Kind("a PDF", _NO_SHARD, _begins(b"%PDF-1.", b"%PDF-2.")),
+    "lfs": Kind(
+        "a pointer of Git LFS, in place of the file itself",
+        "Get the file: git lfs pull.",
+        _begins(b"version https://git-lfs.github.com/", b"version https://hawser.github.com/"),
+    ),
+    "html": Kind(
+        "a page of HTML",
+        f"If it was downloaded, it may be a login or an error: download it again. {_NO_SHARD}",
+        _is_html,
+    ),
+    "xml": Kind(
+        "an XML document",
+        f"If it was downloaded, it may be an error of the storage: download it again. {_NO_SHARD}",
+        _begins(b"<?xml "),
+    ),
+    "text": Kind("text", f"{_NO_SHARD} Of games in PGN, examples/chess/convert_pgn.py makes shards.", _never),
+}
+"""By a short name; in the order in which they are tried."""
+
+
+def kind_of(content: Content, records: FixedRecords | None = None, but: str = "") -> str:
+    """The name in :data:`KINDS` of what ``content`` plainly is; "" where nothing is plain, or where it is ``but``.
+
+    ``records``: what the schema says that it holds; None: nothing that could be text.
+    """
+    for name, kind in KINDS.items():
+        if kind.matches(content):
+            return "" if name == but else name
+    return "text" if _is_text(content, records) else ""
+
+
+def _is_text(content: Content, records: FixedRecords | None) -> bool:
+    sample = content.head
+    if _CONTROL.search(sample):  # as nearly always: no more need be read
+        return False
+    counted_bytes = len(sample)
+    if records is not None and (content.size_bytes is None or content.size_bytes >= records.record_bytes):
+        assert records.dtype.fields is not None
+        numbers = [records.dtype.fields[name][0] for name in records]
+        wide_bytes = sum(
+            field.itemsize for field in numbers if field.base.kind in "iufcmM" and field.base.itemsize > 1
+        )
+        count = max(_MOST_SAMPLE_BYTES // records.record_bytes, 1)
+        sample = content.at(0, min(count * records.record_bytes, _MOST_SAMPLE_BYTES)) if wide_bytes else b""
+        counted_bytes = len(sample) // records.record_bytes * wide_bytes
+    if counted_bytes < _LEAST_TEXT_BYTES or _CONTROL.search(sample):
+        return False
+    try:
+        sample.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data" and error.start > len(sample) - 4  # a character is cut
+    return True
+
+
+def refused(
+    shard: str, kind: str, expected: str, *, start: int = 0, inside: str = "", also: str = ""
+) -> ShardFormatError:
+    """The error for a shard of another ``kind`` than what is ``expected``.
+
+    ``start``: where in the shard it begins. ``inside``: how it is wrapped, in words. ``also``: for the hint.
+    """
+    what, cure, _ = KINDS[kind]
+    what = f"{what}, {inside}" if inside else what
+    damage = Damage(shard, 0, start, expected, f"one that {'holds' if inside else 'is'} {what}", lost_bytes=-1)
+    text = f"{shard} {'holds' if inside else 'is'} {what}, and not {expected}"
+    return ShardFormatError(text, hint=" ".join(filter(None, (cure, also))), damage=damage)

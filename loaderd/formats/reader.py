@@ -1,0 +1,170 @@
+"""What readers of blocks share: files that are open, and blocks of remote shards that are on their way."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Protocol
+from weakref import WeakSet
+
+import numpy as np
+
+from loaderd.errors import Damage
+from loaderd.formats.compression import OnRead, no_callback
+from loaderd.formats.crc import Bytes1D
+from loaderd.formats.framing import Ends, RecordChunk
+from loaderd.machine import max_open_files
+from loaderd.stages import Stage, StageTimes
+from loaderd.storage.access import Access
+from loaderd.storage.fetches import Fetches
+from loaderd.storage.files import open_shard, read_shard
+from loaderd.storage.shard_file import Block, Compression, OpenFile, ShardFile, is_remote
+
+_MAX_OPEN_FILES = 64
+_OTHER_OPEN_FILES = 16  # sockets, memories, and what a user's function opens
+
+
+class Reader(Protocol):
+    """Reads blocks of a list of files: ``BlockReader`` those of TFRecord, ``FixedBlockReader`` the others."""
+
+    @property
+    def fetches(self) -> bool:
+        """Whether any shard is remote: else :meth:`begin` does nothing."""
+
+    def narrowed(self, block: Block, first: int, stop: int) -> Block:
+        """The smallest part of ``block`` that holds its records ``first`` to ``stop - 1`` and can be read alone."""
+
+    def begin(self, blocks: list[Block]) -> None:
+        """Have blocks of remote shards fetched, each for one :meth:`read_together`."""
+
+    def are_there(self, blocks: list[Block]) -> bool:
+        """Whether what was begun has come."""
+
+    def can_read_together(self, block: Block) -> bool:
+        """Whether :meth:`read_together` may be tried."""
+
+    def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
+        """All records of ``blocks``, and the ends of their frames, in order; None where anything is wrong."""
+
+    def memory_bytes(self, block: Block) -> int:
+        """Bytes of memory that :meth:`read_together` needs for a block."""
+
+    def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
+        """Two int64, (n,): where each record's data starts, and how many bytes it has, in frames with these ends."""
+
+    def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
+        """Records ``first`` to ``stop - 1`` of ``block``, in order, and what of them is damaged."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+class Reading:
+    """How files are read: by ``access`` where they are remote.
+
+    ``on_read`` is called while a shard is read from front to back; the ns of each stage are added up in ``spent``.
+    """
+
+    def __init__(
+        self, on_read: OnRead = no_callback, access: Access | None = None, spent: StageTimes | None = None
+    ) -> None:
+        self.on_read = on_read
+        self.access = access or Access()
+        self.spent: StageTimes = [0] * len(Stage) if spent is None else spent
+
+
+class ShardFiles:
+    """Keeps up to 64 files open (fewer if few may be open), and a buffer for the most that was read together."""
+
+    def __init__(
+        self, files: list[ShardFile], compressions: list[Compression], reading: Reading | None = None
+    ) -> None:
+        reading = reading or Reading()
+        self._files, self._compressions = files, compressions
+        self._access, self._on_read, self._spent = reading.access, reading.on_read, reading.spent
+        self._fetches = Fetches(files, self._access)
+        self._remote = {number for number, file in enumerate(files) if is_remote(file.uri)}
+        self._buffer: Bytes1D = np.empty(1 << 20, dtype=np.uint8)
+        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._max_open = max(1, min(_MAX_OPEN_FILES, max_open_files() - _OTHER_OPEN_FILES))
+        self._are_many = len(files) > self._max_open
+        _all.add(self)
+
+    def close(self) -> None:
+        self._fetches.forget()
+        self.close_files()
+
+    def close_files(self) -> None:
+        """Have no file open until the next one is read."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    @property
+    def fetches(self) -> bool:
+        """As in :class:`Reader`."""
+        return bool(self._remote)
+
+    def begin(self, blocks: list[Block]) -> None:
+        """As in :class:`Reader`."""
+        self._fetches.begin(_key(block) for block in blocks if self._is_fetched(block))
+
+    def are_there(self, blocks: list[Block]) -> bool:
+        """As in :class:`Reader`."""
+        return self._fetches.are_there(_key(block) for block in blocks if self._is_fetched(block))
+
+    def _is_fetched(self, block: Block) -> bool:
+        return block.shard in self._remote and self.can_read_together(block)
+
+    def can_read_together(self, block: Block) -> bool:
+        """As in :class:`Reader`."""
+        raise NotImplementedError
+
+    def _read_bytes(self, blocks: list[Block], part_of: Callable[[int], memoryview]) -> bool:
+        """Read the bytes of block i into ``part_of(i)``; False where a file has become shorter."""
+        remote: list[tuple[tuple[int, int, int], memoryview]] = []
+        began_ns = time.monotonic_ns()
+        for number, block in enumerate(blocks):
+            if block.shard in self._remote:
+                remote.append((_key(block), part_of(number)))
+            elif not self._read_local(block, part_of(number)):
+                return False
+        if remote:
+            self._fetches.take_into([key for key, _ in remote], [part for _, part in remote])
+        self._spent[Stage.READ] += time.monotonic_ns() - began_ns
+        return True
+
+    def _read_local(self, block: Block, part: memoryview) -> bool:
+        """False where the file has become shorter."""
+        listed = self._files[block.shard]
+        if self._are_many and block.num_bytes == listed.size_bytes:  # it would be closed before it is read again
+            return read_shard(listed, part, self._access, _close_all)
+        file = self._file(block.shard)
+        whole = file.read_at(block.offset, part) == block.num_bytes
+        if whole:
+            file.check_unchanged()
+        return whole
+
+    def _file(self, shard: int) -> OpenFile:
+        file = self._open.get(shard)
+        if file is None:
+            for other in self._remote & self._open.keys():  # each may hold what was fetched ahead: up to 32 MiB
+                self._open.pop(other).close()
+            while len(self._open) >= self._max_open:
+                self._open.popitem(last=False)[1].close()
+            file = self._open[shard] = open_shard(self._files[shard], self._access, _close_all)
+        self._open.move_to_end(shard)
+        return file
+
+
+_all: WeakSet[ShardFiles] = WeakSet()
+"""Those of this process, of all streams: together they may have more files open than a process may have."""
+
+
+def _close_all() -> None:
+    for one in list(_all):
+        one.close_files()
+
+
+def _key(block: Block) -> tuple[int, int, int]:
+    return block.shard, block.offset, block.num_bytes

@@ -1,0 +1,343 @@
+"""The index of a shard: where its blocks of consecutive, healthy records are, and what of it is damaged.
+
+A block is up to ``block_records`` consecutive records; a damaged record ends one block, and the next begins behind
+it, so a block holds no damage that was there when the index was made. A compressed shard cannot be entered in the
+middle: each healthy stretch of it is one block.
+
+::
+
+    offsets        (blocks,)  where the block starts, in bytes of the (decompressed) stream
+    num_bytes      (blocks,)  bytes of the block, frames included
+    counts         (blocks,)  records
+    first_records  (blocks,)  number of the block's first record in the shard
+    runs           (…)        for each block, one behind the other: 0, then the bytes of each run of 32 records but
+                              the last; none for a compressed shard
+
+Each is an array of the smallest unsigned integers that hold it: the daemon keeps the indexes of all shards.
+
+Where a record starts is known only from the one before, so a reader would have to go from one to the next. The
+**anchors** of a block are the offsets in it of every 32nd record; they are the sums of its runs. A reader goes on
+from all anchors of a block (or of several blocks) at once, and so takes 32 times fewer steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.errors import Damage, LoaderdError
+from loaderd.formats.compression import (
+    OnRead,
+    PlainStream,
+    detect_compression,
+    most_record_bytes,
+    no_callback,
+    open_stream,
+)
+from loaderd.formats.crc import (
+    Bytes1D,
+    chain_crcs,
+    check_data_crcs,
+    crc32c,
+    find_bad_length_crc,
+    masked_crc,
+    stored_crcs,
+)
+from loaderd.formats.framing import Ends, RecordChunk, scan, walk
+from loaderd.redaction import redacted
+from loaderd.storage.access import Access
+from loaderd.storage.files import open_shard, read_shard
+from loaderd.storage.shard_file import Compression, ShardFile
+
+INDEX_VERSION = 4
+ANCHOR_RECORDS = 32
+MAX_BLOCK_BYTES = 8 << 20
+# The name of a file may be no valid Unicode.
+_UNICODE_ERRORS = "surrogatepass"
+_ANCHORS = np.dtype("<u4")
+_ANCHOR = bytes(_ANCHORS.itemsize)
+"""The anchors of a block that has but one, its own start."""
+# What a damage takes beside its texts: the names of its fields, and its numbers.
+_DAMAGE_BYTES = 100
+_ARRAYS = ("offsets", "num_bytes", "counts", "first_records", "runs")
+_DTYPES = {item_bytes: np.dtype(f"<u{item_bytes}") for item_bytes in (1, 2, 4, 8)}
+
+Uints = npt.NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex:
+    """Blocks and damage of one shard; the arrays are drawn in the module's docstring.
+
+    ``digest``: a CRC32C of what its records hold; the same for the same records, however they are compressed.
+    ``error``: why the shard could not be indexed; then it has no blocks. Never encoded.
+    """
+
+    file: ShardFile
+    compression: Compression
+    digest: int
+    damages: tuple[Damage, ...]
+    offsets: Uints
+    num_bytes: Uints
+    counts: Uints
+    first_records: Uints
+    runs: Uints
+    error: LoaderdError | None = field(default=None, kw_only=True)
+
+    @classmethod
+    def of_unreadable(cls, file: ShardFile, error: LoaderdError) -> ShardIndex:
+        """What stands in for the index of a shard that cannot be indexed: one damage, and nothing else."""
+        damage = error.damage or Damage(file.uri, 0, 0, "a shard that can be indexed", error.message, lost_bytes=-1)
+        none = np.zeros(0, dtype=np.uint8)
+        return cls(file, "none", 0, (damage,), none, none, none, none, none, error=error)
+
+    @property
+    def num_records(self) -> int:
+        """Healthy records."""
+        return int(self.counts.sum())
+
+    @cached_property
+    def _run_ends(self) -> Uints:
+        """(blocks,): where in ``batch_range`` those of each block end."""
+        return shrunk(np.cumsum(-(-self.counts.astype(np.int64) // ANCHOR_RECORDS)))
+
+    def block(self, number: int) -> tuple[int, int, int, int, bytes]:
+        """(offset, num_bytes, count, first_record, anchors) of a block; anchors: uint32, little-endian. 2 µs."""
+        anchors = b""
+        if len(self.runs) == 1:
+            anchors = _ANCHOR
+        elif len(self.runs):
+            ends = self._run_ends
+            start = ends.item(number - 1) if number else 0
+            # As np.cumsum, in half the time.
+            anchors = np.add.accumulate(self.runs[start : ends.item(number)], dtype=_ANCHORS).tobytes()
+        return (
+            self.offsets.item(number),
+            self.num_bytes.item(number),
+            self.counts.item(number),
+            self.first_records.item(number),
+            anchors,
+        )
+
+    @property
+    def damage_bytes(self) -> int:
+        """How many bytes the damages take in :func:`encode_indexes`, at most."""
+        texts = (f"{damage.shard}{damage.expected}{damage.found}" for damage in self.damages)
+        return sum(len(text.encode(errors=_UNICODE_ERRORS)) + _DAMAGE_BYTES for text in texts)
+
+
+def encode_indexes(indexes: Sequence[ShardIndex]) -> bytes:
+    """Indexes as bytes, with a version in front and a CRC behind; without the secrets of their URIs.
+
+    Arrays of all are joined: small shards are many, and each array costs more than what is in it.
+    """
+    columns = [[getattr(index, name) for index in indexes] for name in _ARRAYS]
+    joined = [shrunk(column[0] if len(column) == 1 else np.concatenate(column)) for column in columns]
+    body: bytes = msgpack.packb(
+        {
+            "version": INDEX_VERSION,
+            "files": [_identity(index.file) for index in indexes],
+            "compressions": [index.compression for index in indexes],
+            "digests": [index.digest for index in indexes],
+            "damages": [[damage.to_wire() for damage in index.damages] for index in indexes],
+            "blocks": [len(index.counts) for index in indexes],
+            "num_runs": [len(index.runs) for index in indexes],
+            **{name: _array_to_wire(array) for name, array in zip(_ARRAYS, joined, strict=True)},
+        },
+        unicode_errors=_UNICODE_ERRORS,
+    )
+    return body + masked_crc(body).to_bytes(4, "little")
+
+
+def decode_indexes(data: bytes, files: Sequence[ShardFile] | None = None) -> list[ShardIndex]:
+    """The indexes that ``encode_indexes`` wrote; raises ValueError where they are of another version, or damaged.
+
+    ``files``: those of which they must be, whose URIs have their secrets; None: of any.
+    """
+    body = data[:-4]
+    if len(data) < 5 or masked_crc(body) != int.from_bytes(data[-4:], "little"):
+        raise ValueError("its CRC does not match")
+    try:
+        fields: dict[str, Any] = msgpack.unpackb(body, unicode_errors=_UNICODE_ERRORS)
+        if fields["version"] != INDEX_VERSION:
+            raise ValueError(f"it is of version {fields['version']}, not {INDEX_VERSION}")
+        if files is None:
+            files = [ShardFile(*file) for file in fields["files"]]
+        elif fields["files"] != list(map(_identity, files)):
+            raise ValueError("it is of other files")
+        arrays = [np.frombuffer(items, _DTYPES[size]) for size, items in map(fields.__getitem__, _ARRAYS)]
+        blocks, runs = (list(accumulate(fields[name], initial=0)) for name in ("blocks", "num_runs"))
+        if [*map(len, arrays)] != [blocks[-1]] * 4 + [runs[-1]]:
+            raise ValueError("its arrays are of other lengths")
+        *of_blocks, of_runs = arrays
+        return [
+            ShardIndex(
+                file,
+                compression,
+                digest,
+                tuple(Damage(**damage) for damage in damages) if damages else (),
+                *[*[array[begin:end] for array in of_blocks], of_runs[first:stop]],
+            )
+            for file, compression, digest, damages, (begin, end), (first, stop) in zip(
+                files,
+                *[fields[name] for name in ("compressions", "digests", "damages")],
+                *map(pairwise, (blocks, runs)),
+                strict=True,
+            )
+        ]
+    except (LookupError, TypeError) as error:  # of another version, whatever number it has
+        raise ValueError(f"it is no index: {error!r}") from None
+
+
+def _identity(file: ShardFile) -> list[Any]:
+    """What tells a shard from others."""
+    return [redacted(file.uri), file.size_bytes, file.mtime_ns]
+
+
+def _one(number: int) -> Uints:
+    return np.array([number], np.min_scalar_type(number))
+
+
+_ZERO = _one(0)
+
+
+def shrunk(numbers: npt.NDArray[Any]) -> Uints:
+    """The same numbers (none below 0) as the smallest unsigned integers that hold them."""
+    return numbers.astype(np.min_scalar_type(numbers.max(initial=0)))
+
+
+def _array_to_wire(numbers: Uints) -> list[Any]:
+    """[bytes of an item, the items, little-endian]."""
+    return [numbers.itemsize, numbers.astype(_DTYPES[numbers.itemsize], copy=False).tobytes()]
+
+
+def build_index(
+    file: ShardFile, block_records: int, on_read: OnRead = no_callback, access: Access | None = None
+) -> ShardIndex:
+    """Read a shard from front to back, check both CRCs of every record, and note its blocks and damage.
+
+    Raises ShardReadError where the file is not there, or changes meanwhile, and StorageError.
+    """
+    with closing(open_shard(file, access)) as opened:
+        compression = detect_compression(file.uri, opened, file.size_bytes)
+        blocks = _Blocks(block_records if compression == "none" else None)
+        damages: list[Damage] = []
+        next_record = digest = 0
+        stream = open_stream(file.uri, opened, compression, on_read)
+        most_bytes = most_record_bytes(compression, file.size_bytes)
+        jump_to = stream.jump_to if isinstance(stream, PlainStream) else None
+        for found in scan(file.uri, stream.read_into, most_bytes=most_bytes, jump_to=jump_to):
+            if isinstance(found, Damage):
+                damages.append(found)
+                next_record = found.record + 1
+            else:
+                blocks.add(found)
+                digest = chain_crcs(found.buffer, found.ends, digest)
+                next_record = found.first_record + found.num_records
+        if stream.damage is not None:
+            damages.append(_place(stream.damage, next_record, damages))
+        opened.check_unchanged()
+    return ShardIndex(file, compression, digest, tuple(damages), *blocks.arrays())
+
+
+def build_indexes(
+    files: Sequence[ShardFile], block_records: int, on_read: OnRead = no_callback, access: Access | None = None
+) -> list[ShardIndex] | None:
+    """As :func:`build_index`, of small shards that are read into memory together: most steps are one call for all.
+
+    None where any of them is not plain, or damaged. ``on_read`` is called with the bytes of all so far.
+    """
+    bounds = [0, *accumulate(file.size_bytes for file in files)]
+    buffer: Bytes1D = np.empty(bounds[-1] + 1, dtype=np.uint8)
+    for file, (begin, end) in zip(files, pairwise(bounds), strict=True):
+        if not read_shard(file, buffer.data[begin : end + 1], access):  # one byte is asked for even of an empty one
+            return None
+        on_read(end)
+    buffer = buffer[:-1]
+    ends = walk(buffer, 0, len(buffer))
+    firsts = np.searchsorted(ends, bounds)
+    if ends[-1] != len(buffer) or not np.array_equal(ends[firsts], bounds):
+        return None
+    if len(ends) > 1 and (find_bad_length_crc(buffer, ends) is not None or check_data_crcs(buffer, ends)):
+        return None
+    crcs = stored_crcs(buffer, ends)
+    indexes = []
+    for file, (first, stop) in zip(files, pairwise(firsts.tolist()), strict=True):
+        if first < stop <= first + min(block_records, ANCHOR_RECORDS):  # as below, in a tenth of the time
+            arrays: Sequence[Uints] = (_ZERO, _one(file.size_bytes), _one(stop - first), _ZERO, _ZERO)
+        else:
+            blocks = _Blocks(block_records)
+            blocks.add(RecordChunk(buffer, ends[first : stop + 1], 0, 0))
+            arrays = blocks.arrays()
+        indexes.append(ShardIndex(file, "none", crc32c(crcs[first:stop]), (), *arrays))
+    return indexes
+
+
+def _place(ended: Damage, next_record: int, damages: list[Damage]) -> Damage:
+    """The damage that ends a compressed stream, with its record: the one that is cut, or the next."""
+    if damages and damages[-1].offset + damages[-1].lost_bytes == ended.offset:
+        cut = damages.pop()
+        return replace(ended, record=cut.record, offset=cut.offset)
+    return replace(ended, record=next_record)
+
+
+class _Blocks:
+    """Cuts healthy stretches of records into blocks."""
+
+    def __init__(self, block_records: int | None) -> None:
+        self._block_records = block_records
+        self._rows: list[tuple[int, int, int, int]] = []
+        self._anchors: list[npt.NDArray[np.uint32]] = []
+
+    def add(self, piece: RecordChunk) -> None:
+        """Take in the healthy records of ``piece``."""
+        begin = 0
+        for bad in (*piece.bad, piece.num_records):
+            if bad > begin:
+                self._add_stretch(piece, begin, bad)
+            begin = bad + 1
+
+    def _add_stretch(self, piece: RecordChunk, begin: int, end: int) -> None:
+        ends: Ends = piece.ends
+        base = piece.offset - int(ends[0])
+        while begin < end:
+            offset, record = base + int(ends[begin]), piece.first_record + begin
+            room = self._room(offset)
+            if room == 0:
+                self._rows.append((offset, 0, 0, record))
+                room = end if self._block_records is None else self._block_records
+            take = min(end - begin, room)
+            start, num_bytes, count, first = self._rows[-1]
+            if self._block_records is not None:
+                due = ends[begin + -count % ANCHOR_RECORDS : begin + take : ANCHOR_RECORDS]
+                self._anchors.append((due - (start - base)).astype(np.uint32))
+            num_bytes += int(ends[begin + take] - ends[begin])
+            self._rows[-1] = (start, num_bytes, count + take, first)
+            begin += take
+
+    def _room(self, offset: int) -> int:
+        """How many records the last block can still take, the next one being at ``offset``."""
+        if not self._rows:
+            return 0
+        start, num_bytes, count, _ = self._rows[-1]
+        if start + num_bytes != offset:
+            return 0
+        if self._block_records is None:
+            return 1 << 62
+        return 0 if num_bytes >= MAX_BLOCK_BYTES else self._block_records - count
+
+    def arrays(self) -> tuple[Uints, ...]:
+        """The arrays of :class:`ShardIndex`, in its order."""
+        table = np.array(self._rows, dtype=np.int64).reshape(-1, 4)
+        anchors = np.concatenate([*self._anchors, np.zeros(0, dtype=np.uint32)])
+        runs = np.diff(anchors, prepend=np.uint32(0))
+        runs[anchors == 0] = 0  # a block's first
+        return *(shrunk(column) for column in table.T), shrunk(runs)

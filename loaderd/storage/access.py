@@ -1,0 +1,412 @@
+"""Reading object stores: requests by many threads, tried again while a failure may pass, counted and cached.
+
+::
+
+    fetch(file, offset, size) ──► askers' threads ──► parts on the local disk (range_cache), if the user wants that
+                                                  └──► GET, asked again while the failure may pass (retries)
+
+How many requests a bucket gets at a time, and whose credentials they carry: ``retries.RateLimiter``,
+``filesystems.Store``.
+
+**An object that was replaced** differs from the one that was listed in its size, its time or its ETag. Looking at
+these costs a request. So they are looked at before the first read of an object, and later after each read, if the
+last look was two seconds ago or more. What was read from a replaced object is then refused, unless it was read within
+two seconds of a look; the error says for how long that was so. (An answer to a GET has the ETag, too, and S3 compares
+it with If-Match; but ``pyarrow.fs`` neither shows the one nor sends the other, and opens nothing without a look.)
+Parts that come from the local disk are always those of the object that was listed.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import fields
+from datetime import datetime
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from loaderd.errors import LoaderdError, StorageError
+from loaderd.machine import remedy
+from loaderd.options import Storage
+from loaderd.snapshots import StorageCounts
+from loaderd.storage.credentials import asked_of, host_of
+from loaderd.storage.filesystems import Filesystems
+from loaderd.storage.outage_tracker import OutageTracker
+from loaderd.storage.range_cache import PART_BYTES, RangeCache
+from loaderd.storage.retries import call_with_retries, is_of_credentials, may_pass
+from loaderd.storage.shard_file import HINT_STORAGE, ShardFile, changed, state_in_words, unanswered, unreadable
+from loaderd.storage.storage_threads import RequestThreads
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+PIECE_BYTES = 4 * PART_BYTES
+
+_LOOK_EVERY_S = 2.0
+_MOST_OBJECTS = 4096
+# For a request that is still under way when ``retry_s`` is over: pyarrow does not say how long it has taken so far.
+_GRACE_S = 30.0
+_NS = 10**9
+
+# What pyarrow says of failures that are not about the object which is asked for.
+_SAYS_NOTHING_OF_OBJECTS = re.compile(
+    r"SLOW_DOWN|SERVICE_UNAVAILABLE|THROTTL|NETWORK_CONNECTION|REQUEST_TIMEOUT|UNAVAILABLE|HTTP status (429|50\d)"
+)
+_MOST_LINES = 3  # of an error of pyarrow's: that of a missing Java has a hundred
+_TOO_SMALL = (
+    "Storage.cache_dir ({}) may hold {:,} bytes, and more than that is in use: the rest is fetched again in each "
+    "epoch. To keep all of it, give Storage(cache_bytes=…) the size of the shards"
+)
+_NO_HOST = re.compile(r"Could not resolve host")
+_NO_REASON = re.compile(r"ACCESS_DENIED|No response body")
+_BEFORE_REASON = re.compile(r"^When listing .*?: (AWS Error .*?: Unable to parse ExceptionName: )?")
+_HINT_CREDENTIALS = (
+    "Renew them there: they are looked for anew when they are refused. Nothing is skipped: ask again to go on, in a "
+    "loop the same iterator (next)."
+)
+
+_Answer = TypeVar("_Answer")
+
+
+def no_callback() -> None:
+    """A callback for when nobody wants to know."""
+
+
+class _Object:
+    """An object of storage: what it was at the last look."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.handle: Any = None
+        self.filesystem: Any = None
+        """The one that has opened ``handle``."""
+        self.looked_s = -1.0
+        """When the last look began at which the object was the one that was listed."""
+        self.must_look = False
+        self.etag: bytes | None = None
+
+
+class Access:
+    """See the module's docstring.
+
+    ``on_wait`` is called now and then while a thread waits, in that thread. ``on_arrival`` is called, in any thread,
+    when something that was fetched ahead has come. ``say`` tells the user something, in any thread.
+    """
+
+    def __init__(
+        self,
+        storage: Storage | None = None,
+        on_wait: Callable[[], None] = no_callback,
+        on_arrival: Callable[[], None] = no_callback,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.storage = storage or Storage()
+        self.on_wait, self.on_arrival, self._say = on_wait, on_arrival, say
+        self.outages = OutageTracker()
+        self.filesystems = Filesystems(self.storage)
+        folder = self.storage.cache_dir
+        self._cache = None if folder is None else RangeCache(folder, self.storage.cache_bytes)
+        self._askers = RequestThreads(self.storage.requests)
+        self._objects: OrderedDict[ShardFile, _Object] = OrderedDict()
+        self._ahead: dict[Hashable, Future[bytes]] = {}
+        self._lock = threading.Lock()
+        self._were_accepted = self._said_full = False
+        self._counts = dict.fromkeys((each.name for each in fields(StorageCounts)), 0)
+
+    def counted_apart(self) -> Access:
+        """The same threads, connections and objects for a stream, with counts and outages of its own.
+
+        Storage has accepted somebody's credentials before, as the shards were listed: so if it refuses those of this
+        process, others may come in time, even if it has accepted none of this process yet.
+        """
+        apart = copy.copy(self)
+        apart.outages = OutageTracker()
+        apart._were_accepted = True
+        apart.take_counts()  # gives it a dict of its own
+        return apart
+
+    def take_counts(self) -> StorageCounts:
+        """What was counted since the last call of this."""
+        with self._lock:
+            counts = StorageCounts(**self._counts)
+            self._counts = dict.fromkeys(self._counts, 0)
+        return counts
+
+    def _count(self, what: str, amount: int = 1) -> None:
+        with self._lock:
+            self._counts[what] += amount
+
+    # ------------------------------------------------------------------------------------------- asking
+
+    def ask(self, question: Callable[[], _Answer]) -> Future[_Answer]:
+        """Have ``question`` called in one of the threads, once."""
+        return self._askers.ask(question)
+
+    def call_with_retries(self, uri: str, question: Callable[[], _Answer], where: str = "") -> _Answer:
+        """The answer to ``question``, which is called in this thread, again while a failure may pass.
+
+        ``where`` in what ``uri`` names, for errors.
+
+        Raises ShardReadError where there is no ``uri``, and StorageError.
+        """
+        store, used = self.filesystems.store(uri), list[Any]()
+
+        def ask_once() -> _Answer:
+            used.append(store.opened()[0])
+            return question()
+
+        def ask() -> _Answer:
+            try:
+                answer = self.outages.watch(uri, ask_once)
+            except Exception as error:
+                if not store.has_answered and not self._were_accepted and _has_no_host(uri, error):
+                    raise unanswered(
+                        f"{uri}{where}", f"there is no host {host_of(uri)}", 0, False, _hint(uri)
+                    ) from None
+                raise
+            store.accepted(used[-1])
+            return answer
+
+        def renew(error: Exception) -> bool:
+            if not is_of_credentials(error) or not used:
+                return False
+            return store.renew(used[-1], used[0] is not used[-1], self._were_accepted)
+
+        began_s = time.monotonic()
+        self.outages.begin()
+        try:
+            return call_with_retries(ask, store.pace, self.storage.retry_s, partial(self._count, "retries"), renew)
+        except LoaderdError:
+            raise
+        except FileNotFoundError as error:
+            raise unreadable(uri, f"it is not there: {error}") from None
+        except Exception as error:
+            why = self._why_refused(uri) if is_of_credentials(error) else ""
+            raise _unanswered(uri, where, error, why, time.monotonic() - began_s) from None
+
+    def _why_refused(self, uri: str) -> str:
+        """What a listing is told: S3 gives a reason in the body of an answer, and that to a look has no body."""
+        from pyarrow import fs
+
+        try:
+            filesystem, path = self.filesystems.of(uri)
+            if filesystem.type_name == "s3":
+                filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        except Exception as error:
+            return (
+                _BEFORE_REASON.sub("", str(error)).replace(" Message:", ":")
+                if not _NO_REASON.search(str(error))
+                else ""
+            )
+        return ""
+
+    def wait(self, uri: str, answer: Future[_Answer]) -> _Answer:
+        """The answer to what was asked of ``uri``. Raises its error, or StorageError after ``limit_s``."""
+        try:
+            return self._askers.wait(answer, self.on_wait, self.limit_s)
+        except LoaderdError:
+            raise
+        except TimeoutError:
+            self.abandon()
+            raise unanswered(uri, "the storage does not answer", self.limit_s, True) from None
+        except OSError as error:  # it could not be asked: there are no threads
+            raise unanswered(uri, f"the storage cannot be asked: {error.strerror}", 0, True, remedy(error)) from None
+
+    @property
+    def limit_s(self) -> float:
+        """For how long an answer is waited for, all retries together."""
+        return self.storage.retry_s + _GRACE_S
+
+    def abandon(self) -> None:
+        """Give up the threads that wait for storage; new threads take what is asked from now on.
+
+        They need no lock that one of those holds, and no turn that it has taken.
+        """
+        with self._lock:
+            self._objects.clear()
+        self.filesystems.forget()
+        self._askers.abandon()
+
+    # ------------------------------------------------------------------------------------------ objects
+
+    def fetch(self, file: ShardFile, offset: int, size: int) -> Future[bytes]:
+        """``size`` bytes of a shard from ``offset`` on; the shard must have them all."""
+        fetch = partial(self._fetch, file, offset, size)
+        return self.ask(lambda: self.call_with_retries(file.uri, fetch, f" at byte {offset}"))
+
+    def fetch_ahead(self, file: ShardFile) -> None:
+        """Have the first piece of a shard fetched for :meth:`first_piece`."""
+        if file.size_bytes and file not in self._ahead:
+            self._ahead[file] = self.fetch(file, 0, min(file.size_bytes, PIECE_BYTES))
+
+    def first_piece(self, file: ShardFile) -> Future[bytes] | None:
+        """What :meth:`fetch_ahead` has asked for, given out once; None if there is nothing."""
+        return self._ahead.pop(file, None)
+
+    def look_at(self, file: ShardFile) -> None:
+        """Raise ShardReadError if the object is not the one that was listed; it is looked at every 2 s at most."""
+        since_s = time.monotonic() - _LOOK_EVERY_S
+        self.wait(file.uri, self.ask(lambda: self.call_with_retries(file.uri, lambda: self._look(file, since_s))))
+
+    def _fetch(self, file: ShardFile, offset: int, size: int) -> bytes:
+        cache = self._cache
+        etag = None if cache is None else self._kept_under(file)
+        if cache is None or etag is None:
+            return self._read(file, offset, size)
+        first, stop = offset // PART_BYTES, -(-(offset + size) // PART_BYTES)
+        parts = {number: cache.load(file, number, etag) for number in range(first, stop)}
+        missing = [number for number, part in parts.items() if part is None]
+        self._count("cache_hits", len(parts) - len(missing))
+        self._count("cache_misses", len(missing))
+        data = memoryview(bytearray(size))
+        for number, part in parts.items():
+            if part is not None:
+                _copy(part, number * PART_BYTES, data, offset)
+        is_full = cache.is_full
+        if is_full and missing and not self._said_full:
+            self._said_full = True
+            self._say(_TOO_SMALL.format(self.storage.cache_dir, self.storage.cache_bytes))
+        for _, run in groupby(enumerate(missing), lambda placed: placed[1] - placed[0]):
+            numbers = [number for _, number in run]
+            begin, stop = numbers[0] * PART_BYTES, min((numbers[-1] + 1) * PART_BYTES, file.size_bytes)
+            if is_full:
+                begin, stop = max(begin, offset), min(stop, offset + size)
+            fetched = self._read(file, begin, stop - begin)
+            _copy(fetched, begin, data, offset)
+            for number in () if is_full else numbers:
+                cache.store(file, number, fetched[number * PART_BYTES - begin :][:PART_BYTES], etag)
+        return bytes(data)
+
+    def _kept_under(self, file: ShardFile) -> bytes | None:
+        """What names an object's parts beside its URI, size and time: its ETag if it has no time, else b"".
+
+        None: nothing tells the object from another one in its place, so no part of it is kept.
+        """
+        if file.has_version:
+            return b""
+        self._look(file, -1.0)
+        return self._object(file).etag or None
+
+    def _read(self, file: ShardFile, offset: int, size: int) -> bytes:
+        one = self._object(file)
+        handle = self._look(file, -1.0)
+        began_s = time.monotonic()
+        try:
+            data: bytes = handle.read_at(size, offset)
+        except Exception as error:
+            if not _SAYS_NOTHING_OF_OBJECTS.search(str(error)):
+                one.must_look = True  # a shorter object may be in its place: the next read looks, and says so
+            raise
+        self._count("requests")
+        self._count("bytes", len(data))
+        if len(data) < size:
+            one.must_look = True
+            raise OSError(f"{len(data)} of {size} bytes came")
+        if began_s - one.looked_s >= _LOOK_EVERY_S:
+            self._look(file, began_s)
+        return data
+
+    def _object(self, file: ShardFile) -> _Object:
+        with self._lock:
+            one = self._objects.setdefault(file, _Object())
+            self._objects.move_to_end(file)
+            while len(self._objects) > _MOST_OBJECTS:
+                self._objects.popitem(last=False)
+        return one
+
+    def _look(self, file: ShardFile, since_s: float) -> Any:
+        """A handle of the object, which is looked at first unless it was since ``since_s`` (below 0: at any time)."""
+        one = self._object(file)
+        filesystem, path = self.filesystems.of(file.uri)
+        with one.lock:
+            if one.looked_s >= max(since_s, 0.0) and one.filesystem is filesystem and not one.must_look:
+                return one.handle
+            began_s = time.monotonic()
+            handle = filesystem.open_input_file(path)
+            self._count("requests")
+            size, (mtime_ns, etag) = handle.size(), _version(handle)
+            if not mtime_ns and file.mtime_ns:
+                mtime_ns = filesystem.get_file_info(path).mtime_ns or 0
+                self._count("requests")
+            if difference := _difference(file, size, mtime_ns, one.etag, etag):
+                text = f"; what was read of it in the last {began_s - one.looked_s:.1f} s may be of the new one"
+                raise changed(file.uri, *difference, text if one.looked_s >= 0 else "")
+            one.handle, one.filesystem, one.etag = handle, filesystem, etag
+            one.looked_s, one.must_look = began_s, False
+            return handle
+
+
+def _difference(
+    file: ShardFile, size: int, mtime_ns: int, etag_before: bytes | None, etag: bytes | None
+) -> tuple[str, str] | None:
+    """What was expected of an object and what was found, if it is not the one that was listed, in words."""
+    if size != file.size_bytes:
+        return f"{file.size_bytes} bytes", f"{size} bytes"
+    # Whole seconds: some stores give the time more exactly in lists than elsewhere.
+    if mtime_ns and file.mtime_ns and mtime_ns // _NS != file.mtime_ns // _NS:
+        expected, found = (state_in_words(size, time_ns // _NS * _NS) for time_ns in (file.mtime_ns, mtime_ns))
+        return expected, found
+    if etag_before is not None and etag != etag_before:
+        return f"ETag {etag_before!r:.60}", f"ETag {etag!r:.60}"
+    return None
+
+
+def _copy(part: bytes, begin: int, into: memoryview, begin_into: int) -> None:
+    """Copy what two stretches of a file have in common: ``part``, which begins at ``begin``, and ``into``."""
+    first, stop = max(begin, begin_into), min(begin + len(part), begin_into + len(into))
+    into[first - begin_into : stop - begin_into] = memoryview(part)[first - begin : stop - begin]
+
+
+def _unanswered(uri: str, where: str, error: Exception, why_refused: str, tried_s: float) -> StorageError:
+    said = str(error).partition(" error_info=")[0] or type(error).__name__  # Google's says the same again
+    said = "\n".join(said.splitlines()[:_MOST_LINES])
+    if not is_of_credentials(error):
+        return unanswered(f"{uri}{where}", said, tried_s, may_pass(error), _hint(uri))
+    said = f"the storage refuses the credentials, or there are none: {why_refused or said}"
+    return unanswered(f"{uri}{where}", said, tried_s, False, _hint(uri, _HINT_CREDENTIALS))
+
+
+def _hint(uri: str, hint: str = HINT_STORAGE) -> str:
+    asked = asked_of(uri)
+    return f"Asked was {asked}. {hint}" if asked else hint
+
+
+def _has_no_host(uri: str, error: Exception) -> bool:
+    """Whether an error says that nobody knows the host of a URI: not that nobody could be asked."""
+    import socket
+
+    if is_of_credentials(error) or not _NO_HOST.search(str(error)):
+        return False
+    try:
+        socket.getaddrinfo(host_of(uri).partition(":")[0], None)
+    except socket.gaierror as unknown:
+        return unknown.errno == socket.EAI_NONAME
+    except OSError:
+        pass
+    return False
+
+
+def _version(handle: Any) -> tuple[int, bytes | None]:
+    """(time of change in ns, or 0; ETag, or None) of an object that was opened, by what the store says of it."""
+    from email.utils import parsedate_to_datetime  # imports much, and only object stores need it
+
+    said = {str(key).lower(): value for key, value in (_metadata(handle) or {}).items()}
+    text = bytes(said.get("last-modified", b"")).decode(errors="replace")
+    try:
+        is_http = " " in text  # "Sat, 01 Jan 2022 00:00:00 GMT"; else it is one of ISO 8601
+        when = parsedate_to_datetime(text) if is_http else datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return int(when.timestamp()) * _NS, said.get("etag")
+    except (ValueError, TypeError, IndexError):
+        return 0, said.get("etag")
+
+
+def _metadata(handle: Any) -> Any:
+    try:
+        return handle.metadata()
+    except (AttributeError, NotImplementedError):
+        return None

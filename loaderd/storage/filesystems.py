@@ -1,0 +1,180 @@
+"""The file systems behind URIs: those that ``pyarrow.fs`` knows by the scheme, or the one that the user gives.
+
+One file system serves all URIs of one bucket and query: each new one would have connections of its own, and would
+ask for the region where none is given. pyarrow is imported only when it is needed.
+
+**Credentials are renewed** while a program runs: a file is written anew, a token expires. A file system keeps those
+that it found when it was made (S3's looks into the file again after minutes). So when storage refuses what it has
+accepted before, the file system is made anew, as in a process that has just been started.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+from loaderd.errors import ShardReadError
+from loaderd.options import MEMORY_HINT, Storage, pickled_storage
+from loaderd.storage.retries import RateLimiter
+
+_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf", "fsspec+…")
+
+_HINT_URI = "A space in a URI is written %20, and a slash in a key %2F."
+_CONNECT_S = 5.0
+_ANSWER_S = 10.0
+# How often pyarrow itself tries a request: with more, loaderd would not know how often storage is asked.
+_S3_ATTEMPTS = 1
+_GOOGLE = ("gs://", "gcs://")
+_GOOGLE_RETRY_S = 1
+
+
+class Store:
+    """A bucket: the file system that opens it, and how the storage behind it answers. Any thread may use it."""
+
+    def __init__(self, make: Callable[[], tuple[Any, str]], requests: int, has_own_key: bool) -> None:
+        """``make`` makes (file system, path of the bucket in it). ``has_own_key``: each has the same credentials."""
+        self.pace = RateLimiter(requests)
+        self._make, self._has_own_key = make, has_own_key
+        self._lock = threading.Lock()
+        self._opened: tuple[Any, str] | None = None
+        self._accepted: Any = None
+
+    def opened(self) -> tuple[Any, str]:
+        """(file system, path of the bucket in it). Raises ShardReadError for what no URI can mean, and OSError."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._make()
+            return self._opened
+
+    def accepted(self, filesystem: Any) -> None:
+        """Storage has answered a request of this file system."""
+        self._accepted = filesystem
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether storage has ever answered."""
+        return self._accepted is not None
+
+    def renew(self, filesystem: Any, again: bool, were_accepted: bool) -> bool:
+        """Have the file system made anew, since storage has refused a request of this one.
+
+        ``again``: the request was refused before, by an older one. ``were_accepted``: credentials were, in another
+        process. False where a new one would be refused, too: nothing was ever accepted; the credentials are the same
+        each time; or other requests of this one are accepted.
+        """
+        with self._lock:
+            if self._opened is not None and filesystem is self._opened[0]:
+                is_accepted = filesystem is self._accepted
+                was_none = self._accepted is None and not were_accepted
+                if self._has_own_key or was_none or (again and is_accepted):
+                    return False
+                self._opened = None
+            return True
+
+
+class Filesystems:
+    """See the module's docstring. Any thread may use it."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._stores: dict[str, Store] = {}
+        self._lock = threading.Lock()
+
+    def store(self, uri: str) -> Store:
+        """The bucket of a URI. Raises ShardReadError for a URI with a space in it."""
+        given, requests = self._storage.filesystem, self._storage.requests
+        if given is not None:
+            root = ""
+        elif " " in uri:
+            raise ShardReadError(f"{uri}: the URI contains a space", hint=_HINT_URI)
+        else:
+            scheme, authority, _, query = _parts(uri)
+            root = f"{scheme}://{authority}{query}"
+        with self._lock:
+            if root not in self._stores:
+                if given is not None:
+                    store = Store(_UserFilesystem(given), requests, False)
+                else:
+                    user = authority.rpartition("@")[0]
+                    has_own_key = ":" in user or user == "anonymous"
+                    store = Store(partial(_from_uri, root, requests), requests, has_own_key)
+                self._stores[root] = store
+            return self._stores[root]
+
+    def forget(self) -> None:
+        """Have all buckets opened anew."""
+        with self._lock:
+            self._stores.clear()
+
+    def of(self, uri: str) -> tuple[Any, str]:
+        """(file system, path there) of a URI. Raises ShardReadError for one that cannot be parsed, and OSError."""
+        filesystem, base = self.store(uri).opened()
+        if self._storage.filesystem is not None:
+            return filesystem, self._path_of_given(uri)
+        scheme, _, path, _ = _parts(uri)
+        path = f"{base.rstrip('/')}{unquote(path)}"
+        return filesystem, path.lstrip("/") if scheme in ("abfs", "abfss") else path
+
+    def _path_of_given(self, uri: str) -> str:
+        strip = getattr(self._storage.filesystem, "_strip_protocol", None)  # fsspec has this
+        if strip is None:
+            return unquote(uri.partition("://")[2].partition("?")[0])
+        path, mark, query = str(strip(uri)).partition("?")
+        # The path may still be a URL (fsspec has such paths), and a URL stays quoted.
+        return f"{path if '://' in path else unquote(path)}{mark}{query}"
+
+
+def _parts(uri: str) -> tuple[str, str, str, str]:
+    """(scheme, bucket with its user, path with its slash, query with its question mark)."""
+    scheme, _, rest = uri.partition("://")
+    address, mark, query = rest.partition("?")
+    authority, slash, path = address.partition("/")
+    return scheme, authority, slash + path, mark + query
+
+
+class _UserFilesystem:
+    """Gives the user's own file system, and then others that are like it, but have looked for credentials anew."""
+
+    def __init__(self, given: Any) -> None:
+        self._given, self._was_used = given, False
+
+    def __call__(self) -> tuple[Any, str]:
+        from pyarrow import fs
+
+        given = self._given
+        if self._was_used:
+            if (clear := getattr(type(given), "clear_instance_cache", None)) is not None:
+                clear()  # fsspec would give the old one again
+            given = pickle.loads(pickled_storage(Storage(filesystem=given))).filesystem
+        self._was_used = True
+        return given if isinstance(given, fs.FileSystem) else fs.PyFileSystem(fs.FSSpecHandler(given)), ""
+
+
+def _from_uri(root: str, requests: int) -> tuple[Any, str]:
+    """Raises ShardReadError and OSError."""
+    import pyarrow
+    from pyarrow import fs
+
+    if requests > pyarrow.io_thread_count():
+        pyarrow.set_io_thread_count(requests)  # S3 gets as many connections
+    if root.startswith(("memory://", "fsspec+memory://", "mock://")):
+        raise ShardReadError(f"{root}: workers cannot read it", hint=MEMORY_HINT)
+    if root.startswith(_GOOGLE) and "retry_limit_seconds=" not in root:
+        root += f"{'&' if '?' in root else '?'}retry_limit_seconds={_GOOGLE_RETRY_S}"
+    try:
+        filesystem, path = fs.FileSystem.from_uri(root)
+        if isinstance(filesystem, fs.S3FileSystem):
+            _, (options,) = filesystem.__reduce__()
+            limits = {"connect_timeout": _CONNECT_S, "request_timeout": _ANSWER_S}
+            options.update({name: limit for name, limit in limits.items() if options.get(name, -1) <= 0})
+            retries = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
+            filesystem = fs.S3FileSystem(**options, retry_strategy=retries)
+    except (ValueError, NotImplementedError, ImportError) as error:
+        known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+        hint = f"{_HINT_URI} Known are {known}; for others, give what opens them: Storage(filesystem=…)."
+        raise ShardReadError(f"{root}: {error}", hint=hint) from None
+    return filesystem, str(path)

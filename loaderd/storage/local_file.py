@@ -1,0 +1,121 @@
+"""Reads a shard that has a path on this machine, even if that is in a network file system.
+
+It is read by ``pread`` and never mapped: if a mapped file is cut short, reading it raises SIGBUS, while ``pread``
+reads less. What fails with an error that may pass, as in a network file system or with too many open files, is tried
+again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from loaderd.machine import remedy
+from loaderd.storage.outage_tracker import OutageTracker
+from loaderd.storage.retries import RateLimiter, call_with_retries, may_pass
+from loaderd.storage.shard_file import ShardFile, changed, state_in_words, unanswered, unreadable
+
+_Answer = TypeVar("_Answer")
+
+# A network file system may have forgotten a descriptor for good. EBADF: the last try to open the file failed.
+_NEW_DESCRIPTOR = (errno.ESTALE, errno.EBADF, errno.ENOTCONN)
+
+
+def read_whole(file: ShardFile, view: memoryview) -> bool:
+    """Read a file into ``view``, of its size or more, in 8 µs. False where anything is wrong: a LocalFile tells."""
+    try:
+        fd = os.open(file.uri, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            got, status = os.preadv(fd, [view], 0), os.fstat(fd)
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return got == file.size_bytes and (status.st_size, status.st_mtime_ns) == (file.size_bytes, file.mtime_ns)
+
+
+class LocalFile:
+    """Opens the file. ``on_retry`` is called before anything is tried again, and ``outages`` learns of failures.
+
+    While the file is opened for the first time, ``make_room`` is called then, too. It closes other files, because too
+    many may be open.
+    """
+
+    def __init__(
+        self,
+        file: ShardFile,
+        retry_s: float,
+        on_retry: Callable[[], None],
+        make_room: Callable[[], None],
+        outages: OutageTracker | None = None,
+    ) -> None:
+        def waits() -> None:
+            make_room()
+            on_retry()
+
+        self._file, self._retry_s, self._on_retry = file, retry_s, waits
+        self._outages = outages or OutageTracker()
+        self._pace = RateLimiter()
+        self._fd = -1
+        self._ask(self._open, "")
+        self._on_retry = on_retry
+
+    def _open(self) -> None:
+        self.close()
+        self._fd = os.open(self._file.uri, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _ask(self, ask: Callable[[], _Answer], where: str) -> _Answer:
+        began_s = time.monotonic()
+        try:
+            watched = partial(self._outages.watch, self._file.uri, ask)
+            return call_with_retries(watched, self._pace, self._retry_s, self._on_retry)
+        except OSError as error:
+            why = f"{error.strerror}{where}"
+            if may_pass(error):
+                tried_s = time.monotonic() - began_s
+                raise unanswered(self._file.uri, why, tried_s, True, remedy(error)) from None
+            raise unreadable(self._file.uri, why, remedy(error)) from None
+
+    def check_unchanged(self) -> None:
+        file = self._file
+        status = self._ask(lambda: self._reopening(lambda: os.fstat(self._fd)), "")
+        if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
+            raise changed(
+                file.uri,
+                state_in_words(file.size_bytes, file.mtime_ns),
+                state_in_words(status.st_size, status.st_mtime_ns),
+            )
+
+    def read_at(self, offset: int, view: memoryview) -> int:
+        done = 0
+        while done < len(view):
+            read = partial(self._read_some, offset + done, view[done:])
+            got = self._ask(partial(self._reopening, read), f" at byte {offset + done}")
+            if got == 0:
+                break
+            done += got
+        return done
+
+    def _read_some(self, offset: int, view: memoryview) -> int:
+        return os.preadv(self._fd, [view], offset)
+
+    def _reopening(self, call: Callable[[], _Answer]) -> _Answer:
+        """What ``call`` returns; it is called again with a new descriptor if the old one is no longer valid."""
+        try:
+            return call()
+        except OSError as error:
+            if error.errno not in _NEW_DESCRIPTOR:
+                raise
+        self._open()  # check_unchanged says whether it is still the same file
+        return call()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            with contextlib.suppress(OSError):  # of a mount that is gone; nothing was written
+                os.close(fd)

@@ -1,0 +1,140 @@
+"""Parts of remote shards on a local disk, for any number of processes.
+
+A part is up to 256 KiB of a shard, and begins at a multiple of that. It is one file, named by the shard (URI, size,
+and time or ETag, so that a shard which was replaced has another name) and the part's number, with a CRC behind the
+bytes. A file is written under another name and then renamed: a reader sees a whole one or none, even if the writer is
+killed. A file that is not what its CRC says, as after a power failure, counts as not there. Nothing here raises an
+error: where the disk is full or the folder cannot be written, nothing is kept.
+
+**The size.** Each process counts what it writes; after every 64th of the limit it looks through the folder. If less
+than a 32nd of the limit is free, it deletes what was not used for the longest time until an eighth is free. So
+several processes together may be above the limit for a moment, by at most a 64th each.
+
+**A cache that is too small.** What was used since the process began, and in the last day, is not deleted for
+something else. If the data do not fit, each part is read once an epoch: by the time it is read again, it would have
+been deleted, and all that is kept would be kept in vain. So where nothing else can be deleted, the cache is full
+for some minutes: it keeps what it has, up to its limit, and nothing new. Who fetches what is not kept need not fetch
+whole parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import threading
+import time
+import zlib
+from pathlib import Path
+
+from loaderd.redaction import redacted
+from loaderd.storage.shard_file import ShardFile
+
+PART_BYTES = 256 << 10
+
+_CRC_BYTES = 4
+# Noting each use would be a write for each read. So the time of the last use is known only to ten minutes.
+_NOTE_USE_S = 600.0
+_OLD_TEMPORARY_S = 3600.0
+_UNUSED_S = 86_400.0
+_FULL_S = 600.0
+_FOLDER = re.compile("[0-9a-f]{2}")
+_FILE = re.compile(r"[0-9a-f]{30}-[0-9]+\.part|\.[0-9a-f]{16}\.tmp")
+
+
+class RangeCache:
+    """A folder of parts, of ``max_bytes`` in all. Any thread may use it."""
+
+    def __init__(self, folder: str, max_bytes: int) -> None:
+        self._folder = Path(folder) / "parts"
+        self._max_bytes = max_bytes
+        self._unlooked_bytes = max_bytes  # how much is there is not known: the first write looks
+        self._pruning = threading.Lock()
+        self._began_s = time.time()
+        self._full_until_s = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing new is kept, since all that is here is in use."""
+        return time.monotonic() < self._full_until_s
+
+    def _path(self, file: ShardFile, number: int, etag: bytes) -> Path:
+        # Without the URI's secrets, so that another key to the bucket finds the same parts.
+        key = f"{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}" + (f"\0{etag!r}" if etag else "")
+        digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+        return self._folder / digest[:2] / f"{digest[2:32]}-{number}.part"
+
+    def load(self, file: ShardFile, number: int, etag: bytes = b"") -> bytes | None:
+        """Part ``number`` of a shard, or None if it is not here. ``etag``: of a shard that has no time."""
+        path = self._path(file, number, etag)
+        with contextlib.suppress(OSError):
+            with open(path, "rb") as part:
+                data = part.read()
+                used_s = os.fstat(part.fileno()).st_mtime
+            body = data[:-_CRC_BYTES]
+            if zlib.crc32(body).to_bytes(_CRC_BYTES, "little") == data[-_CRC_BYTES:]:
+                if time.time() - used_s > _NOTE_USE_S:
+                    with contextlib.suppress(OSError):
+                        os.utime(path)
+                return body
+            os.unlink(path)
+        return None
+
+    def store(self, file: ShardFile, number: int, data: bytes, etag: bytes = b"") -> None:
+        """Keep part ``number`` of a shard, if that can be done; ``etag`` as in :meth:`load`."""
+        if self.is_full:
+            return
+        path = self._path(file, number, etag)
+        temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "xb") as part:
+                part.write(data + zlib.crc32(data).to_bytes(_CRC_BYTES, "little"))
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            return
+        self._unlooked_bytes += len(data)
+        if self._unlooked_bytes > self._max_bytes // 64 and self._pruning.acquire(blocking=False):
+            try:
+                self._unlooked_bytes = 0
+                self._prune()
+            finally:
+                self._pruning.release()
+
+    def _prune(self) -> None:
+        """Delete what was not used for the longest time, if there is more than there may be."""
+        found: list[tuple[float, int, str]] = []
+        with contextlib.suppress(OSError):
+            for folder in os.scandir(self._folder):
+                if not _FOLDER.fullmatch(folder.name):
+                    continue
+                for entry in os.scandir(folder):
+                    with contextlib.suppress(OSError):
+                        found += _looked_at(entry)
+        total, aim = sum(num_bytes for _, num_bytes, _ in found), self._max_bytes - self._max_bytes // 8
+        if total <= self._max_bytes - self._max_bytes // 32:
+            return
+        in_use_s = max(self._began_s, time.time() - _UNUSED_S)
+        for used_s, num_bytes, path in sorted(found):
+            if total <= (self._max_bytes if used_s >= in_use_s else aim):
+                break
+            total -= num_bytes
+            with contextlib.suppress(OSError):  # another process was faster
+                os.unlink(path)
+        if total > aim:
+            self._full_until_s = time.monotonic() + _FULL_S
+            self._unlooked_bytes = self._max_bytes  # the first write after that looks
+
+
+def _looked_at(entry: os.DirEntry[str]) -> list[tuple[float, int, str]]:
+    """[(time of last use, bytes, path)] of a part. An old temporary file, whose process died, is deleted."""
+    if not _FILE.fullmatch(entry.name):
+        return []
+    status = entry.stat(follow_symlinks=False)
+    if entry.name.startswith(".") and time.time() - status.st_mtime > _OLD_TEMPORARY_S:
+        os.unlink(entry.path)
+        return []
+    return [(status.st_mtime, status.st_size, entry.path)]
