@@ -34,6 +34,7 @@ LAYERS = [
     ["loaderd.symmetry"],
     ["loaderd.schemas", "loaderd.options", "loaderd.statistics"],
     ["loaderd.diagnosis", "loaderd.subscription", "loaderd.tls"],
+    ["loaderd.storage"],
     ["loaderd.formats", "loaderd.decode", "loaderd.encode", "loaderd.shm", "loaderd.plan"],
     ["loaderd.ipc"],
     ["loaderd.dataset", "loaderd.convert"],
@@ -41,7 +42,7 @@ LAYERS = [
     ["loaderd.remote"],
     ["loaderd.worker"],
     ["loaderd.daemon.pool"],
-    ["loaderd.daemon.preparing"],
+    ["loaderd.daemon.indexing"],
     ["loaderd.daemon.delivery"],
     ["loaderd.daemon.groups"],
     ["loaderd.daemon"],
@@ -63,7 +64,7 @@ BINDINGS = {
 BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
 BELOW = {
     "loaderd_tf": ["loaderd.grids", "loaderd.schema"],
-    "loaderd_ray": ["loaderd.progress", "loaderd.redaction", "loaderd.formats", "loaderd.snapshots"],
+    "loaderd_ray": ["loaderd.progress", "loaderd.redaction", "loaderd.formats", "loaderd.snapshots", "loaderd.storage"],
 }
 # Each loader starts a daemon, so each of these would cost each loader milliseconds. What only some need (for shards
 # that are far away, groups, a mix, a diagnosis) is imported in the function that needs it.

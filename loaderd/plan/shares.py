@@ -86,7 +86,7 @@ class EpochRemainder:
 
 @dataclass(frozen=True)
 class HostShare:
-    """The windows that host ``host`` of ``num_hosts`` gets of ``rest`` (or of a whole epoch: ``EpochRemainder(num_records)``).
+    """The windows that host ``host`` of ``num_hosts`` gets of ``rest``: a whole epoch is ``EpochRemainder(num_records)``.
 
     Rows are counted as the host takes them, from 0 to ``size - 1``.
     """

@@ -4,7 +4,7 @@
 
     window   loading ──all rows in──► ready                                             (see ``windows``)
     batch    planned ──its windows are ready──► granted ──made and taken by others──► (see ``shm.page``)
-                 ▲                                 └─ workers are lost at it ──► on trial ──┘   (see ``poison_records``)
+                 ▲                                 └─ workers are lost at it ──► on trial ──┘ (see ``poison_records``)
 
 - Batches are granted in order, as soon as their rows are there. The daemon does not decide which worker makes which
   batch, and no message tells it that the consumer took one: when it is woken, it reads in the page how far that is.
