@@ -46,7 +46,7 @@ demo-ray: .venv-ray/made ## the same shards served on a Ray cluster of this mach
 test test-torch test-ray torture: export CUDA_VISIBLE_DEVICES =
 
 test: lint ## everything that must hold
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0  # else it waits for ever when one has died
+	$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 0  # else it waits for ever when one has died
 
 test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, with Lightning, accelerate and transformers, all downloaded; TORCH='torch==…' chooses a build, such as the small one for CPUs
 	.venv-torch/bin/python -m pytest tests/bindings_torch tests/docs/test_pages.py

@@ -37,28 +37,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup this
 
 
-# By seconds: what begins last is what all wait for in the end. Other files take less than four seconds each.
-_LONG = """
-usage/test_programs.py endings/test_data_sets.py docs/test_pages.py examples/test_chess_training.py
-server/test_supervisor.py bindings/test_dataset.py endings/test_loaders.py cli/test_doctor.py
-server/test_operation.py client/test_served.py remote/test_network.py reliability/test_distant_storage.py
-convert/test_convert_command.py bindings/test_callbacks.py bench/test_compare.py reliability/test_torture.py
-daemon/test_server.py daemon/test_dying_daemons.py test_short_machine.py server/test_network.py
-bindings/test_graphs.py examples/test_trainings.py server/test_sharing.py protocol/test_messages.py
-schemas/test_lc0.py cli/test_main.py remote/test_security.py client/test_served_away.py shards/test_files.py
-remote/test_survival.py client/test_loader.py shards/test_compression.py cli/test_top.py daemon/test_stalls.py
-remote/test_hostile.py reliability/test_failing_files.py decode/test_example_rows.py daemon/test_few_files.py
-server/test_status.py daemon/test_dying_workers.py remote/test_makers.py test_structure.py
-bindings/test_unpack.py bindings/test_batches.py bindings/test_distribute.py cli/test_verify_and_index.py
-client/test_resume.py decode/test_compiled_bits.py server/test_docs.py shards/test_framing.py
-plan/test_permutation.py cli/test_inspect.py endings/test_starts.py cli/test_standard_output.py
-remote/test_flight.py bindings/test_missed_batches.py shards/test_blocks.py bench/test_candidates.py
-daemon/test_training_process.py convert/test_convert_docs.py remote/test_busy_gateway.py decode/test_bits.py
-server/test_health.py server/test_connections.py shards/test_fixed.py remote/test_servers.py
-client/test_dataset.py workers/test_execute.py
-"""
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """TensorFlow's import makes a million objects: to look for garbage among them was a quarter of its time."""
@@ -72,10 +50,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before those with the mark `slow` are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take long come first. They are given out in this order (--dist loadfile).
-
-    And of a test with the mark `one_variant`, all variants but the first that is not `slow` are so, too.
-    """
+    """Of a test with the mark `one_variant`, all variants but the first that is not `slow` are so, too."""
     begun = set()
     for item in items:
         name = item.nodeid.partition("[")[0]
@@ -83,11 +58,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if name in begun:
                 item.add_marker("slow")
             begun.add(name)
-    here = Path(__file__).parent
-    ranks = {here / name: rank for rank, name in enumerate(_LONG.split())}
-    missing = [str(path) for path in ranks if not path.exists()]
-    assert not missing, f"_LONG in tests/conftest.py names what is not there: {missing}"
-    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -104,7 +74,7 @@ _NUMPY_ROOMS = ("bindings", "cli", "client", "convert", "endings", "reliability"
 
 # Where it is tested how processes start, or where they are found by the environment that they were started with.
 # Elsewhere, daemons are forks of one that is ready.
-_FRESH_ROOMS = ("protocol", "endings", "reliability")
+_FRESH_ROOMS = ("ipc", "endings", "reliability")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -64,7 +64,13 @@ BINDINGS = {
 BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
 BELOW = {
     "loaderd_tf": ["loaderd.grids", "loaderd.schema"],
-    "loaderd_ray": ["loaderd.progress", "loaderd.redaction", "loaderd.formats", "loaderd.snapshots", "loaderd.storage"],
+    "loaderd_ray": [
+        "loaderd.progress",
+        "loaderd.redaction",
+        "loaderd.formats",
+        "loaderd.snapshots",
+        "loaderd.storage",
+    ],
 }
 # Each loader starts a daemon, so each of these would cost each loader milliseconds. What only some need (for shards
 # that are far away, groups, a mix, a diagnosis) is imported in the function that needs it.

@@ -86,9 +86,9 @@ class EpochRemainder:
 
 @dataclass(frozen=True)
 class HostShare:
-    """The windows that host ``host`` of ``num_hosts`` gets of ``rest``: a whole epoch is ``EpochRemainder(num_records)``.
+    """The windows that host ``host`` of ``num_hosts`` gets of ``rest``.
 
-    Rows are counted as the host takes them, from 0 to ``size - 1``.
+    A whole epoch is ``EpochRemainder(num_records)``. Rows are counted as the host takes them, from 0 to ``size - 1``.
     """
 
     rest: EpochRemainder
