@@ -148,13 +148,7 @@ class PassSequence:
 
     def pass_from_json(self, text: str | bytes) -> Pass:
         """The pass that :meth:`pass_to_json` wrote. Raises OptionError if its steps are other batches here."""
-        try:
-            values = json.loads(text)
-            of, fields_of_pass = values["of"], values["pass"]
-            is_written = isinstance(of, dict)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            is_written = False
-        require(is_written, "a pass", "what loader.pass_to_json() wrote", text)
+        of, fields_of_pass = _fields_in(text)
         compare(of, self._counted)
         return pass_of(fields_of_pass)
 
@@ -283,9 +277,21 @@ def check_step(step: int) -> None:
 
 def position_of_pass(text: str | bytes) -> Position:
     """A position in the data of the pass that :meth:`PassSequence.pass_to_json` wrote."""
-    values = json.loads(text)
-    of = {name: value for name, value in values["of"].items() if name not in ("hosts", "batch_size")}
-    return Position(listing=pass_of(values["pass"]).listing, of=of)
+    of, fields_of_pass = _fields_in(text)
+    of = {name: value for name, value in of.items() if name not in ("hosts", "batch_size")}
+    return Position(listing=pass_of(fields_of_pass).listing, of=of)
+
+
+def _fields_in(text: str | bytes) -> tuple[dict[str, Any], Any]:
+    """What a pass as text belongs to, and its fields. Raises OptionError."""
+    try:
+        values = json.loads(text)
+        of, fields_of_pass = values["of"], values["pass"]
+        is_written = isinstance(of, dict)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        is_written = False
+    require(is_written, "a pass", "what loader.pass_to_json() wrote", text)
+    return of, fields_of_pass
 
 
 def compare_listings(then: Listing | None, now: Listing | None) -> None:
