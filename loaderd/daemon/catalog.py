@@ -3,7 +3,7 @@
 The command line names a data set by module and attribute, ``mypackage.datasets:train``; consumers know it as
 ``train``. So no code comes from outside. The shards of a data set are listed once, when the server starts or is
 reloaded, so that all new consumers see the same data; a daemon that takes another's place leaves later shards out. A
-consumer whose position belongs to the shards of an earlier start gets those (``preparing.shard_manifest``). (Where
+consumer whose position belongs to the shards of an earlier start gets those (``indexing.shard_manifest``). (Where
 data sets grow, each epoch lists them again.)
 """
 

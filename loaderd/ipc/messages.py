@@ -2,13 +2,14 @@
 
 ::
 
-    consumer    ──► daemon   Open, List, Start, Ask, UseServers
-    consumer    ◄── daemon   Progress, Found, Opened, Listed, Broken, Skipped, State, Failed, Warned, Away
+    consumer    ──► daemon   Open, ListData, StartPass, AskState, UseServers
+    consumer    ◄── daemon   Progress, ShardsFound, Opened, DataListed, BatchFailed, RecordsSkipped, State, Failed,
+                             Notice, StorageUnavailable
     daemon      ──► worker   see ``worker_messages``
     daemon      ◄── worker
 
     consumer    ──► server   Hello, Subscribe (in place of Open), AskStatus, AskData
-    consumer    ◄── server   Welcome, Ended, Bye, Status, DataIs as well
+    consumer    ◄── server   Welcome, PassEnded, Bye, Status, DataIs as well
     supervisor  ──► server   Serve, Drain, Stop, AskStatus
     supervisor  ◄── server   Status, Failed
     supervisor  ──► gateway  Gateway, Stop, AskStatus

@@ -4,8 +4,8 @@
 
     daemon  ──► worker   Seat, Attach, Detach, Granted, Withdrawn, UseServers,
                          ListTask, AskTask, IndexTask, CheckTask, LoadTask, TrialTask
-    daemon  ◄── worker   Attached, Advanced, Said, Unanswered, TaskFailed, FillFailed,
-                         ListDone, AskDone, Indexed, Probed, Loaded, TrialDone
+    daemon  ◄── worker   Attached, TaskProgress, WorkerNotice, OutageReport, TaskFailed, FillFailed,
+                         ListDone, AskDone, IndexDone, CheckDone, LoadDone, TrialDone
 
 The daemon numbers tasks, and streams: a worker may be attached to several. Batches are no tasks: each worker makes
 the next batch that is granted and that nobody has begun (see ``shm.page``).

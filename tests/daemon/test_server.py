@@ -229,7 +229,7 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
         ([Hello(PROTOCOL, VERSION, "other")], ServerError, "no data set 'other'; this server has: .*train, valid"),
         ([Subscribe(options, None)], ServerError, "first message must be Hello"),
         ([hello, hello], ServerError, "Hello came twice"),
-        ([hello, ListData(None)], ServerError, "List came before Subscribe"),
+        ([hello, ListData(None)], ServerError, "ListData came before Subscribe"),
         ([hello, Subscribe(options, None), ListData(None)], LoaderdError, "before the stream was there|that grows"),
         ([hello, Subscribe({}, None)], OptionError, "batch_size among them"),
         ([hello, Subscribe({**options, "batch_size": 900, "remainder": "drop"}, None)], OptionError, "at most 800"),
@@ -256,7 +256,7 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
         opened.send(StartPass(1, start, 0), StartPass(1, start, 0)), ServerError, "does not come after generation 1"
     )
     refused(
-        daemon.subscribe(sharing="mirrored").send(StartPass(1 << 60, start, 0)), OptionError, "Start must be of gener"
+        daemon.subscribe(sharing="mirrored").send(StartPass(1 << 60, start, 0)), OptionError, "StartPass must be of gener"
     )
     refused(daemon.subscribe().send(ListData(None)), OptionError, "grows")
     refused(daemon.subscribe().send(StartPass(1, Pass(-1, 1), 0)), OptionError, "first_epoch must be")

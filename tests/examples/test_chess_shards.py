@@ -242,7 +242,7 @@ def board_of(bits: npt.NDArray[np.uint8]) -> chess.Board:
     """The position that the stored bits describe, but for castling and en passant."""
     board = chess.Board(None)
     for square, piece, side in zip(*np.nonzero(bits[:1536].reshape(64, 6, 4)[:, :, :2]), strict=True):
-        board.set_piece_at(int(square), chess.RecordChunk(int(piece) + 1, bool(side == 0)))
+        board.set_piece_at(int(square), chess.Piece(int(piece) + 1, bool(side == 0)))
     board.turn = bool(bits[1536])
     return board
 

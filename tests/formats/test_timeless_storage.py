@@ -9,10 +9,10 @@ import pytest
 from fixed_files import RECORDS, records_from
 from pyarrow import fs
 
-from loaderd.formats import access as access_module
 from loaderd.formats.indexer import Indexer, IndexResult
 from loaderd.options import Storage
 from loaderd.snapshots import StorageCounts
+from loaderd.storage import access as access_module
 from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards
 

@@ -273,7 +273,7 @@ def test_a_send_to_a_process_that_is_gone_ends_nobody(tmp_path: Path):
     script = tmp_path / "sends.py"
     script.write_text("""
 import os, signal, socket
-from loaderd.client.transport import Link
+from loaderd.client.transport import Transport
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import Bye
 
@@ -289,7 +289,7 @@ for how in ("send", "post"):
             print(how, len(fds))
 ours, theirs = socket.socketpair()
 theirs.close()
-Link("a server", ours).close()
+Transport("a server", ours).close()
 print("closed")
 """)
     found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)

@@ -84,7 +84,7 @@ def test_the_numbers_of_what_consumers_and_servers_say():
     """Those of other versions with the same PROTOCOL rely on them."""
     text = """
         Hello Failed Welcome Subscribe Bye AskStatus Status Serve Drain Stop Gateway Open
-        Progress List Listed Opened Start Broken Ended Ask State Warned Skipped
+        Progress ListData DataListed Opened StartPass BatchFailed PassEnded AskState State Notice RecordsSkipped
     """
     numbers = {name: number for number, name in enumerate(text.split())} | {
         "AskData": 41,

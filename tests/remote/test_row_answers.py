@@ -12,7 +12,7 @@ import pytest
 from pyarrow import fs
 
 import loaderd
-from loaderd.daemon.indexing.local_data import Data
+from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.formats.shard_index import build_index
 from loaderd.gateway.row_answers import ServedSet
 from loaderd.options import Shuffle, Storage, StreamOptions
@@ -48,7 +48,7 @@ def served(write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.S
     path.write_bytes(content)
     os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
     return ServedSet(
-        dataset, Data(dataset, StreamOptions(8, shuffle=Shuffle(block_records=BLOCK)), [[file]], lambda _: index)
+        dataset, LocalData(dataset, StreamOptions(8, shuffle=Shuffle(block_records=BLOCK)), [[file]], lambda _: index)
     )
 
 
@@ -100,7 +100,7 @@ def test_a_slow_function_gets_few_rows_at_a_time(
     dataset = loaderd.Dataset(path, loaderd.Schema(numbered_schema.features, fields))
     (file,) = list_shards(path)
     options = StreamOptions(8, shuffle=Shuffle(block_records=BLOCK))
-    data = Data(dataset, options, [[file]], lambda _: build_index(file, BLOCK))
+    data = LocalData(dataset, options, [[file]], lambda _: build_index(file, BLOCK))
     slow = ServedSet(dataset, data, lambda: done.append("lives"))
     for seconds, most in ((0.0, 512), (0.3, 3), (0.0, 512), (100.0, 1)):
         seconds_a_row[0] = seconds
@@ -128,7 +128,7 @@ def test_shards_are_read_from_the_storage_of_the_data_set(
     (file,) = list_shards("ours://shards/*.tfrecord", access=Access(storage))
     index = build_index(file, BLOCK, access=Access(storage))
     dataset = loaderd.Dataset("ours://shards/*.tfrecord", numbered_schema, storage=storage)
-    data = Data(dataset, StreamOptions(8, storage=storage), [[file]], lambda _: index)
+    data = LocalData(dataset, StreamOptions(8, storage=storage), [[file]], lambda _: index)
     served = ServedSet(dataset, data)
     rows, faults = made(served, (0, 0, 0, 20))
     assert not faults and rows[1:].any(axis=1).all()

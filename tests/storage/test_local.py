@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from loaderd.errors import NoShardsError, ShardReadError
-from loaderd.formats import local
+from loaderd.storage import local
 from loaderd.storage.files import list_shards
 from loaderd.storage.names import absolute_names
 

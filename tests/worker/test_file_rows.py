@@ -12,7 +12,7 @@ import pytest
 from fixed_files import SCHEMA, records_from
 
 import loaderd
-from loaderd.daemon.indexing.local_data import Data
+from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.formats.fixed_index import build_fixed_index
 from loaderd.formats.shard_index import build_index
 from loaderd.options import Shuffle, StreamOptions
@@ -32,7 +32,7 @@ class Read:
         options = StreamOptions(8, shuffle=Shuffle(block_records=BLOCK))
         files = list_shards(dataset.shards)
         records = dataset.schema.records
-        self.data = Data(
+        self.data = LocalData(
             dataset,
             options,
             [files],

@@ -377,7 +377,7 @@ def test_an_index_is_made_and_kept(write_numbered: Write, tmp_path: Path):
     assert kept is not None and encode_indexes(kept) == encoded
     (tmp_path / "no folder").touch()
     _, encoded, unkept, _ = index(tmp_path / "no folder")
-    assert decode_indexes(encoded)[0].num_records == 100 and unkept is not None and "Not a directory" in unkept
+    assert decode_indexes(encoded)[0].num_records == 100 and unkept is not None and "File exists" in unkept
     os.remove(path)
     with pytest.raises(ShardReadError, match="No such file"):
         index(tmp_path / "cache")

@@ -21,7 +21,7 @@ from pyarrow.fs import FileSystemHandler, LocalFileSystem, PyFileSystem
 
 import loaderd
 from loaderd.daemon.delivery.opened_stream import OpenedStream
-from loaderd.daemon.indexing.local_data import Data
+from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.dataset import StreamDescription
 from loaderd.formats.shard_index import build_index
 from loaderd.ipc.channel import Channel, ChannelClosed
@@ -65,7 +65,7 @@ class Daemon:
         dataset, options = loaderd.Dataset(path, schema), StreamOptions(10, workers=1, storage=storage)
         access = Access(storage)
         files = list_shards(dataset.shards, access=access)
-        self.data = Data(dataset, options, [files], lambda file: build_index(file, 50, access=access))
+        self.data = LocalData(dataset, options, [files], lambda file: build_index(file, 50, access=access))
         self._description = StreamDescription(dataset, options)
         self._streams: list[OpenedStream] = []
         self.channel.send(Seat(0), (self._bell,))

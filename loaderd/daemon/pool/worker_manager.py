@@ -2,7 +2,7 @@
 
 ::
 
-    sources of tasks ──► Scheduler (who does what) ──► Workforce (how it is said) ──► worker processes
+    sources of tasks ──► Scheduler (who does what) ──► WorkerManager (how it is said) ──► worker processes
                                                           ├ every worker is told of every stream: Attach, Detach
                                                           └ and of what it may make: Granted, Withdrawn
 
