@@ -46,7 +46,7 @@ from competitors import LIBRARIES
 from harness.questions import parser_of, publish
 from harness.synthetic import shard_records, write_shards
 from trainers import RECORD_BYTES, Task, keys_of, told
-from trainers.told import CTRL_C_S, LEFT_AFTER_S, BatchRange
+from trainers.told import CTRL_C_S, LEFT_AFTER_S, Run
 from trainers.training import SERVERS, STARTS_WITHIN_S, Training, has_open, training
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record in a shard
@@ -97,7 +97,7 @@ def delivered(entries: Iterable[Mapping[str, Any]]) -> list[int]:
     return [key for entry in entries for key in entry.get("keys", ())]
 
 
-def result(run: Training, world: World, gone: Sequence[int] = (), errors_from: int = 0) -> BatchRange:
+def result(run: Training, world: World, gone: Sequence[int] = (), errors_from: int = 0) -> Run:
     """What a training that ended, or did not, has delivered; ``gone``: keys that no reader can deliver.
 
     ``stderr_lines``: those from byte ``errors_from`` on.
@@ -121,7 +121,7 @@ def result(run: Training, world: World, gone: Sequence[int] = (), errors_from: i
     }
 
 
-def outcome(run: Training, world: World, began_s: float) -> BatchRange:
+def outcome(run: Training, world: World, began_s: float) -> Run:
     """Whether its process ends, and how many seconds after ``began_s`` the epoch has ended or failed.
 
     It hangs when its log has not grown, and its process has not ended, for ``world.limit_s``; before the log has its
@@ -140,7 +140,7 @@ def outcome(run: Training, world: World, began_s: float) -> BatchRange:
     return {"outcome": kind, "after_s": (last[-1] if last else time.monotonic()) - began_s, "status": status}
 
 
-def undisturbed(name: str, world: World, folder: Path, rng: random.Random) -> BatchRange:
+def undisturbed(name: str, world: World, folder: Path, rng: random.Random) -> Run:
     with training(name, world.task(folder)) as run:
         began_s = time.monotonic()
         run.wait_for_batches(1)
@@ -148,7 +148,7 @@ def undisturbed(name: str, world: World, folder: Path, rng: random.Random) -> Ba
         return {**found, **result(run, world), "left": {"0": run.left()}}
 
 
-def signal_worker(number: int, name: str, world: World, folder: Path, rng: random.Random) -> BatchRange:
+def signal_worker(number: int, name: str, world: World, folder: Path, rng: random.Random) -> Run:
     """``number`` to one worker that has a shard open, or to any if none has.
 
     ``idle``: no server of a service has one: all of the epoch was read ahead, and the accident shows nothing.
@@ -172,7 +172,7 @@ def moment(world: World, rng: random.Random) -> int:
     return rng.randint(1 + world.num_batches // 200, 1 + world.num_batches // 50)
 
 
-def damage(kind: str, skip: bool, name: str, world: World, folder: Path, rng: random.Random) -> BatchRange:
+def damage(kind: str, skip: bool, name: str, world: World, folder: Path, rng: random.Random) -> Run:
     """One shard is damaged before the training begins. ``skip``: the library is asked to leave damage out."""
     shards = [str(folder / "shards" / Path(path).name) for path in world.shards]
     shutil.copytree(Path(world.shards[0]).parent, folder / "shards")
@@ -208,7 +208,7 @@ def damage(kind: str, skip: bool, name: str, world: World, folder: Path, rng: ra
     return {**found, "names": [what for what, named in names.items() if named], "place": [shard, record, offset]}
 
 
-def kill_training(name: str, world: World, folder: Path, rng: random.Random) -> BatchRange:
+def kill_training(name: str, world: World, folder: Path, rng: random.Random) -> Run:
     with training(name, world.task(folder)) as run:
         run.wait_for_batches(moment(world, rng))
         written = run.errors.stat().st_size
@@ -217,7 +217,7 @@ def kill_training(name: str, world: World, folder: Path, rng: random.Random) -> 
         return {"outcome": "killed", **looked_at(run, world, written)}
 
 
-def looked_at(run: Training, world: World, written: int) -> BatchRange:
+def looked_at(run: Training, world: World, written: int) -> Run:
     """What is left after each of ``LEFT_AFTER_S`` seconds."""
     began_s, left = time.monotonic(), {}
     for after_s in LEFT_AFTER_S:
@@ -226,7 +226,7 @@ def looked_at(run: Training, world: World, written: int) -> BatchRange:
     return {"left": left, **result(run, world, errors_from=written)}
 
 
-def interrupt(name: str, world: World, folder: Path, rng: random.Random) -> BatchRange:
+def interrupt(name: str, world: World, folder: Path, rng: random.Random) -> Run:
     """Ctrl-C: SIGINT to the process group, once."""
     with training(name, world.task(folder)) as run:
         run.wait_for_batches(moment(world, rng))
@@ -240,7 +240,7 @@ def interrupt(name: str, world: World, folder: Path, rng: random.Random) -> Batc
         return {**found, **looked_at(run, world, written)}
 
 
-def resume(name: str, world: World, folder: Path, rng: random.Random) -> BatchRange:
+def resume(name: str, world: World, folder: Path, rng: random.Random) -> Run:
     """The training is killed and started again, and goes on from what it saved at every tenth batch."""
     task = world.task(folder, save_steps=SAVE_STEPS)
     with training(name, task) as run:
@@ -263,8 +263,8 @@ class Accident:
     """``happen`` makes a run, ``shown`` says in words what happened; ``alone``: nothing else may run beside it."""
 
     title: str
-    happen: Callable[[str, World, Path, random.Random], BatchRange]
-    shown: Callable[[BatchRange], str]
+    happen: Callable[[str, World, Path, random.Random], Run]
+    shown: Callable[[Run], str]
     alone: bool = False
 
 
@@ -287,7 +287,7 @@ ACCIDENTS = {
 # -------------------------------------------------------------------------------------------------------- runs
 
 
-def run_one(name: str, accident: str, round_: int, world: World, folder: Path) -> BatchRange:
+def run_one(name: str, accident: str, round_: int, world: World, folder: Path) -> Run:
     own = folder / f"{name}-{accident}-{round_}"
     own.mkdir()
     found = ACCIDENTS[accident].happen(name, world, own, random.Random(f"{accident} {round_}"))
@@ -295,7 +295,7 @@ def run_one(name: str, accident: str, round_: int, world: World, folder: Path) -
     return {"library": name, "accident": accident, "round": round_, **found}
 
 
-def compare_orders(runs: list[BatchRange]) -> None:
+def compare_orders(runs: list[Run]) -> None:
     """Each run that delivered an epoch gets ``same_order``: as the first one of its library that nothing disturbed.
 
     None where two undisturbed runs differ: the library promises no order.
@@ -314,12 +314,12 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
     return {package: metadata.version(distributions[package][0]) for package in packages}
 
 
-def run_all(names: Sequence[str], options: argparse.Namespace, folder: Path) -> list[BatchRange]:
+def run_all(names: Sequence[str], options: argparse.Namespace, folder: Path) -> list[Run]:
     """Every library, every accident, every round; those that must run alone come last, one at a time."""
     sizes = {"batch_size": options.batch_size, "step_s": options.step_seconds, "limit_s": options.limit_seconds}
     world = make_world(folder, options.records, options.shards, **sizes)
     versions = versions_of(names)
-    runs: list[BatchRange] = []
+    runs: list[Run] = []
     for alone, jobs in ((False, options.jobs), (True, 1)):
         chosen = [accident for accident in options.accidents if ACCIDENTS[accident].alone == alone]
         planned = list(product(range(options.rounds), chosen, names))
@@ -331,7 +331,7 @@ def run_all(names: Sequence[str], options: argparse.Namespace, folder: Path) -> 
     return runs
 
 
-def table_of(names: Sequence[str], accidents: Sequence[str], runs: Sequence[BatchRange]) -> list[tuple[str, ...]]:
+def table_of(names: Sequence[str], accidents: Sequence[str], runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """A row an accident: its title, and for each library what happened in its runs."""
 
     def cell(name: str, accident: str) -> str:

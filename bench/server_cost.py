@@ -27,8 +27,8 @@ from dataclasses import dataclass
 
 from harness.interface import Config
 from harness.questions import (
-    BatchRange,
     Case,
+    Run,
     console_of,
     measure,
     middle,
@@ -60,14 +60,14 @@ class Target:
     base: str
     factor: float
 
-    def verdict(self, runs: Sequence[BatchRange]) -> tuple[bool, str]:
+    def verdict(self, runs: Sequence[Run]) -> tuple[bool, str]:
         """Whether the median of the rounds does, and the note that says so."""
         reached = ratio(runs, self.case, self.base).middle >= self.factor
         text = f"{beside(runs, self.case, self.base)}; the target is {self.factor:g}: "
         return reached, text + ("reached" if reached else "MISSED")
 
 
-def beside(runs: Sequence[BatchRange], case: str, base: str) -> str:
+def beside(runs: Sequence[Run], case: str, base: str) -> str:
     """The note that says how a case compares with another."""
     return f"{case} against {base}, round by round: {ratio(runs, case, base).shown('.2f')} times"
 
@@ -81,7 +81,7 @@ TARGETS = (
 )
 
 
-def row_of(runs: Sequence[BatchRange], case: str) -> tuple[str, ...]:
+def row_of(runs: Sequence[Run], case: str) -> tuple[str, ...]:
     """The texts of ``COLUMNS``."""
     # What one of two consumers takes is for half of the batches that are counted.
     consumers = 2 if case == "two" else 1

@@ -16,7 +16,7 @@ import argparse
 from collections.abc import Sequence
 
 from harness.interface import Config
-from harness.questions import BatchRange, Case, answer, console_of, measure, middle, question_of, ratio, shards_of
+from harness.questions import Case, Run, answer, console_of, measure, middle, question_of, ratio, shards_of
 
 from loaderd.machine import usable_cores
 
@@ -43,7 +43,7 @@ def estimate(cores: int, cpu_us: float, consumer_us: float, floor: float) -> tup
     return limits[bound], bound
 
 
-def conclusions(runs: Sequence[BatchRange]) -> list[str]:
+def conclusions(runs: Sequence[Run]) -> list[str]:
     cores = usable_cores()
     # What 2 workers need holds for more; one alone takes fewer cores than there are, and less CPU time.
     cpu_us = middle(runs, "loaderd_python, 2 workers", "total_cpu_us_per_example")

@@ -19,7 +19,7 @@ from harness.rounds import Failures, check, cold_starts, facts_of, grouped, take
 from harness.run_candidate import run_candidate
 from loaderd.errors import OptionError
 
-BatchRange = dict[str, Any]
+Run = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Comparison:
         self._scratch, self._timeout_s, self._display = scratch, timeout_s, display
         self._failed: Failures = {}
         self._left_out: Failures = {}
-        self._cold: list[BatchRange] = []
+        self._cold: list[Run] = []
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text("")
@@ -69,12 +69,12 @@ class Comparison:
     def _remaining(self, specs: Sequence[str]) -> list[str]:
         return [spec for spec in specs if spec not in self._failed and spec not in self._left_out]
 
-    def _measured(self, spec: str, config: Config, timing: Timing | None, what: str) -> BatchRange:
+    def _measured(self, spec: str, config: Config, timing: Timing | None, what: str) -> Run:
         self._display.begin(f"{what}: {spec}")
         index_cache = self._scratch / ("check" if timing is None else f"index of {spec}")
         return run_candidate(spec, config, timing, timeout_s=self._timeout_s, index_cache=index_cache)
 
-    def _keep(self, run: BatchRange) -> None:
+    def _keep(self, run: Run) -> None:
         with self._log.open("a") as file:
             file.write(json.dumps(run) + "\n")
 
@@ -91,25 +91,25 @@ class Comparison:
             self._display.say(f"left out: {grouped(self._left_out)}")
 
     def _measure_cold_starts(self, specs: Sequence[str]) -> None:
-        def first_batch(spec: str) -> BatchRange:
+        def first_batch(spec: str) -> Run:
             return self._measured(spec, self._inputs.timed, FIRST_BATCH, "first batch, no index")
 
         self._cold, failed = cold_starts(specs, first_batch, self._keep)
         self._fail(failed)
 
-    def _measure_rounds(self, specs: Sequence[str]) -> list[BatchRange]:
-        pace, so_far = self._pace, list[BatchRange]()
+    def _measure_rounds(self, specs: Sequence[str]) -> list[Run]:
+        pace, so_far = self._pace, list[Run]()
         timing = Timing(seconds=pace.seconds, warmup_s=pace.warmup_seconds)
         began = time.monotonic()
 
-        def measure(spec: str) -> BatchRange:
+        def measure(spec: str) -> Run:
             place = f"round {len(so_far) // len(specs) + 1} of {pace.rounds}"
             if so_far:
                 left_s = (time.monotonic() - began) / len(so_far) * (pace.rounds * len(specs) - len(so_far))
                 place += f", {max(1, round(left_s / 60))} min to go"
             return self._measured(spec, self._inputs.timed, timing, place)
 
-        def report(run: BatchRange) -> None:
+        def report(run: Run) -> None:
             self._keep(run)
             if run["attempt"]:
                 so_far.pop()
@@ -120,7 +120,7 @@ class Comparison:
         self._fail(failed)
         return runs
 
-    def _publish(self, runs: list[BatchRange], command: str, workers: int) -> None:
+    def _publish(self, runs: list[Run], command: str, workers: int) -> None:
         about, log = self._inputs.about, self._log
         summaries = summarise(runs, self._cold)
         facts = {"command": f"`{command}`", "shards": about, **facts_of(runs, self._failed, self._left_out)}

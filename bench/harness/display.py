@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from harness.report import BatchRange, Summary, table
+from harness.report import Run, Summary, table
 from harness.rounds import BUSY_CORES
 from loaderd.redaction import printable
 
@@ -43,7 +43,7 @@ class Display:
             shown: list[RenderableType] = [table(self._summaries, self._console)] if self._summaries else []
             self._live.update(Group(*shown, Text(what, style="dim")), refresh=True)
 
-    def done(self, run: BatchRange, summaries: Sequence[Summary]) -> None:
+    def done(self, run: Run, summaries: Sequence[Summary]) -> None:
         """Show that a run has ended. ``summaries``: the table so far."""
         self._summaries = summaries
         disturbed = run["other_cores"] > BUSY_CORES

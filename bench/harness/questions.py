@@ -32,7 +32,7 @@ from harness.synthetic import cached_shards
 
 COLUMNS = ("examples/s", "× the first", "CPU µs/example", "consumer µs/batch", "first batch s", "peak PSS MiB")
 
-BatchRange = dict[str, Any]
+Run = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def shards_of(options: argparse.Namespace, num_shards: int = 16, compression: st
     return shards
 
 
-def measure(cases: Sequence[Case], options: argparse.Namespace, console: Console) -> list[BatchRange]:
+def measure(cases: Sequence[Case], options: argparse.Namespace, console: Console) -> list[Run]:
     """Runs of every case in alternated rounds, as ``run_candidate`` gives them, with ``case`` and ``round``.
 
     Raises SystemExit where a case fails: without one of them the question has no answer.
@@ -82,10 +82,10 @@ def measure(cases: Sequence[Case], options: argparse.Namespace, console: Console
     by_label = {case.label: case for case in cases}
     timing = Timing(1, options.seconds, warmup_steps=2, warmup_s=options.warmup_seconds)
 
-    def measure_one(label: str) -> BatchRange:
+    def measure_one(label: str) -> Run:
         return {"case": label, **run_candidate(by_label[label].spec, by_label[label].config, timing)}
 
-    def report(run: BatchRange) -> None:
+    def report(run: Run) -> None:
         place = f"round {run['round'] + 1}/{options.rounds}"
         console.print(f"{place}  {run['case']:32} {run['examples_per_s']:12,.0f} examples/s")
 
@@ -95,7 +95,7 @@ def measure(cases: Sequence[Case], options: argparse.Namespace, console: Console
     return runs
 
 
-def run_again(*options: str) -> BatchRange:
+def run_again(*options: str) -> Run:
     """What this script prints as JSON, run with ``options`` besides its own ones, in a process of its own.
 
     Raises SystemExit where that fails.
@@ -104,13 +104,11 @@ def run_again(*options: str) -> BatchRange:
     done = subprocess.run(command, capture_output=True, text=True, env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ})
     if done.returncode != 0:
         sys.exit(f"{' '.join(options)}: ended with status {done.returncode}\n{done.stderr[-2000:]}")
-    found: BatchRange = json.loads(done.stdout.splitlines()[-1])
+    found: Run = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def run_in_turns(
-    names: Sequence[str], options: argparse.Namespace, shown: Callable[[BatchRange], str]
-) -> list[BatchRange]:
+def run_in_turns(names: Sequence[str], options: argparse.Namespace, shown: Callable[[Run], str]) -> list[Run]:
     """What this script prints for ``--measure NAME``, of each name once a round; ``shown``: what to tell of it.
 
     A run has its ``round``, from 0 on. Raises SystemExit where one fails.
@@ -122,23 +120,23 @@ def run_in_turns(
     return runs
 
 
-def of_case(runs: Sequence[BatchRange], case: str) -> list[BatchRange]:
+def of_case(runs: Sequence[Run], case: str) -> list[Run]:
     """The runs of one case, by round."""
     return sorted((run for run in runs if run["case"] == case), key=lambda run: run["round"])
 
 
-def middle(runs: Sequence[BatchRange], case: str, key: str) -> float:
+def middle(runs: Sequence[Run], case: str, key: str) -> float:
     """The median of a figure over the rounds of a case."""
     return float(median(run[key] for run in of_case(runs, case)))
 
 
-def ratio(runs: Sequence[BatchRange], case: str, base: str) -> Spread:
+def ratio(runs: Sequence[Run], case: str, base: str) -> Spread:
     """Examples/s of a case over those of ``base``, pair by pair of one round."""
     pairs = zip(of_case(runs, case), of_case(runs, base), strict=True)
     return Spread.of([ours["examples_per_s"] / theirs["examples_per_s"] for ours, theirs in pairs])
 
 
-def row(runs: Sequence[BatchRange], case: str, base: str) -> tuple[str, ...]:
+def row(runs: Sequence[Run], case: str, base: str) -> tuple[str, ...]:
     """The texts of ``COLUMNS`` for a case."""
     return (
         Spread.of([run["examples_per_s"] for run in of_case(runs, case)]).shown(",.0f"),
@@ -151,7 +149,7 @@ def row(runs: Sequence[BatchRange], case: str, base: str) -> tuple[str, ...]:
 
 
 def answer(
-    what: str, cases: Sequence[Case], runs: Sequence[BatchRange], notes: Sequence[str], options: argparse.Namespace
+    what: str, cases: Sequence[Case], runs: Sequence[Run], notes: Sequence[str], options: argparse.Namespace
 ) -> None:
     """:func:`publish` with a row a case; ``what``: in what the cases differ."""
     rows = [(case.label, *row(runs, case.label, cases[0].label)) for case in cases]

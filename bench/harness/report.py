@@ -33,7 +33,7 @@ COLUMNS = (
     "note",
 )
 
-BatchRange = Mapping[str, Any]
+Run = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -95,19 +95,19 @@ class Summary:
         )
 
 
-def module_of(run: BatchRange) -> str:
+def module_of(run: Run) -> str:
     """The candidate's name without its options."""
     return str(run["candidate"]).partition(":")[0]
 
 
-def best_tfdata(runs: Sequence[BatchRange]) -> str | None:
+def best_tfdata(runs: Sequence[Run]) -> str | None:
     """The tf.data candidate with the highest median examples/s, or None without any."""
     by_candidate = _grouped([run for run in runs if run["candidate"].startswith(TFDATA)])
     medians = {name: median(run["examples_per_s"] for run in of_one) for name, of_one in by_candidate.items()}
     return max(medians, key=medians.__getitem__, default=None)
 
 
-def summarise(runs: Sequence[BatchRange], cold: Sequence[BatchRange] = ()) -> list[Summary]:
+def summarise(runs: Sequence[Run], cold: Sequence[Run] = ()) -> list[Summary]:
     """A summary of each candidate, in order of appearance. Each run carries its ``round``.
 
     ``cold``: the runs that began without an index, one a candidate.
@@ -116,12 +116,12 @@ def summarise(runs: Sequence[BatchRange], cold: Sequence[BatchRange] = ()) -> li
     return [_summary(name, of_one, runs, cold_s.get(name)) for name, of_one in _grouped(runs).items()]
 
 
-def _summary(name: str, runs: Sequence[BatchRange], all_runs: Sequence[BatchRange], cold_s: float | None) -> Summary:
+def _summary(name: str, runs: Sequence[Run], all_runs: Sequence[Run], cold_s: float | None) -> Summary:
     delivered, workers = runs[0]["delivered"], runs[0]["config"]["workers"]
     alike = [run for run in all_runs if run["delivered"] == delivered]
     best = best_tfdata(alike)
 
-    def ratio(is_base: Callable[[BatchRange], bool]) -> Spread | None:
+    def ratio(is_base: Callable[[Run], bool]) -> Spread | None:
         base = {run["round"]: run["examples_per_s"] for run in alike if is_base(run)}
         ratios = [run["examples_per_s"] / base[run["round"]] for run in runs if run["round"] in base]
         return Spread.of(ratios) if ratios else None
@@ -149,14 +149,14 @@ def _summary(name: str, runs: Sequence[BatchRange], all_runs: Sequence[BatchRang
     )
 
 
-def _is_expert(run: BatchRange) -> bool:
+def _is_expert(run: Run) -> bool:
     config = run["config"]
     expert = PARSE_ALONE if config["packed"] else EXPERT
     return module_of(run) == expert and config["shuffle"] and not config["graph"]
 
 
-def _grouped(runs: Sequence[BatchRange]) -> dict[str, list[BatchRange]]:
-    groups: dict[str, list[BatchRange]] = {}
+def _grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run["candidate"], []).append(run)
     return groups

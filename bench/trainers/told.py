@@ -13,14 +13,14 @@ from typing import Any
 CTRL_C_S = 5  # within which a training should have ended
 LEFT_AFTER_S = (2, 10)  # when what is left is looked at
 
-BatchRange = dict[str, Any]
+Run = dict[str, Any]
 
 
 def figure(value: float, spec: str = "d") -> str:
     return f"#{value:{spec}}#"
 
 
-def how_it_ended(run: BatchRange) -> str:
+def how_it_ended(run: Run) -> str:
     if run["epoch_ended"]:
         how = f"epoch ends {figure(run['after_s'], '.1f')} s later"
     elif run["errors"]:
@@ -46,7 +46,7 @@ def first_words(error: str) -> str:
     return f"`{line[:110]}{'…' if len(line) > 110 else ''}`"
 
 
-def records(run: BatchRange) -> str:
+def records(run: Run) -> str:
     if not run["epoch_ended"]:
         return ""
     lost, repeated = (figure(run[what]) if run[what] else "0" for what in ("lost", "repeated"))
@@ -54,18 +54,18 @@ def records(run: BatchRange) -> str:
     return f", {lost} lost, {repeated} repeated{altered}"
 
 
-def shown_order(run: BatchRange) -> str:
+def shown_order(run: Run) -> str:
     order = {True: ", same order", False: ", another order", None: ""}[run.get("same_order")]
     return how_it_ended(run) + records(run) + (order if run["epoch_ended"] else "")
 
 
-def shown_worker(run: BatchRange) -> str:
+def shown_worker(run: Run) -> str:
     if run["outcome"] == "no processes":
         return "no worker processes"
     return shown_order(run) + (" (all was read ahead)" if run.get("idle") else "")
 
 
-def shown_noticed(run: BatchRange) -> str:
+def shown_noticed(run: Run) -> str:
     if run["epoch_ended"] and not run["num_errors"]:
         lost = f", {figure(run['lost'])} others lost" if run["lost"] else ""
         altered = f", {figure(run['altered'])} delivered altered" if run["altered"] else ""
@@ -74,7 +74,7 @@ def shown_noticed(run: BatchRange) -> str:
     return without_time(how_it_ended(run)) + f" (names {names})"
 
 
-def shown_skipped(run: BatchRange) -> str:
+def shown_skipped(run: Run) -> str:
     altered = f", {figure(run['altered'])} delivered altered" if run["altered"] else ""
     repeated = f", {figure(run['repeated'])} repeated" if run["repeated"] else ""
     lost = f"{figure(run['lost'])} others lost" if run["lost"] else "no other lost"
@@ -88,28 +88,28 @@ def what_is_left(left: Mapping[str, Sequence[str]]) -> str:
     return ", ".join(f"{figure(len(left[kind]))} {text}" for kind, text in kinds.items() if left[kind]) or "nothing"
 
 
-def shown_left(run: BatchRange) -> str:
+def shown_left(run: Run) -> str:
     left = ", ".join(f"after {after_s} s {what_is_left(run['left'][str(after_s)])}" for after_s in LEFT_AFTER_S)
     return f"left {left}; {figure(run['stderr_lines'])} lines on stderr"
 
 
-def shown_interrupted(run: BatchRange) -> str:
+def shown_interrupted(run: Run) -> str:
     ended = f"ends after {figure(run['after_s'], '.1f')} s" if run["outcome"] == "ends" else f"runs on ({CTRL_C_S} s)"
     return f"{ended}; {shown_left(run)}"
 
 
-def shown_resumed(run: BatchRange) -> str:
+def shown_resumed(run: Run) -> str:
     if not run["saved"]:
         return "cannot be saved: " + (first_words(run["errors"][-1]) if run["errors"] else "no means")
     return without_time(shown_order(run))
 
 
-def shown_undisturbed(run: BatchRange) -> str:
+def shown_undisturbed(run: Run) -> str:
     left = f"; left: {what_is_left(run['left']['0'])}" if any(run["left"]["0"].values()) else ""
     return without_time(shown_order(run)) + left
 
 
-def cell(runs: Sequence[BatchRange], shown: Callable[[BatchRange], str]) -> str:
+def cell(runs: Sequence[Run], shown: Callable[[Run], str]) -> str:
     """What happened in each of the runs: once where it was the same, figures as ranges; else how often what."""
     by_fact: dict[str, list[list[str]]] = {}
     for run in runs:

@@ -15,7 +15,7 @@ from loaderd import Schema
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, anchored
 from loaderd.errors import Damage, LoaderdError, OptionError
 from loaderd.formats.index_cache import groups_of
-from loaderd.formats.indexer import Indexer, StoredFormat
+from loaderd.formats.indexer import Indexer, RecordFormat
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_STORAGE, Shuffle, as_count, pickled_storage, require
 from loaderd.progress import ProgressDisplay
 from loaderd.snapshots import Progress
@@ -78,10 +78,10 @@ def verify(shards: Any, *, schema: Schema | None = None, progress: bool | None =
     return _run(shards, indexer, progress, "checking shards")
 
 
-def _stored_of(shards: Any, schema: Schema | None) -> StoredFormat:
+def _stored_of(shards: Any, schema: Schema | None) -> RecordFormat:
     if isinstance(shards, (Dataset, Concat, Mix)):
         return (schema or shards.schema).records
-    return "told" if schema is None else schema.records
+    return "detect" if schema is None else schema.records
 
 
 def _order_of(dataset: AnyDataset, index_cache: Any) -> tuple[Any, int]:
@@ -106,7 +106,7 @@ def _run(shards: Any, indexer: Indexer, progress: bool | None, what: str) -> Fin
         files = sorted({file for each in names for file in list_with_progress(each, display, access)}, key=path_order)
     if not ray.is_initialized():
         ray.init()
-    found: dict[ShardFile, _FixedIndexBuilder] = {}
+    found: dict[ShardFile, _ShardFindings] = {}
     total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
 
     def show() -> None:
@@ -126,7 +126,7 @@ def _run(shards: Any, indexer: Indexer, progress: bool | None, what: str) -> Fin
 
 
 @dataclass(frozen=True)
-class _FixedIndexBuilder:
+class _ShardFindings:
     num_records: int
     damages: tuple[Damage, ...]
     is_cached: bool = False
@@ -134,7 +134,7 @@ class _FixedIndexBuilder:
 
 def _results(
     groups: Sequence[Sequence[ShardFile]], indexer: Indexer, storage: bytes, show: Callable[[], None]
-) -> Iterator[tuple[Sequence[ShardFile], list[_FixedIndexBuilder]]]:
+) -> Iterator[tuple[Sequence[ShardFile], list[_ShardFindings]]]:
     """Each group of shards and what was found in them, in the order in which the tasks end.
 
     ``show`` is called every second while none ends.
@@ -152,9 +152,9 @@ def _results(
             ray.cancel(each)
 
 
-def _result(done: Any) -> list[_FixedIndexBuilder]:
+def _result(done: Any) -> list[_ShardFindings]:
     try:
-        found: list[_FixedIndexBuilder] = ray.get(done)
+        found: list[_ShardFindings] = ray.get(done)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, LoaderdError):
             raise error.cause from None
@@ -162,7 +162,7 @@ def _result(done: Any) -> list[_FixedIndexBuilder]:
     return found
 
 
-def _read(group: Sequence[ShardFile], indexer: Indexer, storage: bytes) -> list[_FixedIndexBuilder]:
+def _read(group: Sequence[ShardFile], indexer: Indexer, storage: bytes) -> list[_ShardFindings]:
     """A task: index shards, unless their indexes are kept already. ``storage``: as ``pickled_storage`` gives it."""
     found = indexer(group, access=Access(pickle.loads(storage)))
     for one in found:
@@ -171,4 +171,4 @@ def _read(group: Sequence[ShardFile], indexer: Indexer, storage: bytes) -> list[
                 f"the index of {one.index.file.uri} cannot be kept: {one.unkept}",
                 hint="index_cache must be a folder that every node can write.",
             )
-    return [_FixedIndexBuilder(one.index.num_records, one.index.damages, one.is_known) for one in found]
+    return [_ShardFindings(one.index.num_records, one.index.damages, one.is_known) for one in found]

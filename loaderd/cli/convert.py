@@ -56,12 +56,12 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to convert: the sources and their lots. ``damages``: of the sources; these records are left out."""
+    """What to convert: the sources and their units. ``damages``: of the sources; these records are left out."""
 
     files: list[ShardFile]
     indexes: list[ShardIndex]
     features: Any
-    lots: list[WorkUnit]
+    units: list[WorkUnit]
     damages: list[Damage]
 
     @property
@@ -150,7 +150,7 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[FinishedShard, b
         tuple(index.compression for index in plan.indexes),
         plan.features,
         folder,
-        sum(len(lot.sizes) for lot in plan.lots),
+        sum(len(unit.sizes) for unit in plan.units),
         arguments.format,
         arguments.compression,
         arguments.on_corrupt != "raise",
@@ -158,10 +158,10 @@ def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[FinishedShard, b
     found: list[tuple[FinishedShard, bool]] = []
 
     def show(done_bytes: int, num_bytes: int) -> None:
-        display(Progress("converting shards", len(found), len(plan.lots), done_bytes, num_bytes))
+        display(Progress("converting shards", len(found), len(plan.units), done_bytes, num_bytes))
 
     with closing(display):
-        for written, was_there in convert(task, plan.lots, processes, show):
+        for written, was_there in convert(task, plan.units, processes, show):
             found.append((written, was_there))
             if arguments.json:
                 say(json.dumps({"kind": "shard", **asdict(written), "was_there": was_there}))
@@ -195,13 +195,13 @@ def _plan(arguments: argparse.Namespace, display: ProgressDisplay) -> _Plan:
         raise _damaged(damages, len(indexes))
     default = max(1, _SHARD_BYTES // Schema.of_stored(features).row_bytes)
     wanted = arguments.records_per_shard
-    lots = list(plan_units(indexes, default if wanted is None else as_count(wanted, "--records-per-shard")))
-    if not lots:
+    units = list(plan_units(indexes, default if wanted is None else as_count(wanted, "--records-per-shard")))
+    if not units:
         raise NoShardsError(
             f"no healthy record in {count(len(files), 'source')}", hint="loaderd verify names the damage."
         )
     return _Plan(
-        [index.file for index in indexes], indexes, dict(features) if records is None else features, lots, damages
+        [index.file for index in indexes], indexes, dict(features) if records is None else features, units, damages
     )
 
 

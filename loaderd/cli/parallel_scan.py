@@ -18,7 +18,7 @@ from typing import TypeVar
 from loaderd.errors import OptionError
 from loaderd.formats.compression import OnRead
 from loaderd.formats.index_cache import groups_of
-from loaderd.formats.indexer import StoredFormat
+from loaderd.formats.indexer import RecordFormat
 from loaderd.machine import usable_cores
 from loaderd.options import as_count
 from loaderd.progress import ProgressDisplay
@@ -52,9 +52,9 @@ def add_shards(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def stored_of(schema: str | None) -> StoredFormat:
+def stored_of(schema: str | None) -> RecordFormat:
     """The records of the schema of that name; without a name, each shard's content tells. Raises OptionError."""
-    return "told" if schema is None else load_schema(schema).records
+    return "detect" if schema is None else load_schema(schema).records
 
 
 def read_all(

@@ -99,7 +99,7 @@ class _Check:
 
     def __init__(self, schema: Schema | None) -> None:
         self._schema = schema
-        self._indexer = Indexer("none", DEFAULT_BLOCK_RECORDS, "told" if schema is None else schema.records)
+        self._indexer = Indexer("none", DEFAULT_BLOCK_RECORDS, "detect" if schema is None else schema.records)
 
     def __call__(
         self, group: Sequence[ShardFile], on_read: OnRead, access: Access

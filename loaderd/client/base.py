@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderd.client.batch import Batch, HandOver, identity
-from loaderd.client.batch_source import Peek, Stream, StreamInfo
+from loaderd.client.batch_source import Glimpse, Stream, StreamInfo
 from loaderd.client.position import StreamPosition
 from loaderd.client.shutdown import ProgramEnded
 from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, ServerError, StorageError
@@ -98,9 +98,9 @@ class BaseLoader(StreamPosition):
             raise found
         return found
 
-    def glimpse(self, num_records: int) -> Peek:
+    def glimpse(self, num_records: int) -> Glimpse:
         """Ask for a copy of the next batch's first ``num_records`` records; it is there once the batch is taken."""
-        glimpse = Peek(as_count(num_records, "num_records"))
+        glimpse = Glimpse(as_count(num_records, "num_records"))
         self._stream.glimpses.append(glimpse)
         return glimpse
 

@@ -24,7 +24,7 @@ from loaderd.shm.page import (
 from loaderd.shm.page_consumer import PageConsumer
 from loaderd.shm.samples import wait_class
 
-ShardsFound = tuple[int, int] | BatchFailed | None
+NextBatch = tuple[int, int] | BatchFailed | None
 """(slot, records), and the slot is ours then; or why the batch cannot be had; or None: the pass is over."""
 
 
@@ -62,7 +62,7 @@ class BatchReceiver:
         """Whether the socket must be read first."""
         return self._page.words[CONSUMER_NEWS] != self._news
 
-    def take(self) -> ShardsFound:
+    def take(self) -> NextBatch:
         """The next batch."""
         self.step = self._taker.step
         broken = self._broken.pop(self.step, None) if self._broken else None

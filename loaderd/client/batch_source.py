@@ -13,7 +13,7 @@ import numpy.typing as npt
 from loaderd.client.batch import Batch
 from loaderd.client.damage_report import DamageReport
 from loaderd.client.empty_batches import EmptyBatches
-from loaderd.client.shutdown import Shutdown
+from loaderd.client.shutdown import ClosedAtExit
 from loaderd.client.skips import Skips
 from loaderd.errors import LoaderdError
 from loaderd.options import StreamOptions
@@ -49,7 +49,7 @@ class DaemonTotals:
     daemon_restarts: int = 0
 
 
-class Peek:
+class Glimpse:
     """A copy of the first records of the next batch that is taken. It holds no slot, and takes no batch itself."""
 
     def __init__(self, num_records: int) -> None:
@@ -62,7 +62,7 @@ class Peek:
         self.fields = {name: array[: self._num_records].copy() for name, array in batch.items()}
 
 
-class Stream(Shutdown, ABC):
+class Stream(ClosedAtExit, ABC):
     """For one thread at a time, which holds ``lock``. Any thread may call :meth:`close` at any time, without it."""
 
     course: PassSequence
@@ -70,7 +70,7 @@ class Stream(Shutdown, ABC):
 
     def __init__(self, counts: DaemonTotals) -> None:
         self.counts = counts
-        self.glimpses: deque[Peek] = deque()
+        self.glimpses: deque[Glimpse] = deque()
         """Those that have not seen a batch yet."""
         self.empty = EmptyBatches()
         super().__init__()

@@ -70,30 +70,30 @@ class RpcClient(ABC):
         Raises TransportLost, also after ``limit_s`` seconds of silence (None: never). Asks ``is_there`` after each
         sleep.
         """
-        patience = StallTimer(limit_s)
+        stall_timer = StallTimer(limit_s)
         while True:
             if (news := self._source.news()) is not None:
                 self._send(news)
             if self._bye is not None:
                 self.link.close()
                 raise TransportLost(f"{self.link.what} ends: {self._bye.text}")
-            arrived = (sleep or self._arrived)(patience.tick_s)
+            arrived = (sleep or self._arrived)(stall_timer.tick_s)
             if arrived:
-                patience.heard()
+                stall_timer.heard()
                 for message in self.link.receive() if self._socket_fd in arrived else []:
-                    if isinstance(message, State) and patience.must_report():
-                        _logger.warning("waiting for %s for %.0f s: %s", what, patience.waited_s, message.text)
+                    if isinstance(message, State) and stall_timer.must_report():
+                        _logger.warning("waiting for %s for %.0f s: %s", what, stall_timer.waited_s, message.text)
                     self._hear(message)
             if is_there():
                 return
             if arrived:
                 continue
-            patience.tick()
-            if patience.is_over or self._unsent:
+            stall_timer.tick()
+            if stall_timer.is_over or self._unsent:
                 raise TransportLost(
-                    f"{self.link.what} said nothing for {patience.limit_s:g} s and {self.link.kill()}"
+                    f"{self.link.what} said nothing for {stall_timer.limit_s:g} s and {self.link.kill()}"
                 )
-            if patience.must_ask():
+            if stall_timer.must_ask():
                 self._send(AskState())
 
     def _arrived(self, limit_s: float) -> list[int]:

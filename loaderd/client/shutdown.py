@@ -66,7 +66,7 @@ class ProgramEnded(ClosedError):
         return StopIteration() if isinstance(thread, threading._DummyThread) else SystemExit()
 
 
-class Shutdown:
+class ClosedAtExit:
     """What ends with the program: a stream."""
 
     def __init__(self) -> None:
@@ -105,11 +105,11 @@ class Shutdown:
 
 
 # Weak references, in a set that can be copied in one step while other threads add to it.
-_streams: set[weakref.ref[Shutdown]] = set()
+_streams: set[weakref.ref[ClosedAtExit]] = set()
 _program_ended = False
 
 
-def _living_streams() -> list[Shutdown]:
+def _living_streams() -> list[ClosedAtExit]:
     return [stream for ref in list(_streams) if (stream := ref()) is not None]
 
 

@@ -1,7 +1,7 @@
-"""A conversion from beginning to end: its lots, the processes that write them, and the shards that were whole before.
+"""A conversion from beginning to end: its units, the processes that write them, and shards that were whole before.
 
 The order of records, and which of them are in which shard, follow from the sources and the options alone. So any
-process may write any lot, at any time, and a restarted conversion writes what is missing with the same bytes.
+process may write any unit, at any time, and a restarted conversion writes what is missing with the same bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OnProgress = Callable[[int, int], None]
 _SHOW_EVERY_S = 0.1
 
 
-def job_of(task: ShardJob, lots: Sequence[WorkUnit]) -> dict[str, Any]:
+def job_of(task: ShardJob, units: Sequence[WorkUnit]) -> dict[str, Any]:
     """What is converted, and how, for the journal: values that JSON can hold, without secrets."""
     records = task.features if isinstance(task.features, FixedRecords) else None
     return {
@@ -35,7 +35,7 @@ def job_of(task: ShardJob, lots: Sequence[WorkUnit]) -> dict[str, Any]:
         "features": [[name, repr(feature)] for name, feature in task.features.items()],  # in the order of new records
         "records": None if records is None else repr(records),
         "shards": task.num_shards,
-        "records_per_shard": sorted({size for lot in lots for size in lot.sizes}),
+        "records_per_shard": sorted({size for unit in units for size in unit.sizes}),
         "format": task.format,
         "compression": task.compression,
         "on_corrupt": "skip_record" if task.skips else "raise",
@@ -43,7 +43,7 @@ def job_of(task: ShardJob, lots: Sequence[WorkUnit]) -> dict[str, Any]:
 
 
 def convert(
-    task: ShardJob, lots: Sequence[WorkUnit], processes: int, on_progress: OnProgress
+    task: ShardJob, units: Sequence[WorkUnit], processes: int, on_progress: OnProgress
 ) -> Iterator[tuple[FinishedShard, bool]]:
     """Each shard that is whole, and whether it was whole before; in any order.
 
@@ -51,25 +51,25 @@ def convert(
     iterator ends the processes.
     """
     check_format(task.features, task.format)
-    with closing(Journal(task.folder, job_of(task, lots), task.ending)) as journal:
-        for written, was_there in _write_all(task, lots, journal.claims, processes, on_progress):
+    with closing(Journal(task.folder, job_of(task, units), task.ending)) as journal:
+        for written, was_there in _write_all(task, units, journal.claims, processes, on_progress):
             if not was_there:
                 journal.note(written)
             yield written, was_there
 
 
 def _write_all(
-    task: ShardJob, lots: Sequence[WorkUnit], claims: Claims, processes: int, on_progress: OnProgress
+    task: ShardJob, units: Sequence[WorkUnit], claims: Claims, processes: int, on_progress: OnProgress
 ) -> Iterator[tuple[FinishedShard, bool]]:
-    total = sum(lot.num_records for lot in lots) * task.row_bytes
+    total = sum(unit.num_records for unit in units) * task.row_bytes
     done_bytes = 0
-    waiting = iter(lots)
+    waiting = iter(units)
     busy: dict[Connection[Any, Any], JobProcess] = {}
     started: list[JobProcess] = []
     try:
-        for lot in islice(waiting, processes):
+        for unit in islice(waiting, processes):
             started.append(JobProcess(task, claims))
-            started[-1].give(lot)
+            started[-1].give(unit)
             busy[started[-1].connection] = started[-1]
         while busy:
             for connection in wait(list(busy), _SHOW_EVERY_S):

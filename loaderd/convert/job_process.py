@@ -1,10 +1,10 @@
-"""A process of a conversion: it gets one lot after the other, and writes its shards.
+"""A process of a conversion: it gets one unit after the other, and writes its shards.
 
 ::
 
     loaderd convert ──(task, claims), then a Lot at a time──► this process
                     ◄──── News: what is done ───────────────
-                    ◄──── None: the lot is done; or the exception for which it is not
+                    ◄──── None: the unit is done; or the exception for which it is not
 
 All are pickles on a socket that nobody else can reach.
 """
@@ -32,16 +32,16 @@ class JobProcess:
         self.connection: Connection[Any, Any] = Connection(sock.detach())
         self._send((task, claims))
 
-    def give(self, lot: WorkUnit) -> None:
-        """Have it write a lot, once it has written the one before."""
-        self._send(lot)
+    def give(self, unit: WorkUnit) -> None:
+        """Have it write a unit, once it has written the one before."""
+        self._send(unit)
 
     def _send(self, value: Any) -> None:
         with contextlib.suppress(ConnectionError):  # it has ended, which `receive` shows
             self.connection.send(value)
 
     def receive(self) -> News | None:
-        """What it did next; None: the lot is done. Raises the exception for which it is not, and EOFError."""
+        """What it did next; None: the unit is done. Raises the exception for which it is not, and EOFError."""
         try:
             message = self.connection.recv()
         except ConnectionResetError:
@@ -65,14 +65,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(sock.detach())
     with contextlib.suppress(EOFError):
-        task, claims = connection.recv()  # once, and not with each lot: a task may have a million files
+        task, claims = connection.recv()  # once, and not with each unit: a task may have a million files
         while True:
             connection.send(_write(connection, task, connection.recv(), claims))
 
 
-def _write(connection: Connection[Any, Any], task: ShardJob, lot: WorkUnit, claims: Claims) -> Exception | None:
+def _write(connection: Connection[Any, Any], task: ShardJob, unit: WorkUnit, claims: Claims) -> Exception | None:
     try:
-        for news in run_unit(task, lot, claims):
+        for news in run_unit(task, unit, claims):
             connection.send(news)
     except (LoaderdError, OSError) as error:
         return error

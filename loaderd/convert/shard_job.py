@@ -1,4 +1,4 @@
-"""What one process of a conversion does: read the records of a lot, write its shards, and read these again.
+"""What one process of a conversion does: read the records of a unit, write its shards, and read these again.
 
 ::
 
@@ -76,19 +76,19 @@ class ShardJob:
         return shard_name(number, self.num_shards, self.ending)
 
 
-def run_unit(task: ShardJob, lot: WorkUnit, claims: Claims) -> Iterator[News]:
-    """Write the shards of a lot, but for those that are what ``claims`` says of them.
+def run_unit(task: ShardJob, unit: WorkUnit, claims: Claims) -> Iterator[News]:
+    """Write the shards of a unit, but for those that are what ``claims`` says of them.
 
     Raises LoaderdError and OSError; then no shard is left half written.
     """
-    whole = {claim.shard: claim for claim in _claims_of(task, lot, claims) if _is_whole(task, claim)}
+    whole = {claim.shard: claim for claim in _claims_of(task, unit, claims) if _is_whole(task, claim)}
     yield from ((claim, True) for claim in whole.values())
-    if len(whole) == len(lot.sizes):
-        yield lot.num_records * task.row_bytes
+    if len(whole) == len(unit.sizes):
+        yield unit.num_records * task.row_bytes
         return
-    output = _UnitWriter(task, lot, whole)
+    output = _UnitWriter(task, unit, whole)
     try:
-        for found in _read_lot(task, lot):
+        for found in _read_unit(task, unit):
             if isinstance(found, int):
                 yield found
             elif isinstance(found, LoaderdError):
@@ -106,19 +106,19 @@ def run_unit(task: ShardJob, lot: WorkUnit, claims: Claims) -> Iterator[News]:
         output.abort()
 
 
-def _read_lot(task: ShardJob, lot: WorkUnit) -> Iterator[RowsOrFault | int]:
-    """The rows of a lot, and what is wrong with others; behind them, how many bytes of progress they are."""
+def _read_unit(task: ShardJob, unit: WorkUnit) -> Iterator[RowsOrFault | int]:
+    """The rows of a unit, and what is wrong with others; behind them, how many bytes of progress they are."""
     schema = Schema.of_stored(task.features)
     with closing(RowSource(schema, list(task.files), list(task.compressions))) as source:
-        for found in source.read(list(lot.parts)):
+        for found in source.read(list(unit.parts)):
             yield found
             if not isinstance(found, LoaderdError):
                 yield found.nbytes
 
 
-def _claims_of(task: ShardJob, lot: WorkUnit, claims: Claims) -> Iterator[FinishedShard]:
+def _claims_of(task: ShardJob, unit: WorkUnit, claims: Claims) -> Iterator[FinishedShard]:
     """The claims that can be looked at: a shard without a record has no file. It is made again."""
-    for number, size in enumerate(lot.sizes, lot.first_shard):
+    for number, size in enumerate(unit.sizes, unit.first_shard):
         claim = claims.get(task.name_of(number))
         if claim is not None and claim.records and size == claim.records + claim.left_out:
             yield claim
@@ -134,13 +134,13 @@ def _is_whole(task: ShardJob, claim: FinishedShard) -> bool:
 
 
 class _UnitWriter:
-    """The shards of a lot, one after the other; ``sizes`` of the lot say where one ends."""
+    """The shards of a unit, one after the other; ``sizes`` of the unit say where one ends."""
 
-    def __init__(self, task: ShardJob, lot: WorkUnit, whole: Claims) -> None:
+    def __init__(self, task: ShardJob, unit: WorkUnit, whole: Claims) -> None:
         self._task = task
         self._whole = whole
-        self._left = list(lot.sizes)
-        self._number = lot.first_shard
+        self._left = list(unit.sizes)
+        self._number = unit.first_shard
         self._written: list[FinishedShard] = []
         self._begin()
 

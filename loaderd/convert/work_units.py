@@ -4,11 +4,11 @@
 
     sources     [ a.gz: 700 records ][ b.gz: 300 ]        healthy records, in the order of the paths
     shards      [ 0: 250 ][ 1: 250 ][ 2: 250 ][ 3: 250 ]  of ``records_per_shard``
-    lots        [ 0, 1, 2                   ][ 3     ]    what one process does
+    units       [ 0, 1, 2                   ][ 3     ]    what one process does
 
 A shard may begin anywhere in a plain source. A compressed block cannot be entered in the middle; so shards that lie
-in one make one **lot**, are written one after the other, and the block is inflated once. Only where a shard ends in
-another block than it began in, as shard 2 does, does the lot end too, and this block is inflated twice: files
+in one make one **unit**, are written one after the other, and the block is inflated once. Only where a shard ends in
+another block than it began in, as shard 2 does, does the unit end too, and this block is inflated twice: files
 seldom end where a shard does, and otherwise one process would write everything.
 """
 
@@ -52,7 +52,7 @@ def spans_of(number: int, index: ShardIndex) -> Iterator[BlockSpan]:
 
 
 def plan_units(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterator[WorkUnit]:
-    """The lots, in order; their shards are numbered from 0 on, through all lots."""
+    """The units, in order; their shards are numbered from 0 on, through all units."""
     first_shard, sizes, parts, room = 0, [], list[BlockSpan](), records_per_shard
     for number, index in enumerate(indexes):
         can_be_entered = index.compression == "none"

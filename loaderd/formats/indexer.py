@@ -16,8 +16,8 @@ from loaderd.schema import FixedRecords
 from loaderd.storage.access import Access
 from loaderd.storage.shard_file import ShardFile
 
-StoredFormat = FixedRecords | Literal["told"] | None
-"""What shards hold: records of fixed size; None: TFRecord; "told": whichever each shard's content says."""
+RecordFormat = FixedRecords | Literal["detect"] | None
+"""What shards hold: records of fixed size; None: TFRecord; "detect": whichever each shard's content says."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Indexer:
     May be called in several threads, and sent to a process.
     """
 
-    def __init__(self, where: str, block_records: int, stored: StoredFormat) -> None:
+    def __init__(self, where: str, block_records: int, stored: RecordFormat) -> None:
         """``where``, ``block_records``: as of an ``IndexCache``; "none" keeps nothing, so that each shard is read."""
         self._where = where
         self._block_records = block_records
@@ -48,7 +48,7 @@ class Indexer:
 
         ``on_read`` is called with the bytes of the group that are read so far. Raises StorageError.
         """
-        if self._stored != "told":
+        if self._stored != "detect":
             return self._find(group, self._stored, on_read, access)
         kinds = [_told(file, access) for file in group]
         if all(kind == kinds[0] for kind in kinds) and not isinstance(kinds[0], ShardReadError):

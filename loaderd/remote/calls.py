@@ -18,7 +18,7 @@ from loaderd.remote.source import Settings
 from loaderd.remote.tickets import AUTHORIZATION, COLUMN, CONSUMER, Fault, faults_from_wire
 from loaderd.tls import TLS
 
-RowSequence = npt.NDArray[np.uint8]
+PackedRows = npt.NDArray[np.uint8]
 
 _NO_ROOM = "resource exhausted"
 """What gRPC says of a server that could start no thread for a call."""
@@ -61,7 +61,7 @@ class Calls:
             **({} if self._tls is None else _tls_options(self._tls)),
         )
 
-    def rows(self, ticket: bytes, timeout_s: float) -> tuple[RowSequence, list[Fault]]:
+    def rows(self, ticket: bytes, timeout_s: float) -> tuple[PackedRows, list[Fault]]:
         """The rows of a ``RowsTicket``, uint8, (rows, row_bytes); and which of them could not be had."""
         with self._in_words():
             reader = self._client.do_get(flight.Ticket(ticket), self._options(timeout_s))
@@ -111,7 +111,7 @@ class Calls:
             raise ServerError(f"the server at {self.address} failed: {_words_of(error)}") from None
 
 
-def _rows_of(batch: pa.RecordBatch) -> RowSequence:
+def _rows_of(batch: pa.RecordBatch) -> PackedRows:
     if batch.schema.names != [COLUMN] or not pa.types.is_fixed_size_binary(batch.schema.field(0).type):
         raise ServerError(
             f"the server's answer does not hold rows, but {batch.schema!s:.200}", hint="Is it a server of loaderd?"

@@ -19,7 +19,7 @@ from loaderd.errors import LoaderdError, RecordMismatchError, ServerError, Shard
 from loaderd.ipc.worker_messages import CheckTask, LoadTask
 from loaderd.plan.epoch import Slice
 from loaderd.remote.ask_once import wait_telling
-from loaderd.remote.calls import Calls, RowSequence
+from loaderd.remote.calls import Calls, PackedRows
 from loaderd.remote.servers import Lacking, Servers
 from loaderd.remote.source import RemoteRows
 from loaderd.remote.tickets import Fault, Range, RowsTicket, to_json
@@ -36,7 +36,7 @@ _MOST_AHEAD = 4
 
 Places = npt.NDArray[np.intp]
 Faults = list[tuple[list[int], LoaderdError]]
-Answered = tuple[RowSequence, list[Fault]]
+Answered = tuple[PackedRows, list[Fault]]
 Answer = futures.Future[Answered]
 
 
@@ -125,7 +125,7 @@ class RowFetcher:
         """Whether all answers that :meth:`begin` asked for have come."""
         return all(answer.done() for _, answer in self._ahead.get(task.task, ()))
 
-    def load(self, task: LoadTask, places: Places, window: RowSequence) -> Faults:
+    def load(self, task: LoadTask, places: Places, window: PackedRows) -> Faults:
         """Write the rows of the task's slices to ``window``, uint8 (max_rows, row_bytes), at ``places``.
 
         Returns the places that could not be written, and why. Raises ServerError where no server answers.

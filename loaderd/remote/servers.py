@@ -68,7 +68,7 @@ class Lacking(Exception):
         self.answer = answer
 
 
-WorkerNotice = dict[str, Lacking | LoaderdError]
+Failures = dict[str, Lacking | LoaderdError]
 """What is wrong with servers, by their addresses, in one call."""
 
 
@@ -117,7 +117,7 @@ class Servers:
         self.outages.begin()
         failures = 0
         last = "there is no address of one"
-        said: WorkerNotice = {}
+        said: Failures = {}
         while True:
             is_over = time.monotonic() - max(began_s, self._answered_s) > limit_s
             if is_over and failures:
@@ -146,7 +146,7 @@ class Servers:
             + HOW_TO_GO_ON,
         )
 
-    def _choose(self, said: WorkerNotice, all_of_them: bool) -> _Way | None:
+    def _choose(self, said: Failures, all_of_them: bool) -> _Way | None:
         """Draw one of those that are not set aside, or of all, but for those in ``said``; None: there is none."""
         now_s = time.monotonic()
         with self._lock:
@@ -162,9 +162,7 @@ class Servers:
             way.on_the_way += 1
             return way
 
-    def _try(
-        self, way: _Way, call: Callable[[Calls, float], _Answer], attempt_s: float, said: WorkerNotice
-    ) -> _Answer:
+    def _try(self, way: _Way, call: Callable[[Calls, float], _Answer], attempt_s: float, said: Failures) -> _Answer:
         """The answer of this server. Raises OutOfReach where another one is to be asked."""
         began_s = time.monotonic()
         try:
@@ -233,7 +231,7 @@ class Servers:
             self._ways[self._ways.index(way)] = spare
             self._spare.append(_Way(way.address, until_s=way.until_s, refusal=way.refusal))
 
-    def _ask_later(self, said: WorkerNotice) -> None:
+    def _ask_later(self, said: Failures) -> None:
         """Ask these servers after the others for a while: another one had what they lack."""
         if not said:
             return
@@ -246,7 +244,7 @@ class Servers:
         for way in new:
             self._say(f"the server at {way.address}: {said[way.address]}; others are asked first")
 
-    def _end(self, said: WorkerNotice) -> Lacking | LoaderdError | None:
+    def _end(self, said: Failures) -> Lacking | LoaderdError | None:
         """What ends a call: that all servers refuse, or what is wrong with all that do not; None: it goes on."""
         with self._lock:
             others = [way for way in self._ways + self._spare if way.address not in said]
@@ -255,14 +253,14 @@ class Servers:
             return _chief_of(said)
         return refusals[0] if refusals and len(refusals) == len(others) else None
 
-    def _until_next_s(self, said: WorkerNotice) -> float:
+    def _until_next_s(self, said: Failures) -> float:
         now_s = time.monotonic()
         with self._lock:
             waits = [way.until_s - now_s for way in self._ways if way.address not in said]
         return max(0.01, min([0.5, *waits]))
 
 
-def _chief_of(said: WorkerNotice) -> Lacking | LoaderdError:
+def _chief_of(said: Failures) -> Lacking | LoaderdError:
     """What to do if nobody has an answer: ask storage again, as no record is lost then; else take what there is."""
     last_first = list(reversed(said.values()))
     for kind in (StorageError, Lacking):

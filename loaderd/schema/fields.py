@@ -285,7 +285,7 @@ class Derived:
         return hash((self.inputs, self.shape, self.random))
 
 
-BlockPlacement = Bits | Array | Spread | Fill | Derived
+Part = Bits | Array | Spread | Fill | Derived
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,11 +296,11 @@ class Planes(_ByArguments):
     stream of this field's name.
     """
 
-    parts: Sequence[BlockPlacement | Planes]
+    parts: Sequence[Part | Planes]
 
     def __post_init__(self) -> None:
         given = tuple(self.parts) if isinstance(self.parts, Iterable) else (self.parts,)
-        if not given or not all(isinstance(part, (BlockPlacement, Planes)) for part in given):
+        if not given or not all(isinstance(part, (Part, Planes)) for part in given):
             raise SchemaError(
                 f"Planes: parts must be Bits, Array, Spread, Fill, Derived or Planes, got {self.parts!r:.200}"
             )

@@ -158,11 +158,11 @@ def test_an_interrupted_start_leaves_no_place_taken(cluster):
 
 
 def test_a_manager_that_fails_leaves_no_place_taken(cluster, monkeypatch):
-    class BatchFailed(serving.Manager):
+    class Broken(serving.Manager):
         def __init__(self, spec, group):
             raise OSError("not on this machine")
 
-    monkeypatch.setattr(serving, "Manager", BatchFailed)
+    monkeypatch.setattr(serving, "Manager", Broken)
     with pytest.raises(ServerError, match=r"(?s)manager has ended: .*not on this machine"):
         loaderd_ray.serve("ray_datasets:train", name="broken", servers=2)
     wait_until(lambda: "loaderd-broken" not in groups("PENDING", "CREATED", "RESCHEDULING"), 20.0)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-StartPass = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start_training(write_numbered: Callable[[Sequence[int]], list[Path]], tmp_path: Path) -> Iterator[StartPass]:
+def start_training(write_numbered: Callable[[Sequence[int]], list[Path]], tmp_path: Path) -> Iterator[Start]:
     """Starts a training, whose steps and batches take so many seconds each."""
     write_numbered([3000, 3000])
     running = []

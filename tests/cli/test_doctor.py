@@ -14,14 +14,14 @@ from commands import run
 import loaderd
 from loaderd.client.running_streams import running_streams
 
-StartPass = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 def doctor(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     return run("doctor", *arguments, folder=folder)
 
 
-def test_a_running_training_is_found_and_diagnosed(start_training: StartPass):
+def test_a_running_training_is_found_and_diagnosed(start_training: Start):
     training, other = start_training(0.1), start_training(0.1)
     done = doctor(str(training.pid), "--json")
     assert done.returncode == 0, done.stderr
@@ -35,7 +35,7 @@ def test_a_running_training_is_found_and_diagnosed(start_training: StartPass):
 
 
 @pytest.mark.slow
-def test_a_training_that_waits_is_an_exit_status(start_training: StartPass):
+def test_a_training_that_waits_is_an_exit_status(start_training: Start):
     training = start_training(0.0, batch_s=0.005)
     assert doctor(str(training.pid), "--max-waiting", "1").returncode == 0
     done = doctor(str(training.pid), "--max-waiting", "0.01", "--json")

@@ -25,7 +25,7 @@ from loaderd.cli.top_rows import bar, row_of, short
 from loaderd.snapshots import Facts, Outage, Snapshot
 
 COMMAND = str(Path(sys.executable).with_name("loaderd"))
-StartPass = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
 _ENTER, _LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
@@ -89,9 +89,7 @@ def open_terminal() -> Iterator[Callable[..., Terminal]]:
             one.process.wait()
 
 
-def test_it_shows_what_runs_until_it_is_told_to_end(
-    start_training: StartPass, open_terminal: Callable[..., Terminal]
-):
+def test_it_shows_what_runs_until_it_is_told_to_end(start_training: Start, open_terminal: Callable[..., Terminal]):
     slow, fast = start_training(0.05), start_training(0.01)
     terminal = open_terminal(slow.pid, fast.pid)
     terminal.wait_for(b"by process")
@@ -126,7 +124,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(
 
 
 @pytest.mark.slow
-def test_a_training_that_ends_is_shown_no_more(start_training: StartPass, open_terminal: Callable[..., Terminal]):
+def test_a_training_that_ends_is_shown_no_more(start_training: Start, open_terminal: Callable[..., Terminal]):
     training = start_training(0.01)
     terminal = open_terminal(training.pid)
     terminal.wait_for(str(training.pid).encode())
@@ -137,7 +135,7 @@ def test_a_training_that_ends_is_shown_no_more(start_training: StartPass, open_t
 
 
 @pytest.mark.slow
-def test_a_narrow_terminal_shows_less(start_training: StartPass, open_terminal: Callable[..., Terminal]):
+def test_a_narrow_terminal_shows_less(start_training: Start, open_terminal: Callable[..., Terminal]):
     training = start_training(0.01)
     terminal = open_terminal(training.pid, width=80)
     shown = terminal.wait_for(str(training.pid).encode())
@@ -147,7 +145,7 @@ def test_a_narrow_terminal_shows_less(start_training: StartPass, open_terminal: 
 
 
 @pytest.mark.slow
-def test_without_a_terminal(start_training: StartPass):
+def test_without_a_terminal(start_training: Start):
     training = start_training(0.01)
     done = subprocess.run([COMMAND, "top"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 1 and "loaderd top --once" in done.stderr

@@ -37,19 +37,19 @@ def convert_here(sources: Any, schema: loaderd.Schema, folder: Path, **options: 
     """What the command does in its processes, in this one; returns what was written."""
     files = list_shards(sources)
     indexes = [make_index(file, schema.records, 64) for file in files]
-    lots = list(plan_units(indexes, options.get("records_per_shard", 130)))
+    units = list(plan_units(indexes, options.get("records_per_shard", 130)))
     task = shard_job.ShardJob(
         tuple(files),
         tuple(index.compression for index in indexes),
         schema.records or dict(schema.features),
         folder,
-        sum(len(lot.sizes) for lot in lots),
+        sum(len(unit.sizes) for unit in units),
         options.get("format", "tfrecord"),
         options.get("compression", "none"),
         options.get("skips", False),
     )
-    journal = Journal(folder, job_of(task, lots), task.ending)
-    news = (one for lot in lots for one in shard_job.run_unit(task, lot, journal.claims))
+    journal = Journal(folder, job_of(task, units), task.ending)
+    news = (one for unit in units for one in shard_job.run_unit(task, unit, journal.claims))
     new = []
     try:
         for one in news:

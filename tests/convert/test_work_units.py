@@ -28,24 +28,26 @@ def index_of(number: int, compression: Any, counts: list[int]) -> ShardIndex:
 @given(sources=SOURCES, records_per_shard=st.integers(1, 60))
 def test_each_record_is_in_one_shard_in_order(sources: list[tuple[str, list[int]]], records_per_shard: int):
     indexes = [index_of(number, *source) for number, source in enumerate(sources)]
-    lots = list(plan_units(indexes, records_per_shard))
+    units = list(plan_units(indexes, records_per_shard))
     expected = [(number, record) for number, (_, counts) in enumerate(sources) for record in range(sum(counts))]
-    spans = [span for lot in lots for span in lot.parts if isinstance(span, BlockSpan)]
+    spans = [span for unit in units for span in unit.parts if isinstance(span, BlockSpan)]
     found = [
         (span.block.shard, span.block.first_record + record)
         for span in spans
         for record in range(span.first, span.stop)
     ]
     assert found == expected
-    sizes = [size for lot in lots for size in lot.sizes]
+    sizes = [size for unit in units for size in unit.sizes]
     assert sum(filter(None, sizes)) == len(expected) and set(sizes[:-1]) <= {records_per_shard}
-    assert [lot.first_shard for lot in lots] == [sum(len(lot.sizes) for lot in lots[:n]) for n in range(len(lots))]
-    for lot in lots:
-        size = sum(span.stop - span.first for span in lot.parts if isinstance(span, BlockSpan))
-        assert size == sum(filter(None, lot.sizes))
+    assert [unit.first_shard for unit in units] == [
+        sum(len(unit.sizes) for unit in units[:n]) for n in range(len(units))
+    ]
+    for unit in units:
+        size = sum(span.stop - span.first for span in unit.parts if isinstance(span, BlockSpan))
+        assert size == sum(filter(None, unit.sizes))
     inflated = Counter[tuple[int, int]]()
-    for lot in lots:
-        parts = [span for span in lot.parts if isinstance(span, BlockSpan)]
+    for unit in units:
+        parts = [span for span in unit.parts if isinstance(span, BlockSpan)]
         inflated.update((span.block.shard, span.block.first_record) for span in parts)
-        assert parts[0].stop - parts[0].first >= records_per_shard * (len(lot.sizes) - 1), "in one block"
+        assert parts[0].stop - parts[0].first >= records_per_shard * (len(unit.sizes) - 1), "in one block"
     assert all(times <= 2 for (shard, _), times in inflated.items() if sources[shard][0] != "none")

@@ -17,7 +17,7 @@ END = "end"
 STEPS = 6
 
 
-class BatchRange:
+class Run:
     """Members 1 to ``num_members``, who have joined, and all that they get: steps, and END."""
 
     def __init__(self, num_members: int, *, num_slots: int = 4, broken: Collection[int] = ()) -> None:

@@ -43,7 +43,7 @@ def blame(records: Sequence[Slice], error: LoaderdError, *, survived: bool = Fal
     return WorkerError(f"{sorted(named)}: {error.message}")
 
 
-class BatchRange:
+class Run:
     """A stream, workers that take turns, and a consumer that takes what there is and gives it back at once.
 
     A worker does its task, if it has one, else it makes a batch; with ``batches_first``, it is the other way round.
@@ -89,7 +89,7 @@ class BatchRange:
     def close(self) -> None:
         self.floor.close()
 
-    def __enter__(self) -> BatchRange:
+    def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from own_processes import kill, workers_of
 from served import ServedDaemon, flat, serve
-from stream_run import BatchRange
+from stream_run import Run
 from workforce_run import Crew
 
 import loaderd
@@ -69,7 +69,7 @@ def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Sc
     crew = Crew()
     prepare = partial(LocalPreparation, dataset, description.options, crew.workforce)
     session = Session(0, description, b"", crew.workforce, lambda *_: None, prepared=prepare(None), prepare=prepare)
-    with BatchRange(100, 10, 50) as run:
+    with Run(100, 10, 50) as run:
         session.members, session.opened = PageReader(run.stream), SimpleNamespace(stream=run.stream)  # type: ignore[assignment]
         for _ in range(50):
             session.received(1, ListData(None))

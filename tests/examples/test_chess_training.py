@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-StartPass = Any  # of conftest.py: start("chess/train.py", *arguments)
+Start = Any  # of conftest.py: start("chess/train.py", *arguments)
 
 # 100 positions a shard: 40 steps an epoch.
 SHARDS = [
@@ -49,7 +49,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def shards(start: StartPass, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shards(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     with start("chess/make_shards.py", "--out", folder, *SHARDS) as making:
         making.end()
@@ -57,7 +57,7 @@ def shards(start: StartPass, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def followed(start: StartPass, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def followed(start: Start, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a training that nothing interrupted, with a validation beside it from before its start."""
     run = tmp_path_factory.mktemp("followed") / "run"
     with start("chess/validate.py", "--data", shards, "--run", run, *VALIDATION) as validation:
@@ -68,7 +68,7 @@ def followed(start: StartPass, shards: Path, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.slow
-def test_validation_follows_the_checkpoints_of_a_training(start: StartPass, shards: Path, followed: Path) -> None:
+def test_validation_follows_the_checkpoints_of_a_training(start: Start, shards: Path, followed: Path) -> None:
     validated = rows(followed / "validation.csv")
     steps = [int(row["step"]) for row in validated]
     assert steps == sorted(set(steps)) and set(steps) <= set(range(10, LAST + 1, 10))
@@ -82,7 +82,7 @@ def test_validation_follows_the_checkpoints_of_a_training(start: StartPass, shar
 
 @pytest.mark.slow
 def test_a_killed_training_goes_on_with_the_next_batch(
-    start: StartPass, followed: Path, shards: Path, tmp_path: Path
+    start: Start, followed: Path, shards: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     with start("chess/train.py", "--data", shards, "--out", run, *TRAINING) as first:
@@ -103,7 +103,7 @@ def test_a_killed_training_goes_on_with_the_next_batch(
 
 
 def test_validation_takes_the_newest_once_and_stops_with_control_c(
-    start: StartPass, followed: Path, shards: Path, tmp_path: Path
+    start: Start, followed: Path, shards: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "checkpoints").mkdir()
     for step in (FIRST_EPOCH - 10, FIRST_EPOCH):
@@ -123,7 +123,7 @@ def test_validation_takes_the_newest_once_and_stops_with_control_c(
 
 @pytest.mark.slow
 def test_a_training_begins_with_a_trained_net_and_leaves_what_is_frozen(
-    start: StartPass, followed: Path, shards: Path, tmp_path: Path
+    start: Start, followed: Path, shards: Path, tmp_path: Path
 ) -> None:
     short = ["--data", shards, "--batch-size", 50, "--epochs", 1, "--device", "cpu"]
     begin = ["--from", followed / "model.keras"]
@@ -140,7 +140,7 @@ def test_a_training_begins_with_a_trained_net_and_leaves_what_is_frozen(
     assert {name.split("/")[1].split("_")[0] for name in changed} == {"dense"}
 
 
-def test_layers_that_do_not_exist_cannot_be_frozen(start: StartPass, shards: Path, tmp_path: Path) -> None:
+def test_layers_that_do_not_exist_cannot_be_frozen(start: Start, shards: Path, tmp_path: Path) -> None:
     options = ["--batch-size", 100, "--freeze", "bones"]
     with start("chess/train.py", "--data", shards, "--out", tmp_path, *options) as training:
         assert "no layer is called bones; there are conv1, norm1, " in training.end(status=1)

@@ -17,7 +17,7 @@ from pgn_text import begins_as_pgn
 
 import loaderd
 
-StartPass = Any  # of conftest.py: start("chess/convert_pgn.py", *arguments)
+Start = Any  # of conftest.py: start("chess/convert_pgn.py", *arguments)
 
 WHITE_WON, BLACK_WON, NOBODY_WON = Score(1, True), Score(-1, True), Score(0, False)
 MATED = """[Event "A"]
@@ -75,7 +75,7 @@ def test_results_are_for_each_position_of_a_game(tmp_path: Path) -> None:
     assert made.unscored == 2
 
 
-def test_a_loader_delivers_the_results(start: StartPass, tmp_path: Path) -> None:
+def test_a_loader_delivers_the_results(start: Start, tmp_path: Path) -> None:
     write(tmp_path / "a.pgn", MATED, DRAWN, LOST)
     write(tmp_path / "b.pgn", ILLEGAL, LOST)
     options = ["--out", tmp_path / "to", "--scores", "result", "--games-per-shard", "2"]
@@ -105,7 +105,7 @@ def test_games_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         assert said in fault
 
 
-def test_a_faulty_game_ends_the_conversion(start: StartPass, tmp_path: Path) -> None:
+def test_a_faulty_game_ends_the_conversion(start: Start, tmp_path: Path) -> None:
     path = write(tmp_path / "a.pgn", LOST, ILLEGAL)
     with start("chess/convert_pgn.py", path, "--out", tmp_path / "to") as converting:
         printed = converting.end(status=1)
@@ -114,7 +114,7 @@ def test_a_faulty_game_ends_the_conversion(start: StartPass, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_cannot_be_converted_is_said(start: StartPass, tmp_path: Path) -> None:
+def test_what_cannot_be_converted_is_said(start: Start, tmp_path: Path) -> None:
     lost = write(tmp_path / "a.pgn", LOST)
     compressed = tmp_path / "c.pgn.gz"
     compressed.write_bytes(b"\x1f\x8b\x08")

@@ -16,7 +16,7 @@ import self_play
 
 from loaderd.schemas.leela import RECORD
 
-StartPass = Any  # of conftest.py: start("go/train.py", *arguments)
+Start = Any  # of conftest.py: start("go/train.py", *arguments)
 
 
 def assert_model_and_curve(run: Path) -> None:
@@ -28,7 +28,7 @@ def assert_model_and_curve(run: Path) -> None:
 
 
 @pytest.mark.slow  # lc0 plays for 20 s; tests/convert reads such games too
-def test_lc0_plays_and_a_net_learns_of_it(start: StartPass, tmp_path: Path) -> None:
+def test_lc0_plays_and_a_net_learns_of_it(start: Start, tmp_path: Path) -> None:
     games, run = tmp_path / "games", tmp_path / "run"
     with start("lc0/make_tars.py", "--out", games, "--games", 12, "--visits", 8) as playing:
         playing.end()
@@ -107,7 +107,7 @@ def test_rows_say_what_the_game_was() -> None:
 
 
 @pytest.mark.slow
-def test_go_is_played_and_a_net_learns_of_it(start: StartPass, tmp_path: Path) -> None:
+def test_go_is_played_and_a_net_learns_of_it(start: Start, tmp_path: Path) -> None:
     games, run = tmp_path / "games", tmp_path / "run"
     with start(
         "go/make_npz.py", "--out", games, "--games", 30, "--size", 5, "--rows", 500, "--processes", 1
@@ -132,7 +132,7 @@ def test_games_of_go_are_not_added_to_others(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.fixture(scope="module")
-def digits(start: StartPass, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("sklearn", reason="its digits are the example's pictures")
     folder = tmp_path_factory.mktemp("digits")
     with start("mnist/make_shards.py", "--out", folder, "--shards", 1) as writing:
@@ -140,14 +140,14 @@ def digits(start: StartPass, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_digits_are_not_added_to_others(start: StartPass, digits: Path) -> None:
+def test_digits_are_not_added_to_others(start: Start, digits: Path) -> None:
     with start("mnist/make_shards.py", "--out", digits, "--shards", 2) as more:
         assert "holds other shards (test-00000-of-00001.tfrecord, …): remove them" in more.end(status=1)
     with start("mnist/make_shards.py", "--out", digits, "--shards", 1) as again:
         again.end()
 
 
-def losses(start: StartPass, digits: Path, run: Path, *options: Any) -> list[float]:
+def losses(start: Start, digits: Path, run: Path, *options: Any) -> list[float]:
     with start("mnist/train.py", "--data", digits, "--out", run, "--log-every", 1, *options) as training:
         printed = training.end()
     found = re.findall(r"^\S+ \S+: step (\d+), loss = (\S+) \(\S+ examples/sec; \S+ sec/batch\)$", printed, re.M)
@@ -157,7 +157,7 @@ def losses(start: StartPass, digits: Path, run: Path, *options: Any) -> list[flo
 
 @pytest.mark.slow
 def test_two_towers_learn_what_one_learns_of_batches_twice_as_large(
-    start: StartPass, digits: Path, tmp_path: Path
+    start: Start, digits: Path, tmp_path: Path
 ) -> None:
     together = losses(start, digits, tmp_path / "two", "--towers", 2, "--batch-size", 32, "--steps", 15)
     alone = losses(start, digits, tmp_path / "one", "--towers", 1, "--batch-size", 64, "--steps", 15)

@@ -20,14 +20,14 @@ from loaderd.formats.crc import framed
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
-BatchRange = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+Run = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 
-def run_of(payloads: list[bytes]) -> BatchRange:
+def run_of(payloads: list[bytes]) -> Run:
     return guarded(frames(payloads)), np.array(starts_of(payloads))
 
 
-def payloads_in(run: BatchRange) -> list[bytes]:
+def payloads_in(run: Run) -> list[bytes]:
     buffer, ends = run
     return [buffer[start + 12 : stop - 4].tobytes() for start, stop in itertools.pairwise(ends)]
 

@@ -37,14 +37,14 @@ from loaderd.storage.shard_file import Block, ShardFile
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 SIZE = DTYPE.itemsize
-LocalEntry = tuple[list[int], list[Damage]]
+Found = tuple[list[int], list[Damage]]
 
 
 def blocks_of(index: ShardIndex) -> list[Block]:
     return [Block(0, *index.block(number)) for number in range(len(index.counts))]
 
 
-def read(file: ShardFile, index: ShardIndex, blocks: list[Block] | None = None) -> LocalEntry:
+def read(file: ShardFile, index: ShardIndex, blocks: list[Block] | None = None) -> Found:
     """The numbers of the records that :meth:`read` finds in these blocks, and the damage."""
     reader = FixedBlockReader(RECORDS, [file], [index.compression])
     numbers: list[int] = []

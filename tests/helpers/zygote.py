@@ -70,7 +70,7 @@ def without_what_keras_imports() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class PassEnded:
+class Ended:
     """A program that is over."""
 
     status: int
@@ -104,7 +104,7 @@ class Program:
         """Whether it has ended, or does so within ``limit_s``."""
         return bool(select.select([self._end], [], [], limit_s)[0])
 
-    def wait(self, limit_s: float, examine: Callable[[int], None] | None = None) -> PassEnded:
+    def wait(self, limit_s: float, examine: Callable[[int], None] | None = None) -> Ended:
         """Until it is over. At the limit it is killed, after ``examine(pid)`` has had a look at it."""
         hung = not self.is_over(limit_s)
         if hung:
@@ -117,7 +117,7 @@ class Program:
         for reader in self._readers:
             reader.join(max(0.0, until_s - time.monotonic()))
         stdout, stderr = (reader.text for reader in self._readers)
-        return PassEnded(status, stdout, stderr, time_s, hung, any(reader.is_alive() for reader in self._readers))
+        return Ended(status, stdout, stderr, time_s, hung, any(reader.is_alive() for reader in self._readers))
 
 
 class _Reader(threading.Thread):

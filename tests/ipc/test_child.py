@@ -20,7 +20,7 @@ from loaderd.ipc.child import how_it_ended
 from loaderd.ipc.spawn import start_process
 
 Child = tuple["subprocess.Popen[bytes]", socket.socket]
-StartPass = Callable[[str, str], Child]
+Start = Callable[[str, str], Child]
 
 _HEAD = """
 import json, os, select, signal, sys
@@ -30,7 +30,7 @@ from loaderd.ipc.spawn import start_process
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartPass]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a process that runs ``main()`` of a module with this text."""
     children: list[Child] = []
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -67,7 +67,7 @@ def wait_end(pid_fd: int) -> None:
 
 
 def test_a_process_sees_no_gpu_one_thread_and_the_same_modules(
-    start: StartPass, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     odd = tmp_path / "12:30:00"
     odd.mkdir()
@@ -130,7 +130,7 @@ def main():
 """
 
 
-def test_a_process_dies_with_its_parent(start: StartPass, tmp_path: Path):
+def test_a_process_dies_with_its_parent(start: Start, tmp_path: Path):
     (tmp_path / "leaf.py").write_text(
         _HEAD
         + """
@@ -149,7 +149,7 @@ def main():
     wait_end(leaf)
 
 
-def test_a_process_whose_parent_died_before_it_could_ask_for_it(start: StartPass, tmp_path: Path):
+def test_a_process_whose_parent_died_before_it_could_ask_for_it(start: Start, tmp_path: Path):
     said = tmp_path / "said"
     (tmp_path / "leaf.py").write_text(
         _HEAD
@@ -172,7 +172,7 @@ def main():
     assert said.read_text() == "orphan "
 
 
-def test_only_one_end_of_the_socket_is_with_the_child(start: StartPass):
+def test_only_one_end_of_the_socket_is_with_the_child(start: Start):
     """Otherwise neither would notice the other's end."""
     process, sock = start("ends", "def main():\n    enter_process('ends')[0].sendall(b'bye\\n')\n")
     assert read_line(sock) == "bye"

@@ -32,7 +32,7 @@ from typing import Any
 
 import hostile
 from fuzz_network import PREFACE, Caller, say_below_flight
-from fuzzed_server import LIMIT_S, TOKEN, ServedDataset, Usage, has_grown, least
+from fuzzed_server import LIMIT_S, TOKEN, Served, Usage, has_grown, least
 from hostile import OPTIONS, STRANGE, WRONG, Maker
 
 from loaderd.ipc.channel import Channel, ChannelClosed
@@ -80,7 +80,7 @@ class Figures:
 class UnixFuzzer:
     """Says one thing a connection, and sees how it ends."""
 
-    def __init__(self, served: ServedDataset, num_slow: int, rng: random.Random, figures: Figures) -> None:
+    def __init__(self, served: Served, num_slow: int, rng: random.Random, figures: Figures) -> None:
         self._served = served
         self._rng = rng
         self._figures = figures
@@ -179,7 +179,7 @@ class UnixFuzzer:
 class NetworkFuzzer:
     """Makes one call, or one connection, for each message."""
 
-    def __init__(self, served: ServedDataset, num_slow: int, rng: random.Random, figures: Figures) -> None:
+    def __init__(self, served: Served, num_slow: int, rng: random.Random, figures: Figures) -> None:
         self._port = served.port
         self._rng = rng
         self._figures = figures
@@ -317,7 +317,7 @@ def fuzz(folder: Path, warm_up: int, num_unix: int, num_network: int, num_slow: 
     figures = Figures()
     rng = random.Random(seed)
     began_s = time.perf_counter()
-    served = ServedDataset(folder)
+    served = Served(folder)
     command = [
         sys.executable,
         str(Path(__file__).with_name("readers.py")),

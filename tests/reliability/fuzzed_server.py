@@ -42,7 +42,7 @@ _MOST_THREADS_OF_GATEWAY = 4
 """By how many the gateway's may have become more: gRPC has a pool of them, and decides on its size."""
 
 
-class ServedDataset:
+class Served:
     """``loaderd serve`` in ``folder``, with its log in a file there."""
 
     def __init__(self, folder: Path) -> None:
@@ -99,7 +99,7 @@ class ServedDataset:
         self.process.wait()
 
 
-def least(served: ServedDataset, seconds: float, before: Usage | None = None) -> Usage:
+def least(served: Served, seconds: float, before: Usage | None = None) -> Usage:
     """Of each process the least that it has in so long, or until it has no more than ``before``.
 
     The readers go on, so a worker has one descriptor more while it reads a shard; what is kept for ever shows always.

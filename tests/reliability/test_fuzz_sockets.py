@@ -47,7 +47,7 @@ def test_what_goes_wrong_in_the_warm_up_is_wrong(tmp_path: Path, monkeypatch: py
                 self._figures.wrong.append("no answer")
 
     served = SimpleNamespace(unix="socket", port=1, close=lambda: None)
-    monkeypatch.setattr(fuzz_sockets, "ServedDataset", lambda _: served)
+    monkeypatch.setattr(fuzz_sockets, "Served", lambda _: served)
     monkeypatch.setattr(fuzz_sockets.subprocess, "Popen", lambda *_, **__: readers)
     monkeypatch.setattr(fuzz_sockets, "least", lambda *_: {})
     for name in ("UnixFuzzer", "NetworkFuzzer"):

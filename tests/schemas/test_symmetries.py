@@ -119,7 +119,7 @@ def position_of(planes: AnyArray) -> chess.Board:
     """What the side to move sees, as white, but for en passant: planes (112, 8, 8) of input format 1."""
     board = chess.Board(None)
     for plane in range(12):
-        piece = chess.RecordChunk(plane % 6 + 1, plane < 6)
+        piece = chess.Piece(plane % 6 + 1, plane < 6)
         for rank, file in zip(*np.nonzero(planes[plane]), strict=True):
             board.set_piece_at(chess.square(int(file), int(rank)), piece)
     return board

@@ -18,7 +18,7 @@ import loaderd
 from loaderd import Position
 from loaderd.errors import OptionError
 
-StartPass = Callable[..., Server]
+Start = Callable[..., Server]
 Write = Callable[..., list[Path]]
 
 
@@ -36,7 +36,7 @@ def add_shard(folder: Path, write_numbered: Write) -> Path:
     return write_numbered([50], "later")[0].rename(folder / "shards" / "+.tfrecord")
 
 
-def start_again(start: StartPass, server: Server, how: signal.Signals, says: str) -> Server:
+def start_again(start: Start, server: Server, how: signal.Signals, says: str) -> Server:
     """Until it ``says`` what the data set has now."""
     if how == signal.SIGHUP:
         server.process.send_signal(how)
@@ -61,7 +61,7 @@ def start_again(start: StartPass, server: Server, how: signal.Signals, says: str
     ],
 )
 def test_a_training_goes_on_with_the_shards_that_it_began_with(
-    start: StartPass, tmp_path: Path, write_numbered: Write, how: signal.Signals, sharing: Any
+    start: Start, tmp_path: Path, write_numbered: Write, how: signal.Signals, sharing: Any
 ):
     server = start()
     server.wait_line("memory:")
@@ -85,7 +85,7 @@ def test_a_training_goes_on_with_the_shards_that_it_began_with(
         assert list(map(digest, loader)) == expected[7:], "and one that loads its checkpoint when it is connected"
 
 
-def test_the_shards_of_then_are_not_there_any_more(start: StartPass, tmp_path: Path, write_numbered: Write):
+def test_the_shards_of_then_are_not_there_any_more(start: Start, tmp_path: Path, write_numbered: Write):
     server = start()
     server.wait_line("memory:")
     with connect(server) as loader:
@@ -112,7 +112,7 @@ def test_the_shards_of_then_are_not_there_any_more(start: StartPass, tmp_path: P
 
 
 @pytest.mark.slow
-def test_shards_that_are_added_and_damaged_end_no_training(start: StartPass, tmp_path: Path):
+def test_shards_that_are_added_and_damaged_end_no_training(start: Start, tmp_path: Path):
     """New trainings get the error."""
     server = start()
     server.wait_line("memory:")
@@ -126,7 +126,7 @@ def test_shards_that_are_added_and_damaged_end_no_training(start: StartPass, tmp
             connect(server)
 
 
-def test_files_of_others_are_not_believed(start: StartPass, tmp_path: Path, write_numbered: Write):
+def test_files_of_others_are_not_believed(start: Start, tmp_path: Path, write_numbered: Write):
     """What is in the state folder may be damaged, or be put there by somebody else."""
     folder, own = tmp_path / "state" / "manifests", partial(start, arguments=["--state", "state"])
     server = own()
@@ -172,7 +172,7 @@ def test_files_of_others_are_not_believed(start: StartPass, tmp_path: Path, writ
         assert len(list(loader)) == 59
 
 
-def test_a_state_folder_that_cannot_be_used(start: StartPass, tmp_path: Path):
+def test_a_state_folder_that_cannot_be_used(start: Start, tmp_path: Path):
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "manifests").mkdir(mode=0o755)
     server = start(arguments=["--state", "state"])

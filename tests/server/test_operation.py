@@ -25,12 +25,12 @@ from loaderd.client.connect import ask_status
 from loaderd.errors import BusyError, LoaderdError, ServerError
 from loaderd.remote.address import network_address
 
-StartPass = Callable[..., Server]
+Start = Callable[..., Server]
 HEALTH = ["--health", "127.0.0.1:0"]
 
 
 @pytest.fixture
-def start(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]) -> Iterator[StartPass]:
+def start(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]) -> Iterator[Start]:
     """Starts a server of 2 workers in a folder with the module ``sets`` and its shards, and waits until it serves."""
     write_numbered([100, 200])
     (tmp_path / "sets.py").write_text(MODULE)
@@ -82,7 +82,7 @@ def connect(server: Server, **options: Any) -> loaderd.ServedLoader:
 # ---------------------------------------------------------------------------------------------- counters
 
 
-def test_no_record_of_a_short_life_is_missing_in_the_counters(start: StartPass):
+def test_no_record_of_a_short_life_is_missing_in_the_counters(start: Start):
     server = start(*HEALTH)
     for _ in range(20):
         with connect(server) as loader:
@@ -93,7 +93,7 @@ def test_no_record_of_a_short_life_is_missing_in_the_counters(start: StartPass):
 
 
 @pytest.mark.slow
-def test_counters_of_the_network(start: StartPass):
+def test_counters_of_the_network(start: Start):
     server = start(*HEALTH, "--listen", "127.0.0.1:0", until="grpc://")
     address = server.said[-1].split('"')[1]
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_a_place_is_free_again(server: Server):
 
 
 @pytest.mark.slow
-def test_who_waits_for_another_is_not_idle(start: StartPass):
+def test_who_waits_for_another_is_not_idle(start: Start):
     server = start("--idle-timeout", "3")
     with connect(server, sharing="mirrored", consumers=2, reconnect_timeout=0) as waiting:
         program = "import sys, loaderd, time\ntime.sleep(6)\n"
@@ -162,7 +162,7 @@ def test_who_waits_for_another_is_not_idle(start: StartPass):
             assert other.communicate(timeout=60)[0] == "300\n"
 
 
-def test_who_leaves_its_batches_untaken_is_sent_away(start: StartPass):
+def test_who_leaves_its_batches_untaken_is_sent_away(start: Start):
     server = start("--idle-timeout", "1")
     with connect(server) as idle:
         next(iter(idle))
@@ -173,7 +173,7 @@ def test_who_leaves_its_batches_untaken_is_sent_away(start: StartPass):
 
 
 @pytest.mark.slow
-def test_a_data_set_that_failed_is_tried_again_and_keeps_nobody_from_the_others(start: StartPass, tmp_path: Path):
+def test_a_data_set_that_failed_is_tried_again_and_keeps_nobody_from_the_others(start: Start, tmp_path: Path):
     shard = tmp_path / "shards" / "000.tfrecord"
     shard.rename(tmp_path / "away")
     server = start(*HEALTH)
@@ -196,7 +196,7 @@ def test_a_data_set_that_failed_is_tried_again_and_keeps_nobody_from_the_others(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process", ["daemon", "gateway"])
-def test_a_process_that_hangs_is_replaced(start: StartPass, tmp_path: Path, process: str):
+def test_a_process_that_hangs_is_replaced(start: Start, tmp_path: Path, process: str):
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(60)
@@ -213,7 +213,7 @@ def test_a_process_that_hangs_is_replaced(start: StartPass, tmp_path: Path, proc
         wait_until(lambda: page(server, "readyz")[0] == 200)
 
 
-def test_nothing_outlives_the_supervisor(start: StartPass):
+def test_nothing_outlives_the_supervisor(start: Start):
     server = start("--listen", "127.0.0.1:0", until="grpc://")
     # The supervisor, the daemon, the process that forks, 2 workers, the gateway, 2 makers.
     wait_until(lambda: len(server.family()) == 8)
@@ -234,7 +234,7 @@ def certificate(folder: Path, name: str, *days: str) -> list[str]:
     return ["--tls-cert", f"{name}.pem", "--tls-key", f"{name}.key"]
 
 
-def test_wrong_certificates_are_named_before_anything_starts(start: StartPass, tmp_path: Path):
+def test_wrong_certificates_are_named_before_anything_starts(start: Start, tmp_path: Path):
     first, second = certificate(tmp_path, "first"), certificate(tmp_path, "second")
     (tmp_path / "garbage").write_text("no PEM")
     listen = ["--listen", "127.0.0.1:0"]
@@ -249,7 +249,7 @@ def test_wrong_certificates_are_named_before_anything_starts(start: StartPass, t
 
 
 @pytest.mark.slow
-def test_what_is_weak_or_expires_is_warned_of_and_taken_anew_on_sighup(start: StartPass, tmp_path: Path):
+def test_what_is_weak_or_expires_is_warned_of_and_taken_anew_on_sighup(start: Start, tmp_path: Path):
     options = certificate(tmp_path, "server", "-days", "1")
     (tmp_path / "token").write_text("short")
     (tmp_path / "token").chmod(0o600)
@@ -276,7 +276,7 @@ def test_what_is_weak_or_expires_is_warned_of_and_taken_anew_on_sighup(start: St
 
 
 @pytest.mark.slow
-def test_a_reload_that_fails_changes_nothing(start: StartPass, tmp_path: Path):
+def test_a_reload_that_fails_changes_nothing(start: Start, tmp_path: Path):
     (tmp_path / "token").write_text("the-token-of-the-start")
     (tmp_path / "token").chmod(0o600)
     server = start("--listen", "127.0.0.1:0", "--token-file", "token", until="grpc://")
@@ -292,7 +292,7 @@ def test_a_reload_that_fails_changes_nothing(start: StartPass, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_failed_handshake_is_counted_and_in_the_log(start: StartPass, tmp_path: Path):
+def test_a_failed_handshake_is_counted_and_in_the_log(start: Start, tmp_path: Path):
     server = start(*HEALTH, "--listen", "127.0.0.1:0", *certificate(tmp_path, "server"), until="grpc+tls://")
     port = network_address(server.said[-1].split('"')[1])[1]
     for _ in range(3):
@@ -307,7 +307,7 @@ def test_a_failed_handshake_is_counted_and_in_the_log(start: StartPass, tmp_path
     assert not [line for line in server.said if "Handshake failed" in line]
 
 
-def test_memory_of_a_consumer_has_a_limit(start: StartPass):
+def test_memory_of_a_consumer_has_a_limit(start: Start):
     server = start("--max-memory", "1MiB")
     with connect(server) as loader:
         assert sum(batch.num_records for batch in loader) == 300
@@ -341,7 +341,7 @@ def test_an_end_and_a_crash_are_told_apart(server: Server):
         assert said in server.wait_line(f"{name} (process {consumer.pid}) {said.split()[0]}")
 
 
-def test_what_a_module_prints_does_not_break_the_log(tmp_path: Path, start: StartPass):
+def test_what_a_module_prints_does_not_break_the_log(tmp_path: Path, start: Start):
     noise = "import os, sys\nprint('a print')\nprint('an error', file=sys.stderr)\nos.system('echo of a child')\n"
     (tmp_path / "sets.py").write_text(noise + MODULE)
     server = start(until="memory:")
@@ -352,7 +352,7 @@ def test_what_a_module_prints_does_not_break_the_log(tmp_path: Path, start: Star
     assert not [line for line in server.said if line.endswith("\n")], "a line that was no JSON"
 
 
-def test_a_log_that_cannot_be_written_ends_nothing(tmp_path: Path, start: StartPass):
+def test_a_log_that_cannot_be_written_ends_nothing(tmp_path: Path, start: Start):
     """A full disk, or a reader of the log that is gone."""
     path = tmp_path / "full.sock"
     command = [COMMAND, "serve", "sets:train", "--unix", str(path), "--workers", "1", "--log-format", "json"]
@@ -376,7 +376,7 @@ def test_a_log_that_cannot_be_written_ends_nothing(tmp_path: Path, start: StartP
     assert not path.exists()
 
 
-def test_lines_for_people_are_no_json(tmp_path: Path, start: StartPass):
+def test_lines_for_people_are_no_json(tmp_path: Path, start: Start):
     """And what a module prints is where it was printed, as without a server."""
     (tmp_path / "sets.py").write_text("print('a print')\n" + MODULE)
     command = [COMMAND, "serve", "sets:train", "--unix", str(tmp_path / "lines.sock"), "--workers", "1"]
@@ -389,7 +389,7 @@ def test_lines_for_people_are_no_json(tmp_path: Path, start: StartPass):
     assert out == "a print\n" and lines.splitlines()[-1].endswith("the server has ended") and server.returncode == 0
 
 
-def test_without_prometheus_client_the_page_of_metrics_says_what_to_install(start: StartPass):
+def test_without_prometheus_client_the_page_of_metrics_says_what_to_install(start: Start):
     program = "import runpy, sys; sys.modules['prometheus_client'] = None; sys.argv = sys.argv[1:]; "
     program += "runpy.run_path(sys.argv[0], run_name='__main__')"
     server = start(*HEALTH, through=[sys.executable, "-c", program])

@@ -25,7 +25,7 @@ from loaderd.errors import ServerError
 from loaderd.ipc.channel import ChannelClosed
 from loaderd.ipc.messages import Bye, Welcome
 
-StartPass = Callable[..., Server]
+Start = Callable[..., Server]
 
 
 def healthz(url: str) -> tuple[int, dict[str, Any]]:
@@ -42,7 +42,7 @@ def metrics(url: str) -> str:
         return text
 
 
-def test_what_it_says_and_how_it_ends(start: StartPass, tmp_path: Path):
+def test_what_it_says_and_how_it_ends(start: Start, tmp_path: Path):
     server = start("sets:train", "sets:valid")
     line = server.wait_line("connect with")
     assert line == f'connect with loaderd.connect("unix://{server.path}", dataset="train", batch_size=512)'
@@ -67,7 +67,7 @@ def test_what_it_says_and_how_it_ends(start: StartPass, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_gateway_may_be_ready_while_there_is_no_daemon(start: StartPass, tmp_path: Path):
+def test_a_gateway_may_be_ready_while_there_is_no_daemon(start: Start, tmp_path: Path):
     server = start(arguments=["--listen", "127.0.0.1:0"])
     server.wait_line("connect with")
     daemon = server.daemon
@@ -78,7 +78,7 @@ def test_a_gateway_may_be_ready_while_there_is_no_daemon(start: StartPass, tmp_p
     server.wait_line(" serves now")
 
 
-def test_a_daemon_that_dies_is_replaced_and_consumers_wait_for_it(start: StartPass):
+def test_a_daemon_that_dies_is_replaced_and_consumers_wait_for_it(start: Start):
     server = start()
     server.wait_line("memory:")
     for _ in range(2):
@@ -93,9 +93,7 @@ def test_a_daemon_that_dies_is_replaced_and_consumers_wait_for_it(start: StartPa
 
 
 @pytest.mark.slow
-def test_a_daemon_that_is_replaced_leaves_out_shards_that_came_later(
-    start: StartPass, tmp_path: Path, write_numbered
-):
+def test_a_daemon_that_is_replaced_leaves_out_shards_that_came_later(start: Start, tmp_path: Path, write_numbered):
     """And so do the makers. One that is reloaded has them, and one that cannot have the same data."""
     mix = "loaderd.Mix({'a': 0.5, 'b': 0.5}, {'a': grows, 'b': train}, epoch_records=300)"
     (tmp_path / "sets.py").write_text(
@@ -133,7 +131,7 @@ def test_a_daemon_that_is_replaced_leaves_out_shards_that_came_later(
         (tmp_path / "shards" / "001.tfrecord").unlink(missing_ok=True)
 
 
-def test_a_server_without_its_supervisor_ends(start: StartPass):
+def test_a_server_without_its_supervisor_ends(start: Start):
     server = start()
     server.wait_line("memory:")
     family = handles_of(server.family())
@@ -150,7 +148,7 @@ def test_a_server_without_its_supervisor_ends(start: StartPass):
         ("sets:schema", "sets:schema must be a loaderd.Dataset, Mix or Concat, got Schema"),
     ],
 )
-def test_what_cannot_be_served(start: StartPass, target: str, error: str):
+def test_what_cannot_be_served(start: Start, target: str, error: str):
     server = start(target)
     assert error in server.wait_line("the server gives up: ")
     assert server.wait_end() == 1
@@ -159,7 +157,7 @@ def test_what_cannot_be_served(start: StartPass, target: str, error: str):
 
 
 @pytest.mark.slow
-def test_three_starts_in_vain_are_the_end(start: StartPass, tmp_path: Path):
+def test_three_starts_in_vain_are_the_end(start: Start, tmp_path: Path):
     (tmp_path / "sets.py").write_text(MODULE + "import os\nif os.path.exists('crash'): os.abort()\n")
     server = start()
     server.wait_line("memory:")
@@ -174,7 +172,7 @@ def test_three_starts_in_vain_are_the_end(start: StartPass, tmp_path: Path):
     assert [line for line in server.said if line.startswith("the server gives up: daemon ")]
 
 
-def test_a_reload_imports_anew_and_the_old_daemon_serves_its_consumers_to_the_end(start: StartPass, tmp_path: Path):
+def test_a_reload_imports_anew_and_the_old_daemon_serves_its_consumers_to_the_end(start: Start, tmp_path: Path):
     server = start()
     server.wait_line("memory:")
     first = server.daemon
@@ -197,7 +195,7 @@ def test_a_reload_imports_anew_and_the_old_daemon_serves_its_consumers_to_the_en
     assert server.daemon == second
 
 
-def test_a_reload_that_fails_changes_nothing(start: StartPass, tmp_path: Path):
+def test_a_reload_that_fails_changes_nothing(start: Start, tmp_path: Path):
     server = start()
     server.wait_line("memory:")
     before = server.daemon
@@ -212,7 +210,7 @@ def test_a_reload_that_fails_changes_nothing(start: StartPass, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_reloads_in_quick_succession_end_with_the_newest(start: StartPass, tmp_path: Path):
+def test_reloads_in_quick_succession_end_with_the_newest(start: Start, tmp_path: Path):
     slow = "import pathlib, time\nif pathlib.Path('began').touch() is None: time.sleep(0.5)\n"
     (tmp_path / "sets.py").write_text(slow + MODULE)
     server = start()
@@ -232,7 +230,7 @@ def test_reloads_in_quick_succession_end_with_the_newest(start: StartPass, tmp_p
 
 
 @pytest.mark.slow
-def test_a_reload_whose_import_hangs_makes_room_for_the_next(start: StartPass, tmp_path: Path):
+def test_a_reload_whose_import_hangs_makes_room_for_the_next(start: Start, tmp_path: Path):
     server = start()
     server.wait_line("memory:")
     (tmp_path / "sets.py").write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(1000)")
@@ -245,7 +243,7 @@ def test_a_reload_whose_import_hangs_makes_room_for_the_next(start: StartPass, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", [1, 2])
-def test_a_daemon_that_does_not_end_is_killed(start: StartPass, signals: int):
+def test_a_daemon_that_does_not_end_is_killed(start: Start, signals: int):
     server = start(arguments=["--grace", "0.3" if signals == 1 else "1000"])
     server.wait_line("memory:")
     family = handles_of(server.family())
@@ -257,7 +255,7 @@ def test_a_daemon_that_does_not_end_is_killed(start: StartPass, signals: int):
     wait_ends(family)
 
 
-def test_its_health(start: StartPass):
+def test_its_health(start: Start):
     server = start(arguments=["--health", "127.0.0.1:0"])
     url = server.wait_line("health: ").split()[1]
     server.wait_line("memory:")
@@ -279,7 +277,7 @@ def test_its_health(start: StartPass):
     assert 'loaderd_records_total{consumer="trainer",dataset="train"} 300.0\n' in found, "counters never fall"
 
 
-def test_a_reload_that_cannot_begin_because_too_many_files_are_open(start: StartPass):
+def test_a_reload_that_cannot_begin_because_too_many_files_are_open(start: Start):
     server = start()
     server.wait_line("memory:")
     pid, before = server.process.pid, resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
@@ -292,7 +290,7 @@ def test_a_reload_that_cannot_begin_because_too_many_files_are_open(start: Start
     server.wait_line("reloaded: ")
 
 
-def test_a_second_server_at_the_same_place_is_refused(start: StartPass):
+def test_a_second_server_at_the_same_place_is_refused(start: Start):
     server = start()
     server.wait_line("memory:")
     second = start()
@@ -302,7 +300,7 @@ def test_a_second_server_at_the_same_place_is_refused(start: StartPass):
     assert server.report()["pid"] in server.family()
 
 
-def test_the_network(start: StartPass, tmp_path: Path):
+def test_the_network(start: Start, tmp_path: Path):
     (tmp_path / "token").write_text("secret")
     (tmp_path / "token").chmod(0o600)
     server = start(arguments=["--listen", "127.0.0.1:0", "--token-file", "token"])
@@ -322,7 +320,7 @@ def test_the_network(start: StartPass, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_gateway_that_fails_after_a_reload_is_started_again(start: StartPass):
+def test_a_gateway_that_fails_after_a_reload_is_started_again(start: Start):
     server = start(arguments=["--listen", "127.0.0.1:0"])
     address = server.wait_line("grpc://").split('"')[1]
     (gateway,) = (pid for pid in server.family() if name_of(pid) == "loaderd-gateway")
@@ -349,7 +347,7 @@ def can_bind(sock: socket.socket, port: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken(start: StartPass):
+def test_a_port_that_is_taken(start: Start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = start(arguments=["--listen", f"127.0.0.1:{port}"])

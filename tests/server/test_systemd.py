@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from serving import Server
 
-StartPass = Callable[..., Server]
+Start = Callable[..., Server]
 
 
 @pytest.mark.slow
-def test_systemd_is_told(start: StartPass, tmp_path: Path):
+def test_systemd_is_told(start: Start, tmp_path: Path):
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(60)
@@ -31,7 +31,7 @@ def test_systemd_is_told(start: StartPass, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_systemd_does_not_wait_for_a_reload_that_cannot_begin(start: StartPass, tmp_path: Path):
+def test_systemd_does_not_wait_for_a_reload_that_cannot_begin(start: Start, tmp_path: Path):
     """The environment in which the server runs is being installed anew: for a moment there is no Python."""
     python = tmp_path / "python"
     python.symlink_to(sys.executable)

@@ -22,7 +22,7 @@ TRAINER = Path(__file__).with_name("trainer.py")
 RECORDS, BATCH, EPOCHS = 2000, 10, 3
 
 
-class BatchRange:
+class Run:
     """The processes of a training, by name."""
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +60,7 @@ class BatchRange:
 def run(write_numbered: Callable[[list[int]], list[Path]], tmp_path: Path) -> Any:
     write_numbered([RECORDS // 2, RECORDS // 2])
     (tmp_path / "numbered.py").write_text(MODULE)
-    found = BatchRange(tmp_path)
+    found = Run(tmp_path)
     yield found
     found.close()
 
@@ -75,7 +75,7 @@ def expected(folder: Path, rank: int) -> list[list[int]]:
 
 @pytest.mark.slow  # six starts of TensorFlow; what is killed in turn is killed alone elsewhere
 @pytest.mark.timeout(400)
-def test_everything_is_killed_in_turn(run: BatchRange):
+def test_everything_is_killed_in_turn(run: Run):
     for name in ("trainer0", "trainer1", "validator"):
         run.start(name)
     for name in ("trainer0", "trainer1", "validator"):

@@ -175,12 +175,12 @@ def test_storage_is_accessed_in_one_way_by_all_tasks_and_streams(
     assert pickle.loads(pickled) != pickle.loads(pickled)
     made: list[Storage] = []
 
-    class PageView(Access):
+    class Watched(Access):
         def __init__(self, storage: Storage, *of: Any) -> None:
             made.append(storage)
             super().__init__(storage, *of)
 
-    monkeypatch.setattr(worker, "Access", PageView)
+    monkeypatch.setattr(worker, "Access", Watched)
     daemon = Daemon(*write_numbered([100]), numbered_schema, storage)
     others = [pickle.dumps(Storage(retry_s=5), protocol) for protocol in (2, 4)]
     for number, one in enumerate([pickled, pickled, *others], 8):

@@ -17,7 +17,7 @@ from loaderd.ipc.worker_messages import MOST_ROW_FAULTS
 _MOST_STALLING_ROWS = 3
 """More are not looked for: each one costs several times the seconds after which a worker counts as stalled."""
 
-RowSequence = tuple[int, ...]
+RowNumbers = tuple[int, ...]
 
 
 class PoisonSearch:
@@ -32,7 +32,7 @@ class PoisonSearch:
         self._first_only = first_only
         self._num_stalling = 0
         rows = sorted(set(range(batch.num_rows)).difference(batch.omit))
-        self._waiting: deque[RowSequence] = deque(_halves(tuple(rows)))
+        self._waiting: deque[RowNumbers] = deque(_halves(tuple(rows)))
 
     @property
     def finished(self) -> bool:
@@ -72,6 +72,6 @@ class PoisonSearch:
         return WorkerError(text + first.message, hint=first.hint)
 
 
-def _halves(rows: RowSequence) -> list[RowSequence]:
+def _halves(rows: RowNumbers) -> list[RowNumbers]:
     middle = (len(rows) + 1) // 2
     return [half for half in (rows[:middle], rows[middle:]) if half]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from stream_run import BatchRange
+from stream_run import Run
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, Omission
 from loaderd.daemon.pool.tasks import LoadWork, TrialWork
@@ -15,16 +15,16 @@ from loaderd.worker.page_producer import Claim
 
 Deadly = Callable[[Any], bool]
 LOST = "3 workers in a row were lost at"
-NewRun = Callable[..., BatchRange]
+NewRun = Callable[..., Run]
 
 
 @pytest.fixture
 def new_run() -> Iterator[NewRun]:
     """Makes runs, and closes them."""
-    runs: list[BatchRange] = []
+    runs: list[Run] = []
 
-    def make(*args: Any, **options: Any) -> BatchRange:
-        runs.append(BatchRange(*args, **options))
+    def make(*args: Any, **options: Any) -> Run:
+        runs.append(Run(*args, **options))
         return runs[-1]
 
     yield make
@@ -52,7 +52,7 @@ def decodes_rows(*deadly: tuple[int, int]) -> Deadly:
     return lambda work: bool(rows_decoded(work) & set(deadly))
 
 
-def loads_place(run: BatchRange, window: int, place: int) -> Deadly:
+def loads_place(run: Run, window: int, place: int) -> Deadly:
     row = run.plan.order_of(window).places().tolist().index(place)
     return lambda work: (
         isinstance(work, LoadWork)
@@ -61,7 +61,7 @@ def loads_place(run: BatchRange, window: int, place: int) -> Deadly:
     )
 
 
-def record_at(run: BatchRange, window: int, place: int) -> tuple[int, int]:
+def record_at(run: Run, window: int, place: int) -> tuple[int, int]:
     """(block, number) of what lies at a place."""
     row = run.plan.order_of(window).places().tolist().index(place)
     (part,) = [p for p in run.plan.slices_of(window) if p.row <= row < p.row + p.stop - p.first]
@@ -275,7 +275,7 @@ def test_records_that_kill_and_records_at_which_a_function_raises_are_both_skipp
     assert not broken(sent) and delivered(sent)[12] == 7 and omitted(sent)[12].num_skipped == 3
 
 
-def run_up_to_trial(new_run: NewRun, step: int) -> tuple[BatchRange, TrialWork]:
+def run_up_to_trial(new_run: NewRun, step: int) -> tuple[Run, TrialWork]:
     """A run that has just begun with the trial of a batch."""
     run = new_run(200, 10, 100, slots=20)
     begun: list[TrialWork] = []
@@ -340,7 +340,7 @@ def test_a_load_that_kills_workers_costs_the_records_of_one_block(new_run: NewRu
         assert len(sent) == 20
 
 
-def claim_both(run: BatchRange, step: int) -> None:
+def claim_both(run: Run, step: int) -> None:
     """Workers 0 and 1 claim the same batch, as they may at the same moment."""
     page = run.floor.page
     first = run.claims(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from stream_run import BatchRange
+from stream_run import Run
 
 from loaderd.daemon.delivery.storage_outage import REST_S
 from loaderd.daemon.pool.tasks import LoadWork
@@ -15,7 +15,7 @@ REFUSED = StorageError("403 Forbidden")
 
 @pytest.mark.parametrize("seeks", [False, True])
 def test_a_load_that_is_refused_rests_before_it_is_tried_again(seeks: bool):
-    with BatchRange(40, 10, 40) as run:
+    with Run(40, 10, 40) as run:
         load = run.working[0][1]
         run.end_task(load, REFUSED)
         run.end_task(run.working[0][1])
@@ -36,7 +36,7 @@ def test_a_load_that_is_refused_rests_before_it_is_tried_again(seeks: bool):
 
 
 def test_only_a_consumer_that_sleeps_for_the_batch_waits_for_it():
-    with BatchRange(40, 10, 20) as run:
+    with Run(40, 10, 20) as run:
         run.end_task(run.working[0][1], REFUSED)
         assert not run.stream.is_waited_for, "it computes"
         assert run.take() == [] and run.stream.is_waited_for
@@ -48,7 +48,7 @@ SILENT = Outage(7.0, 3, "503")
 
 
 def test_an_outage_is_what_the_loads_under_way_wait_for():
-    with BatchRange(40, 10, 20, workers=2) as run:
+    with Run(40, 10, 20, workers=2) as run:
         stream, load = run.stream, run.working[0][1]
         stream.tick(20)
         stream.storage.report(0, SILENT)
@@ -70,7 +70,7 @@ def test_an_outage_is_what_the_loads_under_way_wait_for():
 
 
 def test_a_worker_that_was_not_answered_last_time_makes_no_outage_of_the_next_load():
-    with BatchRange(80, 10, 20) as run:
+    with Run(80, 10, 20) as run:
         while run.working:
             run.end_task(run.working[0][1])
         run.stream.tick(100)
@@ -85,7 +85,7 @@ def test_a_worker_that_was_not_answered_last_time_makes_no_outage_of_the_next_lo
 
 
 def test_a_load_that_fails_or_does_not_return_is_an_outage_without_a_report():
-    with BatchRange(40, 10, 40) as run:
+    with Run(40, 10, 40) as run:
         stream = run.stream
         stream.tick(6)
         stream.storage.read_hangs(0, 4.0)

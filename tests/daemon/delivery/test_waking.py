@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from stream_run import BatchRange
+from stream_run import Run
 
 from loaderd.shm.page import NEVER, POSITION, WAKE_DAEMON_AT, key_of
 
 
 def test_the_consumer_wakes_the_daemon_once_a_window():
     """As soon as an arena comes free that another window waits for; then all goes on."""
-    with BatchRange(400, 10, 50, slots=3) as run:
+    with Run(400, 10, 50, slots=3) as run:
         while run.working:
             run.end_task(run.working[0][1])
         assert run.floor.page.words[WAKE_DAEMON_AT] == key_of(1, 5), "behind the first window's last batch"
@@ -38,7 +38,7 @@ class Restless:
 
 
 def test_a_position_that_never_rests_does_not_keep_the_daemon():
-    with BatchRange(400, 10, 50, slots=3) as run:
+    with Run(400, 10, 50, slots=3) as run:
         while run.working:
             run.end_task(run.working[0][1])
         page, words = run.floor.page, run.floor.page.words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from group_run import END, STEPS, BatchRange
+from group_run import END, STEPS, Run
 from sharing_run import NUM_WORKERS, Workshop
 
 from loaderd.daemon.delivery.events import FailedBatch
@@ -14,14 +14,14 @@ from loaderd.shm.page_consumer import PageConsumer
 
 
 def test_one_alone_gets_all():
-    run = BatchRange(1)
+    run = Run(1)
     run.start(1)
     run.go(1)
     assert run.got[1] == [*range(STEPS), END]
 
 
 def test_alone_a_generation_may_have_the_number_of_another():
-    run = BatchRange(1)
+    run = Run(1)
     run.start(1)
     run.work.work(5)
     run.generations[1] = 0
@@ -31,14 +31,14 @@ def test_alone_a_generation_may_have_the_number_of_another():
 
 
 def test_nothing_is_done_for_one_who_has_left():
-    run = BatchRange(1)
+    run = Run(1)
     run.start(1)
     run.leave(1)
     assert run.work.is_idle()
 
 
 def test_what_an_older_start_has_brought_is_lent_until_it_is_given_back():
-    run = BatchRange(1)
+    run = Run(1)
     run.start(1)
     run.go()
     assert run.got.pop(1) == [0, 1, 2, 3] and run.members.held_by(1) == 4
@@ -54,7 +54,7 @@ def test_what_an_older_start_has_brought_is_lent_until_it_is_given_back():
 
 def test_nothing_more_is_made_for_one_who_has_left():
     """But what was begun; else workers would fill all slots with what nobody takes."""
-    run = BatchRange(1)
+    run = Run(1)
     run.start(1)
     while run.work.fills < 2:
         run.work.work(1)
@@ -64,7 +64,7 @@ def test_nothing_more_is_made_for_one_who_has_left():
 
 
 def test_nobody_gives_back_what_it_does_not_have():
-    run = BatchRange(1)
+    run = Run(1)
     run.start(1)
     run.work.work()
     with pytest.raises(ValueError, match="is not lent"):
@@ -77,7 +77,7 @@ def test_nobody_gives_back_what_it_does_not_have():
 
 
 def test_a_batch_that_there_is_not_cannot_be_asked_for():
-    run = BatchRange(1)
+    run = Run(1)
     for step in (-1, STEPS + 1):
         with pytest.raises(ValueError, match="cannot start"):
             run.start(1, step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from group_run import END, STEPS, BatchRange
+from group_run import END, STEPS, Run
 from sharing_run import Workshop
 
 from loaderd.daemon.delivery.events import FailedBatch, PassEnd
@@ -13,7 +13,7 @@ from loaderd.plan.passes import Pass
 
 
 def test_all_get_all_and_it_is_decoded_once():
-    run = BatchRange(3)
+    run = Run(3)
     run.start_all(1, 2)
     run.go(1, 2, 3)
     assert not run.got, "one is missing"
@@ -25,7 +25,7 @@ def test_all_get_all_and_it_is_decoded_once():
 
 
 def test_the_fastest_is_no_further_ahead_than_its_share_of_the_slots():
-    run = BatchRange(2)
+    run = Run(2)
     run.start_all(1, 2)
     run.go(1)
     assert run.got == {1: [0, 1, 2, 3], 2: [0, 1, 2, 3]}
@@ -40,7 +40,7 @@ def test_the_fastest_is_no_further_ahead_than_its_share_of_the_slots():
 
 
 def test_who_comes_back_soon_gets_what_the_others_still_have():
-    run = BatchRange(2)
+    run = Run(2)
     run.start_all(1, 2)
     run.go()
     run.members.release(2, run.kept[2][:1])
@@ -54,7 +54,7 @@ def test_who_comes_back_soon_gets_what_the_others_still_have():
 
 
 def test_the_stream_goes_back_for_who_is_behind():
-    run = BatchRange(2)
+    run = Run(2)
     run.start_all(1, 2)
     run.go()
     run.leave(1)
@@ -69,7 +69,7 @@ def test_the_stream_goes_back_for_who_is_behind():
 
 
 def test_who_is_behind_gets_on_while_the_others_wait_for_it_with_all_that_they_have():
-    run = BatchRange(3, num_slots=2)
+    run = Run(3, num_slots=2)
     for member in (1, 2, 3):
         run.start(member, 2)
     run.go()
@@ -87,7 +87,7 @@ def test_who_is_behind_gets_on_while_the_others_wait_for_it_with_all_that_they_h
 
 
 def test_nobody_has_more_than_its_share():
-    run = BatchRange(3, num_slots=2)
+    run = Run(3, num_slots=2)
     run.start_all(1, 2, 3)
     run.go()
     run.start(1, 5)
@@ -103,7 +103,7 @@ def test_nobody_has_more_than_its_share():
 
 
 def test_who_goes_back_in_its_own_batches_gets_none_in_a_slot_that_it_has():
-    run = BatchRange(2)
+    run = Run(2)
     run.start_all(1, 2)
     run.go(2)
     assert run.got.pop(1) == [0, 1, 2, 3]
@@ -116,7 +116,7 @@ def test_who_goes_back_in_its_own_batches_gets_none_in_a_slot_that_it_has():
 
 
 def test_what_was_made_before_the_stream_went_back_is_not_handed_on():
-    run = BatchRange(3)
+    run = Run(3)
     run.start_all(1, 2, 3)
     while len(run.got[3]) < 2:
         run.work.work(1)
@@ -135,7 +135,7 @@ def test_what_was_made_before_the_stream_went_back_is_not_handed_on():
 
 @pytest.mark.parametrize("step", [1, 3], ids=["back", "ahead"])
 def test_once_begun_it_waits_for_nobody_who_has_yet_to_start(step: int):
-    run = BatchRange(3)
+    run = Run(3)
     for member in (1, 2, 3):
         run.start(member, 2)
     run.leave(3)
@@ -147,7 +147,7 @@ def test_once_begun_it_waits_for_nobody_who_has_yet_to_start(step: int):
 
 
 def test_a_group_that_all_have_left_waits_for_all_again():
-    run = BatchRange(2)
+    run = Run(2)
     run.start_all(1, 2)
     run.leave(1)
     run.leave(2)
@@ -160,7 +160,7 @@ def test_a_group_that_all_have_left_waits_for_all_again():
 
 
 def test_nobody_waits_for_what_nobody_needs():
-    run = BatchRange(2)
+    run = Run(2)
     run.start_all(1, 2)
     run.leave(1)
     run.start(2, 4)
@@ -169,7 +169,7 @@ def test_nobody_waits_for_what_nobody_needs():
 
 
 def test_the_next_pass_waits_for_all_who_are_there():
-    run = BatchRange(2)
+    run = Run(2)
     run.start_all(1, 2)
     run.go(1, 2)
     run.got.clear()
@@ -183,7 +183,7 @@ def test_the_next_pass_waits_for_all_who_are_there():
 
 
 def test_a_member_in_the_next_pass_waits_for_who_is_in_this_one():
-    run = BatchRange(2)
+    run = Run(2)
     run.start_all(1, 2)
     run.start(1, 2, epoch=1)
     run.go(2)
@@ -194,7 +194,7 @@ def test_a_member_in_the_next_pass_waits_for_who_is_in_this_one():
 
 
 def test_after_a_restart_those_who_are_back_go_on_without_the_others():
-    run = BatchRange(3)
+    run = Run(3)
     run.leave(3)
     run.start(1, 3)
     run.start(2, 4)
@@ -207,7 +207,7 @@ def test_after_a_restart_those_who_are_back_go_on_without_the_others():
 
 
 def test_who_has_no_past_waits_for_the_others():
-    run = BatchRange(2)
+    run = Run(2)
     run.leave(2)
     run.start(1)
     run.members.tick(100 * GRACE_S)
@@ -220,7 +220,7 @@ def test_who_has_no_past_waits_for_the_others():
 
 
 def test_a_broken_batch_is_told_to_all():
-    run = BatchRange(2, broken=(1, 2))
+    run = Run(2, broken=(1, 2))
     run.start_all(1, 2)
     run.go(1, 2)
     assert run.got == {1: [*range(STEPS), END], 2: [*range(STEPS), END]}
@@ -228,7 +228,7 @@ def test_a_broken_batch_is_told_to_all():
 
 
 def test_those_wait_for_storage_who_have_been_handed_all_there_is():
-    run = BatchRange(2, num_slots=2)
+    run = Run(2, num_slots=2)
     run.start(1)
     assert run.members.waiting() == []
     run.start(2)
