@@ -69,7 +69,7 @@ class ProgressDisplay:
         """
         self._bar: _Bar | None = None
         self._lines: ProgressLines | None = None
-        if (show or (show is None and _is_terminal())) and _has_rich():
+        if (show or (show is None and _is_terminal())) and has_rich():
             self._bar = None if _is_gone() else _Bar()
         elif show is not False:
             self._lines = ProgressLines()
@@ -175,7 +175,8 @@ _logger.addFilter(_can_be_said)
 _logger.addFilter(make_readable)
 
 
-def _has_rich() -> bool:
+def has_rich() -> bool:
+    """Whether the extra ``console`` is installed."""
     from importlib.util import find_spec  # few need it
 
     return find_spec("rich") is not None

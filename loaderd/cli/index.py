@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from loaderd.cli.parallel_scan import add_shards, count, rate, read_all, say, stored_of
+from loaderd.cli.parallel_scan import add_shards, count, rate, read_all, record_format_of, say
 from loaderd.errors import LoaderdError
 from loaderd.formats.indexer import Indexer
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     began_s = time.monotonic()
     try:
         block_records = as_count(arguments.block_records, "--block-records")
-        indexer = Indexer(arguments.index_cache, block_records, stored_of(arguments.schema))
+        indexer = Indexer(arguments.index_cache, block_records, record_format_of(arguments.schema))
         found = list(read_all(arguments, "indexing shards", indexer, ProgressDisplay(None)))
     except LoaderdError as error:
         sys.stderr.write(f"{error}\n")

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from importlib.util import find_spec
 from typing import TypeVar
 
 from loaderd.errors import OptionError
@@ -21,7 +20,7 @@ from loaderd.formats.index_cache import groups_of
 from loaderd.formats.indexer import RecordFormat
 from loaderd.machine import usable_cores
 from loaderd.options import as_count
-from loaderd.progress import ProgressDisplay
+from loaderd.progress import ProgressDisplay, has_rich
 from loaderd.redaction import printable
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.snapshots import Progress
@@ -52,7 +51,7 @@ def add_shards(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def stored_of(schema: str | None) -> RecordFormat:
+def record_format_of(schema: str | None) -> RecordFormat:
     """The records of the schema of that name; without a name, each shard's content tells. Raises OptionError."""
     return "detect" if schema is None else load_schema(schema).records
 
@@ -76,21 +75,19 @@ def read_all(
     groups = groups_of(list_with_progress(arguments.shards, display, access))
     sizes = [sum(file.size_bytes for file in group) for group in groups]
     done_bytes = [0] * len(groups)
-    done_shards = 0
 
     def note(number: int, offset: int) -> None:
         go_on()
         done_bytes[number] = offset
 
     def read(number: int) -> list[_Seen]:
-        nonlocal done_shards
         try:
             return look(groups[number], partial(note, number), access)
         finally:
             done_bytes[number] = sizes[number]
-            done_shards += len(groups[number])  # another thread may be here too: then it is a little less
 
     def show() -> None:
+        done_shards = sum(len(group) for group, future in zip(groups, waiting, strict=True) if future.done())
         display(Progress(doing, done_shards, num_shards, sum(done_bytes), total_bytes))
 
     total_bytes, num_shards = sum(sizes), sum(map(len, groups))
@@ -113,7 +110,7 @@ def _result(future: Future[list[_Seen]], show: Callable[[], None]) -> list[_Seen
 
 def needs_rich(what: str) -> None:
     """Raise OptionError where rich, which draws tables and bars, is not installed."""
-    if find_spec("rich") is None:
+    if not has_rich():
         raise OptionError(f"{what} needs rich: pip install 'loaderd[console]'")
 
 
