@@ -74,8 +74,8 @@ def table_and_plan(num_records: int, num_consumers: int) -> dict[str, Any]:
     options = StreamOptions(512, shard=(0, num_consumers), workers=1)
     began_s = time.perf_counter()
     rows = DatasetRows(table.counts[0], 0, True)
-    course = PassSequence(options, rows.num_records, options.window_records(table.row_bytes), {})
-    batches = course.batches(Pass(0, 1))
+    pass_sequence = PassSequence(options, rows.num_records, options.window_records(table.row_bytes), {})
+    batches = pass_sequence.batches(Pass(0, 1))
     plan = PassPlan(rows, batches, 0, True, 0)
     first = plan.slices_of(plan.first_window_from(0))
     planned_s = time.perf_counter() - began_s

@@ -122,7 +122,7 @@ class BaseLoader(StreamPosition):
         """Batches of a whole pass, also where the next one begins in the middle: training frameworks take this for
         the length of every epoch. See :attr:`batches_left`. TypeError: a pass has no end, or data sets grow.
         """
-        return self._known_steps(self._stream.course.next_pass(self._next[0]))
+        return self._known_steps(self._stream.pass_sequence.next_pass(self._next[0]))
 
     @property
     def batches_left(self) -> int:
@@ -152,7 +152,7 @@ class BaseLoader(StreamPosition):
     @property
     def batches_per_epoch(self) -> int:
         """Batches of a whole epoch of the data in use, on every host (``remainder="carry"``: of the first epoch)."""
-        return self._stream.course.batches(self._next[0]).steps_per_epoch
+        return self._stream.pass_sequence.batches(self._next[0]).steps_per_epoch
 
     @property
     def batch_size(self) -> int:

@@ -65,7 +65,7 @@ class Glimpse:
 class Stream(ClosedAtExit, ABC):
     """For one thread at a time, which holds ``lock``. Any thread may call :meth:`close` at any time, without it."""
 
-    course: PassSequence
+    pass_sequence: PassSequence
     """The arithmetic of passes and positions, for the data in use."""
 
     def __init__(self, counts: DaemonTotals) -> None:
@@ -91,14 +91,14 @@ class Stream(ClosedAtExit, ABC):
         return None
 
     @abstractmethod
-    def course_of(self, of: Pass | Position) -> PassSequence:
-        """The :attr:`course` of the data that a pass or a position belongs to. Raises LoaderdError.
+    def pass_sequence_of(self, of: Pass | Position) -> PassSequence:
+        """The :attr:`pass_sequence` of the data that a pass or a position belongs to. Raises LoaderdError.
 
-        Where :meth:`has_course_of` returns False, it may list shards, which changes the data in use.
+        Where :meth:`has_pass_sequence_of` returns False, it may list shards, which changes the data in use.
         """
 
-    def has_course_of(self, of: Pass | Position) -> bool:
-        """Whether :meth:`course_of` can answer at once; may be asked without ``lock``."""
+    def has_pass_sequence_of(self, of: Pass | Position) -> bool:
+        """Whether :meth:`pass_sequence_of` can answer at once; may be asked without ``lock``."""
         return True
 
     @abstractmethod

@@ -91,7 +91,7 @@ class _InMemoryStream(Stream):
             **dict.fromkeys(("workers", "slots", "slot_bytes", "window_records", "window_bytes", "index_cached"), 0),
             "index_s": 0.0,
         }
-        self.course = PassSequence(options, sum(sizes), sum(sizes), {"given_records": sum(sizes)})
+        self.pass_sequence = PassSequence(options, sum(sizes), sum(sizes), {"given_records": sum(sizes)})
         self._batches = batches
         super().__init__(DaemonTotals())
 
@@ -99,8 +99,8 @@ class _InMemoryStream(Stream):
     def facts(self) -> dict[str, Any]:
         return self._facts
 
-    def course_of(self, of: Pass | Position) -> PassSequence:
-        return self.course
+    def pass_sequence_of(self, of: Pass | Position) -> PassSequence:
+        return self.pass_sequence
 
     def list_shards(self, listing: Listing | None) -> None:
         raise AssertionError("what is given does not grow")
@@ -108,7 +108,7 @@ class _InMemoryStream(Stream):
     def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
         """A copy each time: the consumer may write to it."""
         self.check()
-        plan = self.course.batches(pass_)
+        plan = self.pass_sequence.batches(pass_)
         if plan.num_steps is not None and step >= plan.num_steps:
             return None
         given = self._batches[plan.place_of(step)[1]]

@@ -19,7 +19,7 @@ class StreamPosition:
         self._options = options
         self.grows = grows
         """Whether each epoch is made of the shards that there are when it begins."""
-        self._next = stream.course.find(start)
+        self._next = stream.pass_sequence.find(start)
         self._here: tuple[Pass, int] | None = self._next
         self._first_pass = self._next[0]
         self._is_placed = start != Position()  # or by seek(), and no pass has begun since
@@ -41,14 +41,14 @@ class StreamPosition:
         check_epoch(pass_.first_epoch)
         if self.grows and pass_.listing is None:
             self._stream.list_shards(None)
-            pass_ = pass_._replace(listing=self._stream.course.listing)
-        self._next = self._stream.course.next_pass(pass_), 0
+            pass_ = pass_._replace(listing=self._stream.pass_sequence.listing)
+        self._next = self._stream.pass_sequence.next_pass(pass_), 0
         self._is_placed = False
         return pass_, step
 
     def num_steps(self, pass_: Pass) -> int | None:
         """The step behind the last one of a pass; None if it never ends."""
-        return self._stream.course_of(pass_).batches(pass_).num_steps
+        return self._stream.pass_sequence_of(pass_).batches(pass_).num_steps
 
     @property
     def position(self) -> Position:
@@ -63,17 +63,17 @@ class StreamPosition:
                 hint="For a tf.data.Dataset save the iterator (tf.train.Checkpoint), use BackupAndRestore, or count: "
                 "begin = loader.next_position in front of the loop, loader.after(begin, batches) in it.",
             )
-        return self._stream.course_of(self._here[0]).position(*self._here)
+        return self._stream.pass_sequence_of(self._here[0]).position(*self._here)
 
     @property
     def next_position(self) -> Position:
         """Where the next pass will begin, and so the next iteration."""
-        return self._stream.course_of(self._next[0]).position(*self._next)
+        return self._stream.pass_sequence_of(self._next[0]).position(*self._next)
 
     @property
     def next_is_whole(self) -> bool:
         """Whether the next pass begins at its first step, and is as long as those behind it."""
-        return self._stream.course.is_whole(*self._next)
+        return self._stream.pass_sequence.is_whole(*self._next)
 
     def seek(self, position: Position) -> None:
         """Have the next pass begin at ``position``, and end where it would have ended.
@@ -85,7 +85,7 @@ class StreamPosition:
         _require_position(position)
         with self._stream.lock:
             self._stream.use_data_of(position)
-            pass_, step = self._stream.course_of(position).find(position)
+            pass_, step = self._stream.pass_sequence_of(position).find(position)
         if self.grows and position.listing is None and step == 0:
             pass_ = pass_._replace(listing=None)
         if pass_.past and pass_ != self._first_pass:
@@ -130,32 +130,32 @@ class StreamPosition:
         """
         _require_position(position)
         # Without the lock, if possible: the handler of a signal may ask in the middle of a fetch.
-        if self._stream.has_course_of(position):
-            return self._after(self._stream.course_of(position), position, batches)
+        if self._stream.has_pass_sequence_of(position):
+            return self._after(self._stream.pass_sequence_of(position), position, batches)
         with self._stream.lock:
-            return self._after(self._stream.course_of(position), position, batches)
+            return self._after(self._stream.pass_sequence_of(position), position, batches)
 
-    def _after(self, course: PassSequence, position: Position, batches: int) -> Position:
+    def _after(self, pass_sequence: PassSequence, position: Position, batches: int) -> Position:
         def place_of(position: Position) -> tuple[int, int]:
-            pass_, step = course.find(position)
+            pass_, step = pass_sequence.find(position)
             return pass_.first_epoch, step
 
-        end, passed = course.after(position, batches), 0
+        end, passed = pass_sequence.after(position, batches), 0
         while (empty := self._stream.empty.between(place_of(position), place_of(end))) > passed:
-            end, passed = course.after(position, batches + empty), empty
+            end, passed = pass_sequence.after(position, batches + empty), empty
         return end
 
     def pass_to_json(self, pass_: Pass) -> str:
         """A pass as text, with what it belongs to; for :meth:`pass_from_json`, of this loader or of another."""
-        return self._stream.course.pass_to_json(pass_)
+        return self._stream.pass_sequence.pass_to_json(pass_)
 
     def pass_from_json(self, text: str | bytes) -> Pass:
         """The pass that ``text`` says; a new pass will begin behind it. Raises OptionError if it is of other data."""
         with self._stream.lock:
             self._stream.use_data_of(position_of_pass(text))
-            pass_ = self._stream.course.pass_from_json(text)
+            pass_ = self._stream.pass_sequence.pass_from_json(text)
             if pass_.first_epoch >= self._next[0].first_epoch:
-                self._next = self._stream.course.next_pass(pass_), 0
+                self._next = self._stream.pass_sequence.next_pass(pass_), 0
         return pass_
 
 

@@ -49,7 +49,7 @@ from loaderd.progress import ProgressDisplay
 from loaderd.shm.page import COPY_NS
 from loaderd.shm.page_view import PageView
 
-_MOST_COURSES = 64
+_MOST_PASS_SEQUENCES = 64
 
 
 class ReconnectingStream(Stream):
@@ -68,7 +68,7 @@ class ReconnectingStream(Stream):
         self._maker = os.getpid()
         self._source = source
         self._progress = progress
-        self._courses: dict[Listing | None, PassSequence] = {}
+        self._pass_sequences: dict[Listing | None, PassSequence] = {}
         """The courses of the last listings; the one in use is the last of them."""
         self._expected: tuple[Pass, int] | None = None
         self._connection: StreamClient | None = None
@@ -76,7 +76,7 @@ class ReconnectingStream(Stream):
         super().__init__(DaemonTotals(report=DamageReport(source.options.report)))
         try:
             self._open(start, None)
-            self._room_for = self.course.find(start)[0].past
+            self._room_for = self.pass_sequence.find(start)[0].past
         except BaseException as error:
             self.close()
             if isinstance(error, ProgramEnded):
@@ -97,15 +97,15 @@ class ReconnectingStream(Stream):
     def watched(self) -> PageView | None:
         return self._now.watched
 
-    def course_of(self, of: Pass | Position) -> PassSequence:
-        course = self.course if of.listing is None else self._courses.get(of.listing)
-        if course is None:  # it may have been dropped since has_course_of was asked
+    def pass_sequence_of(self, of: Pass | Position) -> PassSequence:
+        pass_sequence = self.pass_sequence if of.listing is None else self._pass_sequences.get(of.listing)
+        if pass_sequence is None:  # it may have been dropped since has_course_of was asked
             self.list_shards(of.listing)
-            course = self.course
-        return course
+            pass_sequence = self.pass_sequence
+        return pass_sequence
 
-    def has_course_of(self, of: Pass | Position) -> bool:
-        return of.listing is None or of.listing in self._courses
+    def has_pass_sequence_of(self, of: Pass | Position) -> bool:
+        return of.listing is None or of.listing in self._pass_sequences
 
     def list_shards(self, listing: Listing | None) -> None:
         self.check()
@@ -131,7 +131,7 @@ class ReconnectingStream(Stream):
         is_same = not position.of or all(position.of.get(name) == text for name, text in ours.items())
         if is_same or self.counts.starts or not self._source.knows_earlier_shards:
             return
-        before = Position(listing=self.course.listing, of=self.data.of)
+        before = Position(listing=self.pass_sequence.listing, of=self.data.of)
         try:
             self._open(Position(listing=position.listing, of=position.of), None)
         except OptionError:
@@ -148,11 +148,13 @@ class ReconnectingStream(Stream):
         self.counts.report.add("index", [Damage(**damage) for damage in data.damages])
         self.counts.skips.of_index(data.left_out)
         source = self._source
-        self.course = PassSequence(source.options, data.facts["num_records"], source.window_records, data.of, listing)
-        self._courses.pop(listing, None)
-        self._courses[listing] = self.course
-        if len(self._courses) > _MOST_COURSES:
-            del self._courses[next(iter(self._courses))]
+        self.pass_sequence = PassSequence(
+            source.options, data.facts["num_records"], source.window_records, data.of, listing
+        )
+        self._pass_sequences.pop(listing, None)
+        self._pass_sequences[listing] = self.pass_sequence
+        if len(self._pass_sequences) > _MOST_PASS_SEQUENCES:
+            del self._pass_sequences[next(iter(self._pass_sequences))]
         self._now.torn = False
 
     # ---------------------------------------------------------------------------------------- batches
@@ -177,7 +179,7 @@ class ReconnectingStream(Stream):
 
     def _pass_over(self, pass_: Pass, step: int, error: EmptyBatchError) -> LoaderdError:
         """Count a batch of which no record is left. Returns ``error``; another one where it cannot be passed over."""
-        batches = self._courses.get(pass_.listing, self.course).batches(pass_)
+        batches = self._pass_sequences.get(pass_.listing, self.pass_sequence).batches(pass_)
         hosts = self._source.options.shard[1]
         if hosts > 1:
             return ShardError(
@@ -204,10 +206,10 @@ class ReconnectingStream(Stream):
         self.check()
         if self._now.torn or (pass_.past and pass_.past != self._room_for):
             self._open_for(pass_, None, step)
-        elif pass_.listing != self.course.listing:
+        elif pass_.listing != self.pass_sequence.listing:
             self.list_shards(pass_.listing)
         pass_of(pass_)
-        check_epoch(pass_.first_epoch + self.course.batches(pass_).place_of(step)[0])
+        check_epoch(pass_.first_epoch + self.pass_sequence.batches(pass_).place_of(step)[0])
         self._expected = None
         self._now.start(pass_, step)
         self._expected = pass_, step
@@ -248,13 +250,15 @@ class ReconnectingStream(Stream):
     def _open_for(self, pass_: Pass, end: TransportLost | None, step: int = 0) -> None:
         """Replace the daemon by one for this pass: on the same data, with the memory that the pass needs."""
         place = Position(listing=pass_.listing, of=self.data.of)
-        course = self._courses.get(pass_.listing)
-        if course is None:  # no batch of this listing was ever delivered
+        pass_sequence = self._pass_sequences.get(pass_.listing)
+        if pass_sequence is None:  # no batch of this listing was ever delivered
             self._open(place, end)
         else:
-            at = course.position(pass_, step)
+            at = pass_sequence.position(pass_, step)
             self._open(
-                course.position(pass_, 0) if pass_.past else place, end, f"batch {at.batch} of epoch {at.epoch}"
+                pass_sequence.position(pass_, 0) if pass_.past else place,
+                end,
+                f"batch {at.batch} of epoch {at.epoch}",
             )
         self._room_for = pass_.past
 

@@ -90,7 +90,7 @@ class ServedDataset:
     def __post_init__(self) -> None:
         self._lines = ProgressLines(partial(_logger.info, "%s: %s", self.name))
 
-    def advance(self, workforce: WorkerManager) -> list[str]:
+    def advance(self, worker_manager: WorkerManager) -> list[str]:
         """Go on with all preparations, and log how far the first one is; returns their warnings."""
         if self.preparation.progress is not None:
             self._lines(self.preparation.progress)
@@ -107,7 +107,7 @@ class ServedDataset:
         if found:
             self._lines.said()
         if self.preparation.finished:
-            self._retry_if_failed(workforce)
+            self._retry_if_failed(worker_manager)
         self._drop_unwanted()
         return found
 
@@ -142,7 +142,7 @@ class ServedDataset:
         is_there = bool(digests) and all(isinstance(value, str) for value in digests.values())
         return cast("dict[str, str]", digests) if is_there else None
 
-    def earlier(self, of: Mapping[str, Any], workforce: WorkerManager) -> LocalPreparation | None:
+    def earlier(self, of: Mapping[str, Any], worker_manager: WorkerManager) -> LocalPreparation | None:
         """The preparation of the shards of a position, by its ``of``; None: those that there are now will do.
 
         Call it when :attr:`preparation` is finished. Also None if no manifest says which shards these were.
@@ -156,7 +156,7 @@ class ServedDataset:
         found = self._earlier.pop(manifests[0].key, None)
         if found is None or found.error is not None:
             known = self.preparation.indexes or None
-            found = LocalPreparation(self.dataset, self.options, workforce, known=known, manifests=manifests)
+            found = LocalPreparation(self.dataset, self.options, worker_manager, known=known, manifests=manifests)
         self._earlier[manifests[0].key] = found
         for key in [key for key, each in self._earlier.items() if each.finished][:-_MOST_EARLIER]:
             del self._earlier[key]
@@ -168,7 +168,7 @@ class ServedDataset:
         if self.manifests is not None and digests is not None:
             self.manifests.touch(self.target, digests)
 
-    def _retry_if_failed(self, workforce: WorkerManager) -> None:
+    def _retry_if_failed(self, worker_manager: WorkerManager) -> None:
         """Prepare again after a failure, less and less often: storage may come back, or missing shards be added."""
         now_s = time.monotonic()
         failure, before = self.preparation.error, self._failure
@@ -180,11 +180,11 @@ class ServedDataset:
             self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
         elif now_s >= self._retry_at_s:
             self.preparation = LocalPreparation(
-                self.dataset, self.options, workforce, found_before=self._found_before
+                self.dataset, self.options, worker_manager, found_before=self._found_before
             )
 
     def prepare(
-        self, description: StreamDescription, workforce: WorkerManager
+        self, description: StreamDescription, worker_manager: WorkerManager
     ) -> tuple[LocalPreparation, Prepare | None]:
         """The preparation of a stream's data; and, if the data set grows, a function that makes another one."""
         if not self.dataset.grows:
@@ -195,16 +195,16 @@ class ServedDataset:
         def prepare(listing: Listing | None, known: Mapping[ShardFile, ShardIndex] | None = None) -> LocalPreparation:
             dataset, options = description.dataset, description.options
             before = None if manifests else self._found_before
-            return LocalPreparation(dataset, options, workforce, listing, known, before, manifests)
+            return LocalPreparation(dataset, options, worker_manager, listing, known, before, manifests)
 
         return prepare(start.listing), prepare
 
-    def data(self, listing: Listing | None, workforce: WorkerManager) -> tuple[DataIs, SharedMemory | None]:
+    def data(self, listing: Listing | None, worker_manager: WorkerManager) -> tuple[DataIs, SharedMemory | None]:
         """The data of ``listing`` (None: of the shards there are now) in memory, pickled: see :func:`data_of`.
 
         With None in place of memory, DataIs says why the data are not there yet. Raises LoaderdError if they failed.
         """
-        found = self._prepared(listing, workforce)
+        found = self._prepared(listing, worker_manager)
         if found is None:
             return DataIs(0, f"the server is preparing {_MOST_PREPARED} other listings of data set {self.name}"), None
         if found.error is not None:
@@ -217,7 +217,7 @@ class ServedDataset:
         contents = pickle.dumps((path, data))
         return DataIs(len(contents), ""), SharedMemory.holding("data", contents)
 
-    def _prepared(self, listing: Listing | None, workforce: WorkerManager) -> LocalPreparation | None:
+    def _prepared(self, listing: Listing | None, worker_manager: WorkerManager) -> LocalPreparation | None:
         """The preparation of a listing, begun if there is none; None: too many others are under way."""
         if not self.dataset.grows:
             return self.preparation
@@ -226,7 +226,7 @@ class ServedDataset:
             if sum(not each.finished for each in self._listed) >= _MOST_PREPARED:
                 return None
             known = next((each.indexes for each in reversed(self._listed) if each.indexes), self.preparation.indexes)
-            found = LocalPreparation(self.dataset, self.options, workforce, listing, known, self._found_before)
+            found = LocalPreparation(self.dataset, self.options, worker_manager, listing, known, self._found_before)
         self._listed.pop(found, None)
         self._listed[found] = time.monotonic()
         if found.finished:
@@ -326,7 +326,7 @@ def data_of(contents: bytes) -> tuple[AnyDataset, LocalData]:
 def load_catalog(
     targets: Sequence[str],
     workers: int | None,
-    workforce: WorkerManager,
+    worker_manager: WorkerManager,
     manifests: Manifests | None,
     current: Mapping[str, str],
 ) -> dict[str, ServedDataset]:
@@ -350,7 +350,7 @@ def load_catalog(
             workers=workers,
         )
         manifest = None if manifests is None else manifests.get(current.get(name, ""))
-        preparation = LocalPreparation(dataset, options, workforce, found_before=_uris_of(manifest, dataset))
+        preparation = LocalPreparation(dataset, options, worker_manager, found_before=_uris_of(manifest, dataset))
         catalog[name] = ServedDataset(name, dataset, options, preparation, target, manifests, manifest)
     return catalog
 

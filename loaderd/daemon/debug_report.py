@@ -11,9 +11,9 @@ from loaderd.daemon.session import Session
 _MOST_WORKERS = 16
 
 
-def describe(workforce: WorkerManager, sessions: Sequence[Session]) -> str:
+def describe(worker_manager: WorkerManager, sessions: Sequence[Session]) -> str:
     """Lines for each stream (the consumer, the batches, the windows), and one for each worker."""
-    pool = workforce.pool
+    pool = worker_manager.pool
     lines = [f"daemon {os.getpid()}: {pool.restarts} workers were replaced so far"]
     for session in sessions:
         progress = None if session.preparation is None else session.preparation.progress
@@ -23,17 +23,17 @@ def describe(workforce: WorkerManager, sessions: Sequence[Session]) -> str:
             lines += [f"  {line}" for line in session.opened.stream.describe()]
     idle = [session.opened.stream.why_idle() for session in sessions if session.opened is not None]
     for worker in pool.numbers[:_MOST_WORKERS]:
-        doing = _doing(workforce, worker) or (idle[0] if len(idle) == 1 else "idle")
+        doing = _doing(worker_manager, worker) or (idle[0] if len(idle) == 1 else "idle")
         lines.append(f"  worker     {pool.pid_of(worker)} {doing}")
     if len(pool.numbers) > _MOST_WORKERS:
         lines.append(f"  … and {len(pool.numbers) - _MOST_WORKERS} more")
     return "\n".join(lines)
 
 
-def _doing(workforce: WorkerManager, worker: int) -> str:
-    scheduler = workforce.scheduler
-    silent = f"nothing came of it for {scheduler.ticks_of(worker) * workforce.tick_s:.0f} s"
+def _doing(worker_manager: WorkerManager, worker: int) -> str:
+    scheduler = worker_manager.scheduler
+    silent = f"nothing came of it for {scheduler.ticks_of(worker) * worker_manager.tick_s:.0f} s"
     if not scheduler.is_ready(worker):
         return f"starts; {silent}"
-    doing = workforce.doing(worker)
+    doing = worker_manager.doing(worker)
     return f"is at {doing}; {silent}" if doing else ""

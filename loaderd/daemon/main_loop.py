@@ -44,9 +44,9 @@ class Daemon(ABC):
 
     def __init__(self, parent: Channel, parent_pid: int, pool: WorkerPool) -> None:
         self._parent_fd = os.pidfd_open(parent_pid)
-        self._wires = EventLoop()
-        self._wires.add(PARENT, parent, self._parent_fd)
-        self._workforce = WorkerManager(self._wires, pool, None, self._warn)
+        self._event_loop = EventLoop()
+        self._event_loop.add(PARENT, parent, self._parent_fd)
+        self._worker_manager = WorkerManager(self._event_loop, pool, None, self._warn)
         self._sessions: dict[int, Session] = {}
         self._over = self._is_orphan = False
         self._ticked_s = time.monotonic()
@@ -60,13 +60,13 @@ class Daemon(ABC):
             self._fail(as_loaderd_error(error))
         finally:
             if not self._is_orphan:
-                self._wires.finish(PARENT)
-            self._wires.close()
-            self._workforce.pool.close()
+                self._event_loop.finish(PARENT)
+            self._event_loop.close()
+            self._worker_manager.pool.close()
             os.close(self._parent_fd)
 
     def _round(self) -> None:
-        for number, messages in self._wires.wait(self._workforce.tick_s):
+        for number, messages in self._event_loop.wait(self._worker_manager.tick_s):
             self._received(number, messages)
             if self._over:
                 return
@@ -75,7 +75,7 @@ class Daemon(ABC):
     def _received(self, number: int, messages: list[Message] | None) -> None:
         """Handle the messages from ``number``; None: the other end is gone."""
         if number == BELL or number >= FIRST_WORKER:
-            self._workforce.received(number, messages)
+            self._worker_manager.received(number, messages)
         elif number == PARENT and messages is None:
             self._is_orphan = True
             self._parent_is_gone()
@@ -85,16 +85,16 @@ class Daemon(ABC):
 
     def _go_on(self) -> None:
         now_s = time.monotonic()
-        passed_s, tick_s = now_s - self._ticked_s, self._workforce.tick_s
+        passed_s, tick_s = now_s - self._ticked_s, self._worker_manager.tick_s
         if passed_s >= tick_s:
             self._ticked_s = now_s
-            self._workforce.tick()
+            self._worker_manager.tick()
             self._tick(now_s, min(passed_s, 2 * tick_s))  # a suspension of this process does not count
         self._prepare()
         for do in (Session.advance, Session.hand_over):
             for session in list(self._sessions.values()):
                 self._care_for(session, do)
-        self._workforce.assign()
+        self._worker_manager.assign()
 
     def _care_for(self, session: Session, do: Callable[[Session], object]) -> None:
         try:
@@ -106,7 +106,7 @@ class Daemon(ABC):
 
     def _fail(self, error: LoaderdError) -> None:
         """The daemon cannot go on."""
-        self._wires.post(PARENT, Failed(to_wire(error)))
+        self._event_loop.post(PARENT, Failed(to_wire(error)))
 
     def _parent_is_gone(self) -> None:
         self._over = True
@@ -133,7 +133,7 @@ class Daemon(ABC):
 
     def describe(self) -> str:
         """Who waits for whom, as lines of text."""
-        return describe(self._workforce, list(self._sessions.values()))
+        return describe(self._worker_manager, list(self._sessions.values()))
 
 
 def as_loaderd_error(error: Exception) -> LoaderdError:

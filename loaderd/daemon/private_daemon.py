@@ -63,7 +63,7 @@ class PrivateDaemon(Daemon):
         elif isinstance(message, UseServers):
             self._use_servers(tuple(message.addresses))
         elif isinstance(message, AskState):
-            self._wires.post(PARENT, State(self.describe()))
+            self._event_loop.post(PARENT, State(self.describe()))
         else:
             self._sessions[_STREAM].received(PARENT, message)
 
@@ -76,14 +76,14 @@ class PrivateDaemon(Daemon):
                 hint="A derived field's function must be importable, or picklable by value, in another process.",
             ) from None
         self._start = message.start
-        self._workforce.stall_timeout = wanted.options.stall_timeout
+        self._worker_manager.stall_timeout = wanted.options.stall_timeout
         listing = listing_in(message.start)
         if isinstance(wanted, StreamDescription):
             self._shards = message.shards
 
             def prepare(listing: Listing | None, known: Mapping[ShardFile, ShardIndex] | None) -> LocalPreparation:
                 dataset, options = wanted.dataset, wanted.options
-                return LocalPreparation(dataset, options, self._workforce, listing, known, self._shards)
+                return LocalPreparation(dataset, options, self._worker_manager, listing, known, self._shards)
 
             self._preparation = prepare(listing, None)
             self._begin(wanted, message.description, prepare, self._preparation)
@@ -95,7 +95,7 @@ class PrivateDaemon(Daemon):
         # Imported only here: few streams have their records elsewhere.
         from loaderd.daemon.indexing.remote_preparation import RemotePreparation
 
-        return RemotePreparation(lambda: self._remote, self._workforce, listing, belongs_to)
+        return RemotePreparation(lambda: self._remote, self._worker_manager, listing, belongs_to)
 
     def _begin(
         self,
@@ -108,8 +108,8 @@ class PrivateDaemon(Daemon):
             _STREAM,
             replace(description, start=self._start),
             pickled,
-            self._workforce,
-            self._wires.post,
+            self._worker_manager,
+            self._event_loop.post,
             prepared=prepared,
             prepare=prepare,
         )
@@ -118,31 +118,31 @@ class PrivateDaemon(Daemon):
     def _prepare(self) -> None:
         if self._preparation is not None and self._preparation.data is not None:
             self._shards = self._preparation.found()
-            self._wires.post(PARENT, ShardsFound(self._shards))
+            self._event_loop.post(PARENT, ShardsFound(self._shards))
             self._preparation = None
         asking = self._asking
         if asking is None:
             return
         asking.advance()
         if asking.progress is not None:
-            self._wires.post(PARENT, asking.progress)
+            self._event_loop.post(PARENT, asking.progress)
         if asking.error is not None:
             raise asking.error
         if asking.finished:
             self._asking = None
-            self._wires.post(PARENT, asking.welcome)
+            self._event_loop.post(PARENT, asking.welcome)
             description = asking.description
             self._begin(description, pickle.dumps(description), lambda listing, _: self._ask(listing), asking)
 
     def _use_servers(self, addresses: tuple[str, ...]) -> None:
         self._remote = replace(self._remote, of=replace(self._remote.of, addresses=addresses))
-        self._workforce.tell_all(UseServers(list(addresses)))
+        self._worker_manager.tell_all(UseServers(list(addresses)))
 
     def _session_failed(self, session: Session, error: LoaderdError) -> None:
         raise error
 
     def _warn(self, text: str) -> None:
-        self._wires.post(PARENT, Notice(redacted(text), self._workforce.pool.restarts))
+        self._event_loop.post(PARENT, Notice(redacted(text), self._worker_manager.pool.restarts))
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ class ServerDaemon(Daemon):
 
     def __init__(self, parent: Channel, parent_pid: int, pool: WorkerPool) -> None:
         super().__init__(parent, parent_pid, pool)
-        self._workforce.stall_timeout = _STALL_TIMEOUT_S
+        self._worker_manager.stall_timeout = _STALL_TIMEOUT_S
         self._supervisor = parent
         self._limits = Limits()
         self._catalog: dict[str, ServedDataset] = {}
@@ -129,7 +129,7 @@ class ServerDaemon(Daemon):
 
     def _tell_supervisor(self) -> None:
         """Send the report, and one of each consumer that has left since the report before, so that none is missed."""
-        self._wires.post(PARENT, Status({**self.report(), "left": self._left}))
+        self._event_loop.post(PARENT, Status({**self.report(), "left": self._left}))
         self._left = []
 
     def _serve(self, settings: dict[str, Any], listener: socket.socket) -> None:
@@ -138,31 +138,31 @@ class ServerDaemon(Daemon):
         self._workers = settings["workers"] or default_workers()
         manifests = None if settings["manifests"] is None else Manifests(settings["manifests"])
         self._catalog = load_catalog(
-            settings["targets"], self._workers, self._workforce, manifests, settings["current"]
+            settings["targets"], self._workers, self._worker_manager, manifests, settings["current"]
         )
-        self._workforce.start(self._workers)
+        self._worker_manager.start(self._workers)
         self._listener = listener
         listener.setblocking(False)
-        self._wires.watch(_LISTENER, listener)
+        self._event_loop.watch(_LISTENER, listener)
         self._tell_supervisor()
 
     def _close_listener(self) -> None:
         """Take no more consumers. The socket stays open in the supervisor, for the next daemon."""
         if self._listener is not None:
             if not self._rests:
-                self._wires.unwatch(_LISTENER)
+                self._event_loop.unwatch(_LISTENER)
             self._listener.close()
             self._listener = None
 
     def _say_goodbye(self, text: str) -> None:
         self._close_listener()
-        self._workforce.pool.end()  # consumers may go on reading what was delivered: nobody may overwrite it
+        self._worker_manager.pool.end()  # consumers may go on reading what was delivered: nobody may overwrite it
         self._say_bye(text, list(self._consumers.values()))
         self._end_if_done()
 
     def _say_bye(self, text: str, consumers: list[Consumer]) -> None:
         for consumer in consumers:
-            self._wires.post(consumer.number, Bye(text))
+            self._event_loop.post(consumer.number, Bye(text))
             self._forget(consumer, has_ended=False)
 
     def _end_if_done(self) -> None:
@@ -181,7 +181,7 @@ class ServerDaemon(Daemon):
                 if not self._is_full:
                     _logger.error("cannot accept a consumer: %s. %s", error.strerror, remedy(error))
                 self._rests = self._is_full = True
-                self._wires.unwatch(_LISTENER)  # it stays readable: do not spin
+                self._event_loop.unwatch(_LISTENER)  # it stays readable: do not spin
             return
         self._is_full = False
         number = self._next_consumer
@@ -193,7 +193,7 @@ class ServerDaemon(Daemon):
             return
         self._next_consumer += 1
         self._consumers[number] = consumer
-        self._wires.add(number, consumer.channel, consumer.pidfd)
+        self._event_loop.add(number, consumer.channel, consumer.pidfd)
         if len(self._consumers) > self._limits.max_connections:
             self._part(consumer, BusyError("the server has as many connections as it may have", hint="Try again."))
 
@@ -212,7 +212,7 @@ class ServerDaemon(Daemon):
         elif not consumer.greeted:
             raise ServerError("the first message must be Hello")
         elif isinstance(message, AskStatus):
-            self._wires.post(consumer.number, Status(self.report()))
+            self._event_loop.post(consumer.number, Status(self.report()))
         elif isinstance(message, Bye):
             consumer.said_bye = True
         elif isinstance(message, AskData):
@@ -222,7 +222,7 @@ class ServerDaemon(Daemon):
         elif consumer.session is None:
             raise ServerError(f"{type(message).__name__} came before Subscribe")
         elif isinstance(message, AskState):
-            self._wires.post(consumer.number, State(self._describe(consumer.session, consumer.number)))
+            self._event_loop.post(consumer.number, State(self._describe(consumer.session, consumer.number)))
         else:
             consumer.session.received(consumer.number, message)
 
@@ -233,7 +233,7 @@ class ServerDaemon(Daemon):
         served = self._served(hello.dataset)
         self._limits.check_room(sum(bool(other.dataset) for other in self._consumers.values()))
         consumer.dataset = hello.dataset
-        self._wires.post(consumer.number, served.welcome())
+        self._event_loop.post(consumer.number, served.welcome())
 
     def _subscribe(self, consumer: Consumer, message: Subscribe) -> None:
         if not consumer.dataset or consumer.session is not None:
@@ -264,8 +264,8 @@ class ServerDaemon(Daemon):
 
     def _give_data(self, consumer: Consumer, message: AskData) -> None:
         served = self._served(message.dataset)
-        answer, memory = served.data(message.listing, self._workforce)
-        self._wires.post(consumer.number, answer, () if memory is None else (memory.fd,))
+        answer, memory = served.data(message.listing, self._worker_manager)
+        self._event_loop.post(consumer.number, answer, () if memory is None else (memory.fd,))
         if memory is not None:
             memory.close_fd()
 
@@ -281,17 +281,17 @@ class ServerDaemon(Daemon):
         number = self._next_session
         self._next_session += 1
         description = served.stream(wanted, message.start, self._limits.max_memory)
-        prepared, prepare = served.prepare(description, self._workforce)
+        prepared, prepare = served.prepare(description, self._worker_manager)
         of = {} if message.start is None else Position.from_json(message.start).of
         session = Session(
             number,
             description,
             pickled_to_send(description, served.dataset),
-            self._workforce,
-            self._wires.post,
+            self._worker_manager,
+            self._event_loop.post,
             prepared=prepared,
             prepare=prepare,
-            earlier=None if prepare is not None else partial(served.earlier, of, self._workforce),
+            earlier=None if prepare is not None else partial(served.earlier, of, self._worker_manager),
             group=partial(Mirrored, num_members=wanted.consumers) if wanted.is_group else None,
             log=partial(_logger.warning, "%s, stream %d: %s", served.name, number),
         )
@@ -305,7 +305,7 @@ class ServerDaemon(Daemon):
         if error is not None:
             _logger.warning("%s is sent away: %.1000s", consumer, error.message)
             self._sent_away += 1
-            self._wires.post(consumer.number, Failed(to_wire(error)))
+            self._event_loop.post(consumer.number, Failed(to_wire(error)))
         elif consumer.dataset and consumer.said_bye:
             _logger.info("%s has ended", consumer)
         elif consumer.dataset:
@@ -339,7 +339,7 @@ class ServerDaemon(Daemon):
         return [one for one in self._leaving.values() if one.session is session]
 
     def _disconnect(self, consumer: Consumer) -> None:
-        self._wires.remove(consumer.number)
+        self._event_loop.remove(consumer.number)
         if consumer.pidfd is not None:
             os.close(consumer.pidfd)
         if consumer.session is not None and consumer.session.present:  # otherwise nobody needs its slots
@@ -350,7 +350,7 @@ class ServerDaemon(Daemon):
     def _prepare(self) -> None:
         for served in self._catalog.values():
             kept = served.kept
-            for text in served.advance(self._workforce):
+            for text in served.advance(self._worker_manager):
                 _logger.warning("%s: %s", served.name, text)
             if served.kept != kept:
                 self._tell_supervisor()  # before a consumer hears of these shards: the next daemon must know them
@@ -365,7 +365,7 @@ class ServerDaemon(Daemon):
         super()._tick(now_s, passed_s)
         if self._rests and self._listener is not None:
             self._rests = False
-            self._wires.watch(_LISTENER, self._listener)
+            self._event_loop.watch(_LISTENER, self._listener)
         for consumer in list(self._consumers.values()):
             if error := consumer.overdue(now_s, self._limits):
                 self._part(consumer, error)
@@ -378,7 +378,7 @@ class ServerDaemon(Daemon):
     # ------------------------------------------------------------------------------------------ report
 
     def _describe(self, session: Session, member: int) -> str:
-        return f"{session.waits_for(member)}\n{describe(self._workforce, [session])}"
+        return f"{session.waits_for(member)}\n{describe(self._worker_manager, [session])}"
 
     def report(self) -> dict[str, Any]:
         """What ``loaderd status`` shows: plain values."""
@@ -387,8 +387,8 @@ class ServerDaemon(Daemon):
             "version": VERSION,
             "pid": os.getpid(),
             "started_s": self._started_s,
-            "workers": len(self._workforce.pool.numbers),
-            "workers_restarted": self._workforce.pool.restarts,
+            "workers": len(self._worker_manager.pool.numbers),
+            "workers_restarted": self._worker_manager.pool.restarts,
             "memory_bytes": sum(session.memory_bytes for session in self._sessions.values()),
             "free_bytes": available_memory().free_bytes,
             "draining": self._listener is None,

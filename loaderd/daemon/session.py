@@ -67,7 +67,7 @@ class Session:
         number: int,
         description: StreamDescription,
         pickled: bytes,
-        workforce: WorkerManager,
+        worker_manager: WorkerManager,
         tell: Tell,
         *,
         prepared: Preparation,
@@ -88,7 +88,7 @@ class Session:
         self._description = description
         self._pickled = pickled
         self._record_bytes = description.schema.record_bytes
-        self._workforce = workforce
+        self._worker_manager = worker_manager
         self._tell = tell
         self._prepare = prepare
         self._own = None if prepare is None else prepared
@@ -160,7 +160,7 @@ class Session:
     def warn(self, text: str) -> None:
         """Send a warning to all members, and log it."""
         self._log(text)
-        self._tell_all(Notice(redacted(text), self._workforce.pool.restarts))
+        self._tell_all(Notice(redacted(text), self._worker_manager.pool.restarts))
 
     # ------------------------------------------------------------------------------------------- phases
 
@@ -202,32 +202,32 @@ class Session:
         """Open the stream with the data that are there, or go on with them; and attach the workers."""
         if preparation.error is not None:
             raise preparation.error
-        data, workforce = preparation.data, self._workforce
+        data, worker_manager = preparation.data, self._worker_manager
         assert data is not None
         if preparation is self._own and data.left_out:  # consumers read it in Listed
             self._log(data.left_out)
         if self.opened is not None and self._granting is not None:
             self.opened.use(data)
-            workforce.attach(self._granting)
+            worker_manager.attach(self._granting)
             self._tell_all(self.opened.listed_message())
             return
-        running = len(workforce.pool.numbers)
-        bell = None if self._group is None else workforce.bell
+        running = len(worker_manager.pool.numbers)
+        bell = None if self._group is None else worker_manager.bell
         self.opened = opened = OpenedStream(self.number, self._description, self._pickled, data, running, bell)
-        self._sampler = Sampler(opened, workforce.use)
+        self._sampler = Sampler(opened, worker_manager.use)
         self._index_facts = {
             "index_s": preparation.index_s,
             "index_cached": preparation.num_cached,
             "storage": preparation.storage_counts,
         }
-        self._granting = Dispatch(opened, workforce, self._tell_members)
-        workforce.attach(self._granting)
-        workforce.start(self._description.options.num_workers)
+        self._granting = Dispatch(opened, worker_manager, self._tell_members)
+        worker_manager.attach(self._granting)
+        worker_manager.start(self._description.options.num_workers)
         self._probe = SchemaCheck(opened.num_blocks, self._description.options.on_corrupt != "raise")
-        workforce.add_source(self._probe, opened.task_message)
+        worker_manager.add_source(self._probe, opened.task_message)
 
     def _after_probe(self, probe: SchemaCheck) -> None:
-        self._workforce.remove_source(probe)
+        self._worker_manager.remove_source(probe)
         self._probe = None
         if probe.error is not None:
             raise probe.error
@@ -239,12 +239,12 @@ class Session:
                 "the records are tf.train.SequenceExamples. Their context is read; their feature_lists are not: "
                 f"{some_of(names)}"
             )
-        self._workforce.add_source(opened.stream, opened.task_message)
+        self._worker_manager.add_source(opened.stream, opened.task_message)
         if self._group is None:
             self.members = PageReader(opened.stream)
         else:
-            bell = self._workforce.bell
-            self._feed = Feed(opened.stream, PageConsumer(opened.page, bell, self._workforce.pool.bells))
+            bell = self._worker_manager.bell
+            self._feed = Feed(opened.stream, PageConsumer(opened.page, bell, self._worker_manager.pool.bells))
             self.members = self._group(self._feed)
         for member in self.present:
             self.members.join(member)
@@ -257,20 +257,20 @@ class Session:
         self._tell(member, opened.listed_message(), ())
         self._lanes[member] = lane = self._new_lane(opened)
         message = opened.opened_message(self._index_facts, len(lane.fds) - 3)
-        self._tell(member, message, (opened.memories.consumer_fd, *lane.fds))
+        self._tell(member, message, (opened.stream_memory.consumer_fd, *lane.fds))
 
     def _new_lane(self, opened: OpenedStream) -> Lane | WholeStream:
         """The page by which one more member gets its batches."""
-        bell, bells = self._workforce.bell, self._workforce.pool.bells[: opened.page.num_seats]
+        bell, bells = self._worker_manager.bell, self._worker_manager.pool.bells[: opened.page.num_seats]
         if self._group is not None:
             return Lane(opened.page.num_slots, bell)
-        return WholeStream(opened.stream, [opened.memories.page_fd, opened.memories.bell, bell, *bells])
+        return WholeStream(opened.stream, [opened.stream_memory.page_fd, opened.stream_memory.bell, bell, *bells])
 
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
         if self.members is not None and self.opened is not None and self._granting is not None:
             self.opened.stream.tick(seconds)
-            self._log_outage(self.opened.stream.outage, self.opened.memories.watched.facts)
+            self._log_outage(self.opened.stream.outage, self.opened.stream_memory.watched.facts)
             self.members.tick(seconds)
             self._granting.tick(seconds, bool(self._asleep(self.members)))
 
@@ -360,18 +360,18 @@ class Session:
 
     def close(self) -> None:
         """Stop all work for the stream, and give its memory back."""
-        workforce = self._workforce
+        worker_manager = self._worker_manager
         if self._own is not None:
             self._own.cancel()
         if self._probe is not None:
-            workforce.remove_source(self._probe)
+            worker_manager.remove_source(self._probe)
         if self.opened is not None:
             if self.members is not None:
                 self.opened.stream.stop()
-                workforce.remove_source(self.opened.stream)
+                worker_manager.remove_source(self.opened.stream)
             if self._granting is not None:
-                workforce.detach(self._granting)
-            self.opened.memories.close()
+                worker_manager.detach(self._granting)
+            self.opened.stream_memory.close()
         for lane in self._lanes.values():
             lane.close()
 
@@ -380,7 +380,7 @@ class Session:
     @property
     def memory_bytes(self) -> int:
         """Bytes of windows and slots."""
-        return 0 if self.opened is None else self.opened.memories.num_bytes
+        return 0 if self.opened is None else self.opened.stream_memory.num_bytes
 
     def waits_for(self, member: int) -> str:
         """What a member waits for, in words."""
@@ -394,7 +394,7 @@ class Session:
         plan = None if self.opened is None else self.opened.stream.plan
         epoch, batch = (0, 0) if plan is None else plan.place_of(had.next_step)
         held = 0 if self.members is None else self.members.held_by(member)
-        watched = None if self.opened is None else self.opened.memories.watched
+        watched = None if self.opened is None else self.opened.stream_memory.watched
         now = None if watched is None else watched.now()
         diagnosis = None
         if watched is not None and self._group is None:

@@ -129,7 +129,9 @@ class RowMaker:
         deaths = WorkerError(
             "processes of the server died, one after another, when they made a row", hint=HINT_OF_DEATHS
         )
-        faults += [([number], self._served.data.blame([record_at(slices, number)], deaths)) for number in without]
+        faults += [
+            ([number], self._served.data.error_context([record_at(slices, number)], deaths)) for number in without
+        ]
         lost = sorted({number for numbers, _ in faults for number in numbers})
         found = out.reshape(-1).view(self._row_dtype)
         for before, stop in itertools.pairwise([-1, *lost, row]):
@@ -162,7 +164,7 @@ class RowMaker:
         """The error that a function met at row ``number``, with its record named."""
         if not isinstance(error, LoaderdError):
             error = WorkerError(f"the server failed at a record: {type(error).__name__}: {error}")
-        return self._served.data.blame([record_at(slices, number)], error, survived=True)
+        return self._served.data.error_context([record_at(slices, number)], error, survived=True)
 
     def _pack(self, first: int, stop: int, found: npt.NDArray[np.void]) -> list[tuple[int, Exception]]:
         """Write these rows of the window, packed, to ``found``; returns those at which a function failed, and why."""

@@ -85,16 +85,16 @@ class SharedMemory:
 def mapped(*fds: int) -> list[SharedMemory]:
     """Map the memories of these descriptors, and close all of them, even where one cannot be mapped: DaemonError."""
     rest = deque(fds)
-    memories = []
+    stream_memory = []
     try:
         while rest:
-            memories.append(SharedMemory(rest.popleft()))
+            stream_memory.append(SharedMemory(rest.popleft()))
     finally:
         for fd in rest:
             os.close(fd)
-        for memory in memories:
+        for memory in stream_memory:
             memory.close_fd()
-    return memories
+    return stream_memory
 
 
 def make_private(address: int, size: int) -> None:

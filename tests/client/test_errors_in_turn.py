@@ -87,7 +87,7 @@ def test_what_is_known_of_data_that_grow_for_ever_is_bounded(
             if number:
                 Path(f"{shard}.later").rename(shard)
             assert check_batch(next(batches)) == list(range(10 * number + 10))
-        assert len(loader._stream._courses) <= 64
+        assert len(loader._stream._pass_sequences) <= 64
         here = loader.position
         loader.seek(loader.after(begin, 0))
         assert check_batch(next(iter(loader))) == list(range(10))

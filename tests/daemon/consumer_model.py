@@ -1,4 +1,4 @@
-"""A consumer of one stream in the model of the workforce: what must hold for its batches, slots and arenas."""
+"""A consumer of one stream in the model of the worker manager: what must hold for its batches, slots and arenas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import count
 
 import numpy as np
 from page_workers import answer_to, new_page
-from workforce_run import Crew, Job
+from worker_manager_run import Crew, Job
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, PassEnd
 from loaderd.daemon.delivery.stream import Stream
@@ -69,10 +69,10 @@ class Consumer:
             num_arenas=self.num_arenas,
             num_workers=num_workers,
             skip_damaged=skip_damaged,
-            blame=lambda records, error, **_: error,
+            error_context=lambda records, error, **_: error,
         )
         self.granting = crew.attach(self.stream)
-        self.taker = PageConsumer(self.page, crew.workforce.bell, crew.pool.bells)
+        self.taker = PageConsumer(self.page, crew.worker_manager.bell, crew.pool.bells)
         self.feed = Feed(self.stream, self.taker)
         self.generations = count(1)
         self.lent: set[int] = set()
@@ -196,7 +196,7 @@ class Consumer:
         self.bad |= {(work.window, int(places[row])) for row in wrong}
         return [LoadFault([int(places[row])], to_wire(ShardReadError("unreadable"))) for row in wrong]
 
-    def blame(self, job: Job, stalled: bool) -> None:
+    def error_context(self, job: Job, stalled: bool) -> None:
         """A worker was lost at a job, and the daemon knows of it."""
         if job.claim is not None:
             generation, step = job.claim.place

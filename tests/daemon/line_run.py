@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from page_workers import new_page
-from workforce_run import Crew, Hand
+from worker_manager_run import Crew, Hand
 
 from loaderd.daemon.delivery.events import Delivery, PassEnd
 from loaderd.daemon.delivery.stream import Stream
@@ -47,10 +47,12 @@ class Line:
             num_arenas=max(2, batches.max_windows_of_a_batch),
             num_workers=workers,
             skip_damaged=False,
-            blame=lambda records, error, **_: error,
+            error_context=lambda records, error, **_: error,
         )
         self.granting = self.crew.attach(self.stream)
-        self.feed = Feed(self.stream, PageConsumer(self.stream.page, self.crew.workforce.bell, self.crew.pool.bells))
+        self.feed = Feed(
+            self.stream, PageConsumer(self.stream.page, self.crew.worker_manager.bell, self.crew.pool.bells)
+        )
         self.crew.start(workers)
         for hand in self.crew.hands.values():
             hand.start()

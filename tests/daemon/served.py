@@ -94,7 +94,7 @@ class Consumer:
         (listed,) = (message for message in self.passed if isinstance(message, DataListed))
         num_records = listed.facts["num_records"]
         course_options = StreamOptions(batch_size, shard=options.get("shard", (0, 1)))
-        self.course = PassSequence(course_options, num_records, num_records, {}, None)
+        self.pass_sequence = PassSequence(course_options, num_records, num_records, {}, None)
         self.memory, words = (SharedMemory(self.channel.take_fd()) for _ in range(2))
         for memory in (self.memory, words):
             memory.close_fd()
@@ -130,7 +130,7 @@ class Consumer:
     def read(self, epochs: int = 1, pause_s: float = 0.0) -> list[list[int]]:
         """The ids of each batch of a pass, from its beginning."""
         pass_ = Pass(0, epochs)
-        num_steps = self.course.batches(pass_).num_steps
+        num_steps = self.pass_sequence.batches(pass_).num_steps
         assert num_steps is not None
         self.start(pass_)
         found = []

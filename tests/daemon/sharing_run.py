@@ -50,7 +50,7 @@ class Workshop:
             num_arenas=_NUM_ARENAS,
             num_workers=NUM_WORKERS,
             skip_damaged=False,
-            blame=lambda records, error, **_: error,
+            error_context=lambda records, error, **_: error,
         )
         self.bell, *self.bells = [new_bell() for _ in range(1 + NUM_WORKERS)]
         self.close = weakref.finalize(self, _close, [self.bell, *self.bells])

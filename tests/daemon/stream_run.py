@@ -37,7 +37,7 @@ def scheduler_of(*sources: Any, workers: int) -> Scheduler:
     return scheduler
 
 
-def blame(records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
+def error_context(records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
     """Names the records by block and number."""
     named = [(part.block, number) for part in records for number in range(part.first, part.stop)]
     return WorkerError(f"{sorted(named)}: {error.message}")
@@ -73,7 +73,7 @@ class Run:
             num_arenas=2,
             num_workers=workers,
             skip_damaged=skip_damaged,
-            blame=blame,
+            error_context=error_context,
         )
         self.floor.stream = self.stream
         self.scheduler = scheduler_of(self.stream, workers=workers)

@@ -48,7 +48,7 @@ class StreamWorld(RuleBasedStateMachine):
     floor: Floor
     consumer: Consumer
     stream: Stream
-    course: PassSequence
+    pass_sequence: PassSequence
     batches: BatchPlan
     plan: PassPlan
     num_records: int

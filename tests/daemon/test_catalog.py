@@ -24,7 +24,7 @@ class Preparation:
         self,
         dataset: Any,
         options: Any,
-        workforce: Any,
+        worker_manager: Any,
         listing: Listing | None = None,
         known: Any = None,
         found_before: Any = None,

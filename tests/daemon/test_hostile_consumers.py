@@ -13,7 +13,7 @@ import pytest
 from own_processes import kill, workers_of
 from served import ServedDaemon, flat, serve
 from stream_run import Run
-from workforce_run import Crew
+from worker_manager_run import Crew
 
 import loaderd
 from loaderd.daemon.groups.members import PageReader
@@ -67,16 +67,18 @@ def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Sc
     dataset = loaderd.Dataset("*.tfrecord", numbered_schema, refresh="epoch")
     description = StreamDescription(dataset, StreamOptions(10))
     crew = Crew()
-    prepare = partial(LocalPreparation, dataset, description.options, crew.workforce)
-    session = Session(0, description, b"", crew.workforce, lambda *_: None, prepared=prepare(None), prepare=prepare)
+    prepare = partial(LocalPreparation, dataset, description.options, crew.worker_manager)
+    session = Session(
+        0, description, b"", crew.worker_manager, lambda *_: None, prepared=prepare(None), prepare=prepare
+    )
     with Run(100, 10, 50) as run:
         session.members, session.opened = PageReader(run.stream), SimpleNamespace(stream=run.stream)  # type: ignore[assignment]
         for _ in range(50):
             session.received(1, ListData(None))
-        assert len(crew.workforce.scheduler._sources) == 1
+        assert len(crew.worker_manager.scheduler._sources) == 1
         session.members = session.opened = None
         session.close()
-        assert not crew.workforce.scheduler._sources
+        assert not crew.worker_manager.scheduler._sources
     crew.close()
 
 

@@ -144,16 +144,16 @@ def test_the_bells_of_as_many_workers_as_there_may_be_come_in_one_message(pair: 
 
 def test_file_descriptors_come_along_in_order(pair: Pair):
     one, two = pair
-    memories = [os.memfd_create(f"m{i}") for i in range(5)]
-    for number, memory in enumerate(memories):
+    stream_memory = [os.memfd_create(f"m{i}") for i in range(5)]
+    for number, memory in enumerate(stream_memory):
         os.write(memory, b"memory %d" % number)
     # The second message is larger than one read.
     sender = threading.Thread(
         target=lambda: [
-            one.send(Bye("0"), tuple(memories[:2])),
-            one.send(Open(bytes(1 << 20), None), tuple(memories[2:4])),
+            one.send(Bye("0"), tuple(stream_memory[:2])),
+            one.send(Open(bytes(1 << 20), None), tuple(stream_memory[2:4])),
             one.send(Bye("1")),
-            one.send(Bye("2"), tuple(memories[4:])),
+            one.send(Bye("2"), tuple(stream_memory[4:])),
         ]
     )
     sender.start()
@@ -164,7 +164,7 @@ def test_file_descriptors_come_along_in_order(pair: Pair):
         Bye("1"),
         Bye("2"),
     ]
-    for number, memory in enumerate(memories):
+    for number, memory in enumerate(stream_memory):
         os.close(memory)
         taken = two.take_fd()
         assert os.pread(taken, 100, 0) == b"memory %d" % number

@@ -258,13 +258,13 @@ def test_since_when_a_message_is_unfinished(ends: Ends):
 
 def test_descriptors_are_refused_and_closed(ends: Ends):
     consumer, channel = ends
-    memories = [os.memfd_create("m") for _ in range(3)]
+    stream_memory = [os.memfd_create("m") for _ in range(3)]
     before = os.listdir("/proc/self/fd")
-    socket.send_fds(consumer, [encode(AskState())], memories)
+    socket.send_fds(consumer, [encode(AskState())], stream_memory)
     with pytest.raises(MalformedMessage, match="file descriptors"):
         channel.receive()
     assert os.listdir("/proc/self/fd") == before
-    for memory in memories:
+    for memory in stream_memory:
         os.close(memory)
 
 

@@ -31,13 +31,15 @@ class Job:
     window_records: int
     options: StreamOptions
 
-    def course(self, host: int) -> PassSequence:
+    def pass_sequence(self, host: int) -> PassSequence:
         options = replace(self.options, shard=(host, self.hosts))
         return PassSequence(options, sum(self.counts), self.window_records, {"seed": 0})
 
     def plan(self, pass_: Pass, host: int) -> PassPlan:
         rows = DatasetRows(np.array(self.counts), 5, bool(self.options.shuffle))
-        return PassPlan(rows, self.course(host).batches(pass_), 5, bool(self.options.shuffle), pass_.first_epoch)
+        return PassPlan(
+            rows, self.pass_sequence(host).batches(pass_), 5, bool(self.options.shuffle), pass_.first_epoch
+        )
 
     def batch(self, plan: PassPlan, pass_: Pass, step: int) -> list[Row]:
         found: list[Row] = []
@@ -75,23 +77,23 @@ jobs = st.builds(
 @given(job=jobs)
 def test_every_position_of_a_pass_leads_back_to_its_batch(job: Job):
     for host in range(job.hosts):
-        course = job.course(host)
+        pass_sequence = job.pass_sequence(host)
         pass_: Pass | None = Pass(0, job.options.epochs)
         for _ in range(2):
             assert pass_ is not None
-            num_steps = course.batches(pass_).num_steps
+            num_steps = pass_sequence.batches(pass_).num_steps
             assert num_steps is not None
             for step in range(num_steps):
-                position = course.position(pass_, step)
+                position = pass_sequence.position(pass_, step)
                 again = Position.from_json(position.to_json())
                 assert again == position
-                found, at = course.find(again)
+                found, at = pass_sequence.find(again)
                 assert job.batch(job.plan(found, host), found, at) == job.batch(job.plan(pass_, host), pass_, step)
-                left = course.batches(found).num_steps
+                left = pass_sequence.batches(found).num_steps
                 assert left is not None and left - at == num_steps - step
-                assert course.after(Position(), course_steps(course, pass_) + step) == position
-            assert course.find(course.position(pass_, num_steps)) == (course.next_pass(pass_), 0)
-            pass_ = course.next_pass(pass_)
+                assert pass_sequence.after(Position(), course_steps(pass_sequence, pass_) + step) == position
+            assert pass_sequence.find(pass_sequence.position(pass_, num_steps)) == (pass_sequence.next_pass(pass_), 0)
+            pass_ = pass_sequence.next_pass(pass_)
 
 
 # A pass that is to end, or not: the second host has one row less, and splits its only batch; a batch over an end.
@@ -105,13 +107,13 @@ def test_a_training_that_goes_on_for_longer_gets_what_is_left(job: Job, epochs: 
     got: Counter[Row] = Counter()
     reached: list[int] = []
     for host in range(job.hosts):
-        course, then = job.course(host), longer.course(host)
+        pass_sequence, then = job.pass_sequence(host), longer.pass_sequence(host)
         pass_ = Pass(0, job.options.epochs)
-        num_steps = course.batches(pass_).num_steps
+        num_steps = pass_sequence.batches(pass_).num_steps
         assert num_steps is not None
         at = min(step, num_steps)
         try:
-            found, begin = then.find(course.position(pass_, at))
+            found, begin = then.find(pass_sequence.position(pass_, at))
         except OptionError:
             assert epochs is not None and at < num_steps, "of fewer epochs there may be no such batch"
             return
@@ -129,12 +131,12 @@ def test_a_training_that_goes_on_for_longer_gets_what_is_left(job: Job, epochs: 
         assert all(got[row] == 1 for row in complete), "not a record is left out"
 
 
-def course_steps(course: PassSequence, pass_: Pass) -> int:
+def course_steps(pass_sequence: PassSequence, pass_: Pass) -> int:
     """Batches of all passes in front of this one."""
     before, steps = Pass(0, pass_.epochs), 0
     while before != pass_:
-        steps += course.batches(before).num_steps or 0
-        before = course.next_pass(before)
+        steps += pass_sequence.batches(before).num_steps or 0
+        before = pass_sequence.next_pass(before)
     return steps
 
 
@@ -184,7 +186,7 @@ def test_hosts_that_come_and_go_lose_nothing_and_repeat_nothing(
     rows: Counter[Row] = Counter()
     most_lost = 0
     for hosts, batch_size in [*changes, (job.hosts, job.options.batch_size), (0, 0)]:
-        found = [job.course(host).find(position) for host in range(job.hosts)]
+        found = [job.pass_sequence(host).find(position) for host in range(job.hosts)]
         assert len(set(found)) == 1
         pass_, step = found[0]
         if pass_.first_epoch >= (job.options.epochs or 0):
@@ -199,7 +201,7 @@ def test_hosts_that_come_and_go_lose_nothing_and_repeat_nothing(
                 batch = job.batch(plan, pass_, number)
                 rows.update(batch)
                 assert len({s.window for s in plan.segments_of(number)}) <= plan.batches.max_windows_of_a_batch
-        positions = {job.course(host).position(pass_, stop).to_json() for host in range(job.hosts)}
+        positions = {job.pass_sequence(host).position(pass_, stop).to_json() for host in range(job.hosts)}
         (text,) = positions
         position = Position.from_json(text)
         if hosts:
@@ -223,20 +225,20 @@ def test_hosts_that_come_and_go_lose_nothing_and_repeat_nothing(
 
 
 def test_a_position_is_small_and_printable():
-    course = Job((700, 300), 2, 100, StreamOptions(10, 3)).course(1)
-    position = course.position(Pass(0, 3), 57)
+    pass_sequence = Job((700, 300), 2, 100, StreamOptions(10, 3)).pass_sequence(1)
+    position = pass_sequence.position(Pass(0, 3), 57)
     assert repr(position) == "Position(epoch=1, batch=7)"
     assert len(position.to_json()) < 400
 
 
 def test_a_position_of_other_data_is_refused_with_what_differs():
-    course = Job((700, 300), 1, 100, StreamOptions(10, 3)).course(0)
-    position = replace(course.position(Pass(0, 3), 57), of={"seed": 1, "features": "ab"})
+    pass_sequence = Job((700, 300), 1, 100, StreamOptions(10, 3)).pass_sequence(0)
+    position = replace(pass_sequence.position(Pass(0, 3), 57), of={"seed": 1, "features": "ab"})
     with pytest.raises(
         OptionError, match=r"seed: 1 when the position was taken, 0 now\n  features: ab .*nothing now"
     ):
-        course.find(position)
-    assert course.find(replace(position, of={})) == (Pass(0, 3), 57 + 50 - 50)
+        pass_sequence.find(position)
+    assert pass_sequence.find(replace(position, of={})) == (Pass(0, 3), 57 + 50 - 50)
 
 
 @pytest.mark.parametrize(
@@ -247,9 +249,9 @@ def test_a_position_of_other_data_is_refused_with_what_differs():
     ],
 )
 def test_a_position_that_does_not_exist(position: Position, message: str):
-    course = Job((700, 300), 1, 100, StreamOptions(10, 3)).course(0)
+    pass_sequence = Job((700, 300), 1, 100, StreamOptions(10, 3)).pass_sequence(0)
     with pytest.raises(OptionError, match=message):
-        course.find(position)
+        pass_sequence.find(position)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1, "epoch": -1}', '{"version": 2}', "null"])
@@ -286,7 +288,7 @@ def plan_of(job: Job, pass_: Pass, step: int) -> None:
 def test_a_pass_of_any_values_can_be_planned_or_is_refused(job: Job, wire: Any, step: int):
     try:
         pass_ = pass_of(wire)
-        num_steps = job.course(0).batches(pass_).num_steps
+        num_steps = job.pass_sequence(0).batches(pass_).num_steps
     except OptionError:
         return
     if step >= 0 and (num_steps is None or step <= num_steps):
@@ -314,11 +316,11 @@ def test_a_pass_of_any_values_can_be_planned_or_is_refused(job: Job, wire: Any, 
 def test_a_position_of_any_values_can_be_planned_or_is_refused(job: Job, changes: dict[str, Any]):
     text = json.dumps({**json.loads(Position(0, 1).to_json()), **changes})
     try:
-        pass_, step = job.course(0).find(Position.from_json(text))
+        pass_, step = job.pass_sequence(0).find(Position.from_json(text))
     except OptionError:
         return
     plan_of(job, pass_, step)
-    num_steps = job.course(0).batches(pass_).num_steps
+    num_steps = job.pass_sequence(0).batches(pass_).num_steps
     assert num_steps is None or step <= num_steps
 
 
@@ -337,12 +339,12 @@ def test_a_past_that_would_take_long_to_plan_is_refused():
     assert past_of([[0] * 256] * 16)
     with pytest.raises(OptionError, match=r"too many changes of hosts: .* 1,048,576, got 1,114,112"):
         past_of([[0] * 256] * 17)
-    course = Job((1_000_000,), 1, 100_000, StreamOptions(10, 3)).course(0)
-    assert len(course.find(Position(0, 1, hosts=512, batch_size=1))[0].past[0]) == 512
+    pass_sequence = Job((1_000_000,), 1, 100_000, StreamOptions(10, 3)).pass_sequence(0)
+    assert len(pass_sequence.find(Position(0, 1, hosts=512, batch_size=1))[0].past[0]) == 512
     with pytest.raises(OptionError, match=r"too many changes of hosts: .* 1,048,576, got 10,000,000,000"):
-        course.find(Position(0, 1, hosts=100_000, batch_size=1))
+        pass_sequence.find(Position(0, 1, hosts=100_000, batch_size=1))
     with pytest.raises(OptionError, match="too many changes of hosts"):
-        course.find(Position(0, 1, hosts=1000, batch_size=1, past=((0,) * 500,)))
+        pass_sequence.find(Position(0, 1, hosts=1000, batch_size=1, past=((0,) * 500,)))
 
 
 def test_what_is_wrong_is_not_said_at_length():
@@ -355,10 +357,10 @@ def test_what_is_wrong_is_not_said_at_length():
 
 def test_hosts_cannot_have_taken_all_of_an_epoch():
     """Else the position would be at the end of the epoch."""
-    course = Job((100,), 2, 100, StreamOptions(10, 3)).course(0)
-    assert course.find(Position(0, 0, past=((30, 30),)))[0].past == ((30, 30),)
+    pass_sequence = Job((100,), 2, 100, StreamOptions(10, 3)).pass_sequence(0)
+    assert pass_sequence.find(Position(0, 0, past=((30, 30),)))[0].past == ((30, 30),)
     with pytest.raises(OptionError, match="2 hosts cannot have taken"):
-        course.find(Position(0, 0, past=((50, 50),)))
+        pass_sequence.find(Position(0, 0, past=((50, 50),)))
 
 
 def test_a_position_says_whether_its_order_was_shuffled():
@@ -367,16 +369,16 @@ def test_a_position_says_whether_its_order_was_shuffled():
 
 
 def test_a_position_in_batches_that_there_cannot_be_is_refused():
-    drop = Job((100,), 1, 100, StreamOptions(10, 3, remainder="drop")).course(0)
+    drop = Job((100,), 1, 100, StreamOptions(10, 3, remainder="drop")).pass_sequence(0)
     with pytest.raises(OptionError, match="in batches of 60 on 2 hosts, and there are 100 records"):
         drop.find(Position(0, 0, hosts=2, batch_size=60))
-    short = Job((100,), 1, 100, StreamOptions(10, 3, remainder="short")).course(0)
+    short = Job((100,), 1, 100, StreamOptions(10, 3, remainder="short")).pass_sequence(0)
     assert short.find(Position(0, 0, hosts=2, batch_size=60)) == (Pass(0, 3), 0)
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_in_a_later_epoch_of_a_pass_other_hosts_go_on_where_these_were(hosts: int):
-    course = Job((120,), 1, 20, StreamOptions(10, 3)).course(0)
-    pass_, step = course.find(Position(2, 2, hosts=hosts, first_epoch=1))
+    pass_sequence = Job((120,), 1, 20, StreamOptions(10, 3)).pass_sequence(0)
+    pass_, step = pass_sequence.find(Position(2, 2, hosts=hosts, first_epoch=1))
     taken = ((20,) * hosts,) if hosts > 1 else ()
     assert (pass_.first_epoch, pass_.past, step) == ((2, taken, 0) if hosts > 1 else (1, (), 14))

@@ -77,7 +77,7 @@ class Daemon:
         pickled = cloudpickle.dumps(self._description)
         opened = OpenedStream(len(self._streams), self._description, pickled, self.data, 0, None)
         self._streams.append(opened)
-        self.channel.send(opened.attach_message(0), opened.memories.worker_fds)
+        self.channel.send(opened.attach_message(0), opened.stream_memory.worker_fds)
         assert self.hear() == Attached()
         return opened
 
@@ -100,7 +100,7 @@ class Daemon:
         self.channel.close()
         self._worker.join()
         for opened in self._streams:
-            opened.memories.close()
+            opened.stream_memory.close()
         os.close(self._bell)
 
 

@@ -19,14 +19,16 @@ class Dispatch:
     ``tell_consumers`` sends what there is to tell: consumers must know what is wrong with a batch before it is made.
     """
 
-    def __init__(self, opened: OpenedStream, workforce: WorkerManager, tell_consumers: Callable[[], None]) -> None:
+    def __init__(
+        self, opened: OpenedStream, worker_manager: WorkerManager, tell_consumers: Callable[[], None]
+    ) -> None:
         self.number = opened.number
         self.error: LoaderdError | None = None
         """Why the stream cannot go on: a worker could not be attached to it, or those that it needs are missing."""
         self._missing_s = 0.0
         self._opened = opened
         self._stream = opened.stream
-        self._workforce = workforce
+        self._worker_manager = worker_manager
         self._tell_consumers = tell_consumers
 
     @property
@@ -34,16 +36,16 @@ class Dispatch:
         return self._opened.page
 
     def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
-        return self._opened.attach_message(seat), self._opened.memories.worker_fds
+        return self._opened.attach_message(seat), self._opened.stream_memory.worker_fds
 
     def attach_failed(self, error: LoaderdError) -> None:
         self.error = self.error or error
 
     def tick(self, seconds: float, is_waited_for: bool) -> None:
         """So much time has passed. A stream does not wait for ever for slots whose workers cannot be replaced."""
-        shortage = self._workforce.shortage(self.page) if is_waited_for else None
+        shortage = self._worker_manager.shortage(self.page) if is_waited_for else None
         self._missing_s = 0.0 if shortage is None else self._missing_s + seconds
-        limit_s = self._workforce.stall_timeout
+        limit_s = self._worker_manager.stall_timeout
         if limit_s is not None and self._missing_s >= limit_s:
             self.error = self.error or shortage
 
@@ -60,10 +62,10 @@ class Dispatch:
         while stream.grants:
             item = stream.grants.popleft()
             if isinstance(item, Withdrawal):
-                self._workforce.tell(self, Withdrawn(self.number, stream.generation, item.step))
+                self._worker_manager.tell(self, Withdrawn(self.number, stream.generation, item.step))
             else:
                 runs = [grant.run for grant in item]
-                self._workforce.tell(self, Granted(self.number, stream.generation, runs))
+                self._worker_manager.tell(self, Granted(self.number, stream.generation, runs))
 
     def is_under_way(self, key: int) -> bool:
         return self._stream.is_under_way(key)
@@ -93,4 +95,4 @@ class Dispatch:
         barrier()
         stream.grants.append([])  # an empty grant: the others may be asleep, and have to look again
         self.say()
-        ring(self._opened.memories.bell)  # the worker may have filled a slot, and died before it rang
+        ring(self._opened.stream_memory.bell)  # the worker may have filled a slot, and died before it rang

@@ -55,14 +55,14 @@ class OpenedStream:
         self._pickled = pickled
         self._data = data
         self._window_records = options.window_records(description.row_bytes or description.schema.row_bytes)
-        self._course = self._course_of(data)
+        self._pass_sequence = self._pass_sequence_of(data)
         position = Position() if description.start is None else Position.from_json(description.start)
-        start, _ = self._course.find(position)
+        start, _ = self._pass_sequence.find(position)
         self._num_arenas, self._max_rows = self._windows_for(start)
-        steps_per_epoch = self._course.batches(start).steps_per_epoch
+        steps_per_epoch = self._pass_sequence.batches(start).steps_per_epoch
         facts = encode_facts(facts_of(description, data, steps_per_epoch, self._num_arenas))
-        self.memories = StreamMemory(description, self._num_arenas, self._max_rows, facts, num_running, bell)
-        self.page = self.memories.page
+        self.stream_memory = StreamMemory(description, self._num_arenas, self._max_rows, facts, num_running, bell)
+        self.page = self.stream_memory.page
         self.stream = Stream(
             self._plan_pass,
             self.page,
@@ -70,7 +70,9 @@ class OpenedStream:
             num_workers=options.num_workers,
             skip_damaged=options.on_corrupt != "raise",
             limits_mismatches=options.on_corrupt in ("skip_record", "skip_shard"),
-            blame=lambda records, error, *, survived=False: self._data.blame(records, error, survived=survived),
+            error_context=lambda records, error, *, survived=False: self._data.error_context(
+                records, error, survived=survived
+            ),
             tasks_per_worker=_TASKS_FAR_AWAY if data.is_far_away else TASKS_PER_WORKER,
         )
         self.kernels: Kernels = "numpy"
@@ -78,7 +80,7 @@ class OpenedStream:
 
     def _windows_for(self, start: Pass) -> tuple[int, int]:
         """(windows that are held at a time, rows of the largest): enough for a pass, and for the one behind it."""
-        plans = [self._course.batches(pass_) for pass_ in (start, self._course.next_pass(start))]
+        plans = [self._pass_sequence.batches(pass_) for pass_ in (start, self._pass_sequence.next_pass(start))]
         num_arenas = max(MIN_ARENAS, *[plan.max_windows_of_a_batch for plan in plans])
         if self._data.listing is not None:
             return max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
@@ -86,11 +88,11 @@ class OpenedStream:
 
     def use(self, data: LocalData | RemoteData) -> None:
         """Go on with other shards of sets that grow; workers must be attached again. Raises OptionError as above."""
-        self._course = self._course_of(data)
+        self._pass_sequence = self._pass_sequence_of(data)
         self._data = data
         self.stream.stop()
 
-    def _course_of(self, data: LocalData | RemoteData) -> PassSequence:
+    def _pass_sequence_of(self, data: LocalData | RemoteData) -> PassSequence:
         options = self._description.options
         _check_batch_size(options, data.rows.num_records)
         return PassSequence(options, data.rows.num_records, self._window_records, self._of(data), data.listing)
@@ -107,7 +109,7 @@ class OpenedStream:
     def _plan_pass(self, pass_: Pass) -> PassPlan:
         """Raises OptionError where there is no such pass, or the memory was not made for it."""
         options = self._description.options
-        batches = self._course.batches(pass_)
+        batches = self._pass_sequence.batches(pass_)
         if batches.largest_window > self._max_rows or batches.max_windows_of_a_batch > self._num_arenas:
             raise OptionError(
                 f"this pass has windows of {batches.largest_window} records and needs "
@@ -153,13 +155,13 @@ class OpenedStream:
 
     def opened_message(self, index_facts: Mapping[str, Any], num_seats: int) -> Opened:
         """What a consumer needs to read a page of ``num_seats`` seats; the caller sends the descriptors with it."""
-        options, memories = self._description.options, self.memories
+        options, stream_memory = self._description.options, self.stream_memory
         sizes = {
             "workers": options.num_workers,
             "slots": options.num_slots,
-            "slot_bytes": memories.slot_bytes,
+            "slot_bytes": stream_memory.slot_bytes,
             "window_records": self._max_rows,
-            "window_bytes": memories.windows_bytes,
+            "window_bytes": stream_memory.windows_bytes,
         }
         page = PageSize(self.page.num_slots, num_seats)
         return Opened({**sizes, **index_facts, "kernels": self.kernels}, page)

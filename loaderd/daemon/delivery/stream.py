@@ -74,7 +74,7 @@ class Stream(TaskSource):
         num_arenas: int,
         num_workers: int,
         skip_damaged: bool,
-        blame: ErrorContext,
+        error_context: ErrorContext,
         limits_mismatches: bool = False,
         tasks_per_worker: int = TASKS_PER_WORKER,
     ) -> None:
@@ -88,7 +88,7 @@ class Stream(TaskSource):
         self._skip_damaged = skip_damaged
         self._limits_mismatches = limits_mismatches
         self._mismatches = Mismatches()
-        self._blame = blame
+        self._error_context = error_context
         self._windows = Windows(num_arenas, num_workers)
         self._in_flight: set[Task] = set()
         self._loads_alone: deque[LoadWork] = deque()
@@ -181,7 +181,9 @@ class Stream(TaskSource):
             self.storage.failed(task.work._replace(due=MAX_STEP), error)
         elif isinstance(task.work, LoadWork):
             unforeseen = isinstance(error, WorkerError)
-            self._windows.lost(task.work, lambda record: self._blame([record], error) if unforeseen else error)
+            self._windows.lost(
+                task.work, lambda record: self._error_context([record], error) if unforeseen else error
+            )
         elif isinstance(task.work, TrialWork):
             self._tried_rows(task.work)  # the worker survived; the error comes again with the whole batch
 
@@ -213,7 +215,7 @@ class Stream(TaskSource):
         if isinstance(work, LoadWork) and len(work.slices) > 1:
             self._loads_alone.extend(LoadWork(work.window, work.arena, (part,), work.due) for part in work.slices)
         elif isinstance(work, LoadWork):
-            self._windows.lost(work, lambda record: self._blame([record], error))
+            self._windows.lost(work, lambda record: self._error_context([record], error))
         elif isinstance(work, TrialWork):
             self._tried_rows(work, error, stalled)
 
@@ -331,7 +333,7 @@ class Stream(TaskSource):
             return
         error = from_wire(failed.error)
         if faults:
-            error = self._blame(self._windows.records_of(batch, [min(faults)]), error, survived=True)
+            error = self._error_context(self._windows.records_of(batch, [min(faults)]), error, survived=True)
         self._withdraw(step)
         self.notes.append(FailedBatch(step, error))
 
@@ -363,7 +365,7 @@ class Stream(TaskSource):
         del self._deaths[step]
         if step in self._tried or (stalled and not self._skip_damaged):
             records = self._windows.records_of(batch, range(batch.num_rows))
-            self.notes.append(FailedBatch(step, self._blame(records, error)))
+            self.notes.append(FailedBatch(step, self._error_context(records, error)))
             return
         self._tried.add(step)
         self._trials[step] = PoisonSearch(batch, first_only=not self._skip_damaged)
@@ -380,7 +382,7 @@ class Stream(TaskSource):
             return
         if step >= self._taken:
             records = self._windows.records_of(work.batch, [min(trial.guilty)])
-            self.notes.append(FailedBatch(step, self._blame(records, trial.too_many())))
+            self.notes.append(FailedBatch(step, self._error_context(records, trial.too_many())))
         self.grants.append(Withdrawal(step))  # a worker that keeps a slot for it may free the slot
 
     def _make_without(self, batch: PlannedBatch, guilty: Mapping[int, LoaderdError], survived: bool = False) -> None:
@@ -389,7 +391,7 @@ class Stream(TaskSource):
         ``survived``: as in ``ErrorContext``.
         """
         for (row, why), record in zip(guilty.items(), self._windows.records_of(batch, list(guilty)), strict=True):
-            self._windows.mark_bad(*batch.place_of(row), self._blame([record], why, survived=survived))
+            self._windows.mark_bad(*batch.place_of(row), self._error_context([record], why, survived=survived))
         bad = self._windows.bad_rows(batch.segments)
         if set(bad) == set(batch.omit):
             self._let([Grant(batch, batch.step + 1)])

@@ -143,13 +143,13 @@ class Windows:
         for fault in faults:
             window.bad_places.update(dict.fromkeys(fault.places, fault))
 
-    def lost(self, work: LoadWork, blame: Callable[[Slice], LoaderdError]) -> None:
+    def lost(self, work: LoadWork, error_context: Callable[[Slice], LoaderdError]) -> None:
         """A load cannot be done at all; ``error_context`` says why, of each record."""
         order = self.plan.order_of(work.window)
         faults = []
         for part in work.slices:
             places = order.places(part.row, part.row + part.stop - part.first).tolist()
-            faults += [Fault((place,), blame(part.record(n))) for n, place in enumerate(places) if place >= 0]
+            faults += [Fault((place,), error_context(part.record(n))) for n, place in enumerate(places) if place >= 0]
         self.loaded(work, faults)
 
     # ------------------------------------------------------------------------------------------ batches

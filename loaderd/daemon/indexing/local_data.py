@@ -155,7 +155,7 @@ class LocalData:
         own, of_set = self._find(block)
         return self._tables[of_set].place(own, seed, epoch)
 
-    def blame(self, records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
+    def error_context(self, records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
         """The ``error`` that workers met at ``records``, with the shards, blocks and records named.
 
         ``survived``: as in ``ErrorContext``.

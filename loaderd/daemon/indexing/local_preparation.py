@@ -50,13 +50,13 @@ class LocalPreparation(Preparation):
         self,
         dataset: AnyDataset,
         options: StreamOptions,
-        workforce: WorkerManager,
+        worker_manager: WorkerManager,
         listing: Listing | None = None,
         known: Mapping[ShardFile, ShardIndex] | None = None,
         found_before: Sequence[Sequence[str] | None] | None = None,
         manifests: Sequence[Manifest] = (),
     ) -> None:
-        super().__init__(workforce, listing)
+        super().__init__(worker_manager, listing)
         self.data: LocalData | None = None
         self._found_before = found_before or [None] * len(dataset.leaves())
         self._manifests = manifests
@@ -71,10 +71,10 @@ class LocalPreparation(Preparation):
         self._finished_s = self._began_s
         self.sets: list[list[ShardFile]] = []
         self.list_pass: ListPass | None = ListPass(
-            [leaf.shards for leaf in dataset.leaves()], workforce.stall_timeout
+            [leaf.shards for leaf in dataset.leaves()], worker_manager.stall_timeout
         )
-        workforce.add_source(self.list_pass, self._list_message)
-        workforce.start(1)
+        worker_manager.add_source(self.list_pass, self._list_message)
+        worker_manager.start(1)
 
     @property
     def doing(self) -> str:
@@ -83,7 +83,8 @@ class LocalPreparation(Preparation):
     @property
     def progress(self) -> Progress | None:
         if self.list_pass is not None:
-            is_silent = self._workforce.silent(self.list_pass, _SILENT_S) is not None  # the warning will say that
+            # If it is silent, a warning will say so.
+            is_silent = self._worker_manager.silent(self.list_pass, _SILENT_S) is not None
             return None if is_silent else Progress("listing shards", self.list_pass.num_found)
         return None if self.index_pass is None else self.index_pass.progress
 
@@ -136,17 +137,17 @@ class LocalPreparation(Preparation):
             self._known,
             options.storage.requests,
         )
-        self._workforce.add_source(self.index_pass, self._index_message)
+        self._worker_manager.add_source(self.index_pass, self._index_message)
         if not self.index_pass.finished:
-            self._workforce.start(options.num_workers)
+            self._worker_manager.start(options.num_workers)
 
     def _warn_if_slow(self, source: ListPass | IndexPass) -> None:
         """Say once in each pass what it waits for, long before it gives up: people watch a program that starts."""
         if type(source) in self._slow_said:
             return
-        outage = self._workforce.outage(source)
+        outage = self._worker_manager.outage(source)
         is_away = outage is not None and outage.for_s >= _SLOW_S
-        task = self._workforce.silent(source, 0.0 if is_away else _SLOW_S)
+        task = self._worker_manager.silent(source, 0.0 if is_away else _SLOW_S)
         if task is None:
             return
         self._slow_said.add(type(source))
@@ -157,7 +158,7 @@ class LocalPreparation(Preparation):
             self._warnings.append(f"{outage.in_words()}{asked}. Requests are made again until there are answers")
             return
         doing = "listed" if isinstance(task.work, ListWork) else "read for its index"
-        limit_s = self._workforce.stall_timeout
+        limit_s = self._worker_manager.stall_timeout
         if isinstance(task.work, ListWork):
             limit_s = min(limit_s or math.inf, self._options.storage.retry_s)
         until = "" if limit_s is None else f"; that is given up after {limit_s:g} s"
@@ -201,7 +202,7 @@ class LocalPreparation(Preparation):
     def cancel(self) -> None:
         for source in (self.list_pass, self.index_pass):
             if source is not None:
-                self._workforce.remove_source(source)
+                self._worker_manager.remove_source(source)
         self.list_pass = self.index_pass = None
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Preparation(ABC):
     """Finds the data of a stream. In the end there are ``data``, or an ``error``: why there are none."""
 
-    def __init__(self, workforce: WorkerManager, listing: Listing | None) -> None:
+    def __init__(self, worker_manager: WorkerManager, listing: Listing | None) -> None:
         self.data: LocalData | RemoteData | None = None
         self.error: LoaderdError | None = None
         self.listing = listing
@@ -32,7 +32,7 @@ class Preparation(ABC):
         self.storage_counts: list[int] = []
         self.index_s = 0.0
         self._warnings: list[str] = []
-        self._workforce = workforce
+        self._worker_manager = worker_manager
         self._began_s = time.monotonic()
 
     @property

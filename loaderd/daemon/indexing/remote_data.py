@@ -56,7 +56,7 @@ class RemoteData:
         """No places: servers read the records."""
         return []
 
-    def blame(self, records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
+    def error_context(self, records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
         """The ``error`` that workers met at ``records``, with their blocks and the data set named.
 
         ``survived``: as in ``ErrorContext``.

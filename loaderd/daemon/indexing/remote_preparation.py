@@ -33,18 +33,18 @@ class RemotePreparation(Preparation, TaskSource):
     def __init__(
         self,
         stream: Callable[[], RemoteStream],
-        workforce: WorkerManager,
+        worker_manager: WorkerManager,
         listing: Listing | None = None,
         belongs_to: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(workforce, listing)
+        super().__init__(worker_manager, listing)
         self.table: Table | None = None
         self._stream = stream
         self._belongs_to = dict(belongs_to or {})
         self._is_begun = False
         self._is_source = True
-        workforce.add_source(self, self._message)
-        workforce.start(1)
+        worker_manager.add_source(self, self._message)
+        worker_manager.start(1)
 
     @property
     def progress(self) -> Progress | None:
@@ -93,4 +93,4 @@ class RemotePreparation(Preparation, TaskSource):
     def cancel(self) -> None:
         if self._is_source:
             self._is_source = False
-            self._workforce.remove_source(self)
+            self._worker_manager.remove_source(self)

@@ -97,13 +97,13 @@ class WorkerManager:
     """
 
     def __init__(
-        self, wires: EventLoop, pool: WorkerPool, stall_timeout: float | None, warn: Callable[[str], None]
+        self, event_loop: EventLoop, pool: WorkerPool, stall_timeout: float | None, warn: Callable[[str], None]
     ) -> None:
         self.scheduler = Scheduler()
         self.pool = pool
         self.stall_timeout = stall_timeout
         """Seconds in which a worker must make progress; None: it may take for ever."""
-        self._wires = wires
+        self._event_loop = event_loop
         self._warn = warn
         self._streams: dict[int, Attachable] = {}
         self._messages_of: dict[TaskSource, MakeMessage] = {}
@@ -119,7 +119,7 @@ class WorkerManager:
         """For samples."""
         self.bell = new_bell()
         """The daemon's bell: a consumer rings it when it has come to the batch that its page names."""
-        wires.watch(BELL, self.bell)
+        event_loop.watch(BELL, self.bell)
 
     @property
     def tick_s(self) -> float:
@@ -151,12 +151,12 @@ class WorkerManager:
 
     def _tell_news(self, worker: int, stream: Attachable, message: Granted | Withdrawn) -> None:
         stream.page.add_news(self.pool.seat_of(worker))
-        self._wires.post(worker, message)
+        self._event_loop.post(worker, message)
 
     def tell_all(self, message: Message) -> None:
         """Have all present workers know something."""
         for worker in self.pool.numbers:
-            self._wires.post(worker, message)
+            self._event_loop.post(worker, message)
 
     def detach(self, stream: Attachable) -> None:
         """Have all workers forget a stream."""
@@ -164,7 +164,7 @@ class WorkerManager:
             self.tell_all(Detach(stream.number))
 
     def _tell_of(self, worker: int, stream: Attachable) -> None:
-        self._wires.post(worker, *stream.attach_message(self.pool.seat_of(worker)))
+        self._event_loop.post(worker, *stream.attach_message(self.pool.seat_of(worker)))
         self._tell_news(worker, stream, stream.granted_message())
         self.scheduler.unready(worker)
 
@@ -177,9 +177,9 @@ class WorkerManager:
 
     def _start_worker(self) -> None:
         worker, channel, pidfd = self.pool.start()
-        self._wires.add(worker, channel, pidfd)
+        self._event_loop.add(worker, channel, pidfd)
         seat = self.pool.seat_of(worker)
-        self._wires.post(worker, Seat(seat), (self.pool.bells[seat],))
+        self._event_loop.post(worker, Seat(seat), (self.pool.bells[seat],))
         self.scheduler.add_worker(worker)
         for stream in self._streams.values():
             self._tell_of(worker, stream)
@@ -364,7 +364,7 @@ class WorkerManager:
         if num_fills != self._num_fills:
             self._num_fills = num_fills
             self.pool.achieved()
-        self._wires.remove(worker)
+        self._event_loop.remove(worker)
         self._outages.pop(worker, None)
         reason = self.pool.reap(worker, was_idle or at_batch)
         for stream in self._streams.values():
@@ -377,4 +377,4 @@ class WorkerManager:
     def assign(self) -> None:
         """Send tasks to the workers that have room for more."""
         for worker, task in self.scheduler.assign():
-            self._wires.post(worker, self._messages_of[task.source](task))
+            self._event_loop.post(worker, self._messages_of[task.source](task))

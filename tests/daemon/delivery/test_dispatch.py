@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 from page_workers import answer_to, new_page
-from workforce_run import Crew, was_rung
+from worker_manager_run import Crew, was_rung
 
 from loaderd.daemon.delivery.events import Note
 from loaderd.daemon.delivery.stream import Stream
@@ -35,13 +35,15 @@ def test_consumers_hear_what_a_batch_lacks_before_a_worker_may_make_it(loses: bo
         num_arenas=2,
         num_workers=2,
         skip_damaged=True,
-        blame=lambda records, error, **_: error,
+        error_context=lambda records, error, **_: error,
     )
     heard: list[Note] = []
 
     def granted() -> set[int]:
         """The batches that somebody may make."""
-        told = [message for inbox in crew.wires.inboxes.values() for message in inbox if isinstance(message, Granted)]
+        told = [
+            message for inbox in crew.event_loop.inboxes.values() for message in inbox if isinstance(message, Granted)
+        ]
         return {step for message in told for run in message.runs for step in range(run.first, run.stop)}
 
     def tell_consumers() -> None:
@@ -83,7 +85,7 @@ class Damaged:
             num_arenas=2,
             num_workers=2,
             skip_damaged=skip_damaged,
-            blame=lambda records, error, **_: error,
+            error_context=lambda records, error, **_: error,
         )
         self._bell = new_bell()
         self._consumer = PageConsumer(page, self._bell, [])

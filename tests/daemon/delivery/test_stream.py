@@ -54,10 +54,12 @@ class StreamMachine(StreamWorld):
         host = host if sum(counts) >= host[1] else (0, 1)
         batch_size = min(batch_size, sum(counts) // host[1])  # larger ones are refused
         options = StreamOptions(batch_size, epochs, shuffle, remainder=remainder, shard=host)
-        self.course = PassSequence(options, sum(counts), window_records, {})
+        self.pass_sequence = PassSequence(options, sum(counts), window_records, {})
         self.num_records, self.num_hosts, self.window_records = sum(counts), host[1], window_records
         rows = DatasetRows(np.array(counts), 7, shuffle)
-        self.make_plan = lambda pass_: PassPlan(rows, self.course.batches(pass_), 7, shuffle, pass_.first_epoch)
+        self.make_plan = lambda pass_: PassPlan(
+            rows, self.pass_sequence.batches(pass_), 7, shuffle, pass_.first_epoch
+        )
         # What others began and left in parts of a row or two takes as many arenas as a batch has rows.
         num_arenas = 2 * batch_size + 2 + sizes["more_arenas"]
         self.epochs = epochs
@@ -69,7 +71,7 @@ class StreamMachine(StreamWorld):
             num_arenas=num_arenas,
             num_workers=sizes["num_workers"],
             skip_damaged=skip,
-            blame=lambda records, error, **_: error,
+            error_context=lambda records, error, **_: error,
         )
         self.scheduler = Scheduler()
         self.scheduler.add_source(self.stream)
@@ -104,7 +106,7 @@ class StreamMachine(StreamWorld):
     def start(self, first_epoch: int, past: list[list[int]], where: int, late: bool) -> None:
         """The consumer goes elsewhere; if it is ``late``, things happen before the daemon hears of it."""
         pass_ = Pass(first_epoch, self.epochs, self.possible(past))
-        num_steps = self.course.batches(pass_).num_steps
+        num_steps = self.pass_sequence.batches(pass_).num_steps
         step = where if num_steps is None else where % (num_steps + 1)
         self.generation += 1
         self.consumer.begin(self.generation, step)
@@ -118,7 +120,7 @@ class StreamMachine(StreamWorld):
         """The daemon hears where the consumer is."""
         assert self.unheard_start is not None
         (pass_, step), self.unheard_start = self.unheard_start, None
-        self.batches = self.course.batches(pass_)
+        self.batches = self.pass_sequence.batches(pass_)
         self.plan = self.make_plan(pass_)
         self.first_epoch = pass_.first_epoch
         self.next_step = self.first_step = step

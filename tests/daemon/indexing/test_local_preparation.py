@@ -19,7 +19,7 @@ def test_the_age_of_a_failed_listing_counts_from_its_end(monkeypatch: pytest.Mon
     now_s = 100.0
     monkeypatch.setattr(local_preparation, "time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr("loaderd.daemon.indexing.preparation.time", local_preparation.time)
-    workforce: Any = SimpleNamespace(
+    worker_manager: Any = SimpleNamespace(
         stall_timeout=None,
         add_source=lambda *_: None,
         remove_source=lambda *_: None,
@@ -28,7 +28,7 @@ def test_the_age_of_a_failed_listing_counts_from_its_end(monkeypatch: pytest.Mon
         outage=lambda _: None,
     )
     dataset = loaderd.Dataset("s3://bucket/*", loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")}))
-    preparation = LocalPreparation(dataset, StreamOptions(1), workforce)
+    preparation = LocalPreparation(dataset, StreamOptions(1), worker_manager)
     now_s = 103.0
     preparation.advance()
     assert not preparation.finished and preparation.age_s == 0.0

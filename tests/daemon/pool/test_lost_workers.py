@@ -50,7 +50,7 @@ def test_where_a_lost_worker_cannot_be_replaced_the_others_go_on_and_it_is_tried
     assert lost.startswith(f"worker process {first} was killed by SIGKILL")
     assert short == "cannot start a worker: no memory. Have more. Those that are left (2) go on; it is tried again"
     assert line.tick(3) == [] and len(crew.warnings) == 2, "it is said once"
-    crew.workforce.start(3)
+    crew.worker_manager.start(3)
     assert list(crew.hands) == others, "what is tried again counts as started"
     crew.pool.refuses = False
     line.tick(1)

@@ -1,4 +1,4 @@
-"""The workforce with several sources, in any order of events, held to what must be true whatever happens.
+"""The worker manager with several sources, in any order of events, held to what must be true whatever happens.
 
 ``test_stream.py`` follows what one stream writes to memory, row by row. Here it is who waits for whom: two streams
 and index passes share workers that end what they are at well, badly, or not at all, and the model sees what the
@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from page_workers import free_arenas
-from workforce_run import Crew, Hand, Job
+from worker_manager_run import Crew, Hand, Job
 
 from loaderd.daemon.indexing.index_pass import IndexPass
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task, TrialWork
@@ -63,7 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(first=sizes, second=sizes, num_workers=st.integers(1, 3), eager=st.booleans())
     def set_up(self, first, second, num_workers: int, eager: bool) -> None:
         self.crew = Crew(_STALL_TIMEOUT_S)
-        self.scheduler = self.crew.workforce.scheduler
+        self.scheduler = self.crew.worker_manager.scheduler
         self.consumers = [Consumer(self.crew, **first), Consumer(self.crew, **second)]
         self.index_pass: IndexPass | None = None
         self.eager = eager
@@ -124,7 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         deaths = {task: task.deaths for task in self.scheduler.tasks_of(hand.number)}
         at = None if hand.job is None else hand.job.task
         self.crew.kill(hand.number)
-        self.blame(hand, False)
+        self.error_context(hand, False)
         for task, before in deaths.items():
             # Of one that is no stream's, nobody sees whether it is begun.
             may_be = isinstance(task.work, IndexWork) and (hand.job is None or not self.is_wanted(hand.job))
@@ -132,9 +132,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             must_be = task is at and not keeps_slots
             assert before + must_be <= task.deaths <= before + (task is at or may_be), "who is at it is blamed"
 
-    def blame(self, hand: Hand, stalled: bool) -> None:
+    def error_context(self, hand: Hand, stalled: bool) -> None:
         if hand.job is not None and hand.job.stream != NO_STREAM:
-            self.consumers[hand.job.stream].blame(hand.job, stalled)
+            self.consumers[hand.job.stream].error_context(hand.job, stalled)
         for stream, filler in hand.fillers.items():
             self.consumers[stream].losses.update(map(step_of, filler._parked))
 
@@ -171,7 +171,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stalled = set(self.crew.tick())
         assert must <= stalled <= must | may
         for number in stalled:
-            self.blame(hands[number], True)
+            self.error_context(hands[number], True)
 
     def has_waited(self, number: int) -> bool:
         """Whether there has been the same for a worker to do for so many ticks: a task, or a batch that is due."""
@@ -269,7 +269,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def drop_index_pass(self) -> None:
         """Before or behind its end: tasks of it may be with workers still."""
         assert self.index_pass is not None
-        self.crew.workforce.remove_source(self.index_pass)
+        self.crew.worker_manager.remove_source(self.index_pass)
         self.index_pass = None
 
     # ----------------------------------------------------------------------------------- after each event

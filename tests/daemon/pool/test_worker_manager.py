@@ -105,7 +105,7 @@ def test_while_a_batch_is_on_trial_its_slot_is_kept_for_it(line_of: Any):
     assert [item.step for item in line.taken] == list(range(40)) and line.ended
 
 
-# -------------------------------------------------------------------------- stalls that the workforce must see
+# -------------------------------------------------------------------------- stalls that the worker manager must see
 
 
 def test_a_worker_that_hangs_at_a_batch_is_replaced_and_another_one_makes_it(line_of: Any):
@@ -135,7 +135,10 @@ def test_a_load_that_waits_for_its_time_is_no_stall(line_of: Any):
     """It waits with a worker that makes batches; each of them is progress."""
     line = line_of(4000, 10, 2000)
     hand = at_a_batch(line)
-    while line.crew.workforce.scheduler.tasks_of(hand.number) and split_key(line.stream.page.words[POSITION])[1] < 30:
+    while (
+        line.crew.worker_manager.scheduler.tasks_of(hand.number)
+        and split_key(line.stream.page.words[POSITION])[1] < 30
+    ):
         assert line.tick(STALL_TICKS // 2) == []
         if hand.job is not None:
             hand.end()
@@ -157,7 +160,7 @@ def test_a_worker_that_was_stopped_while_it_had_nothing_to_do_is_replaced(line_o
     """It is given a load, and never begins with it; nobody else would."""
     line = line_of(400, 10, 100)
     (hand,) = line.crew.hands.values()
-    assert hand.job is None and line.crew.workforce.scheduler.tasks_of(hand.number)
+    assert hand.job is None and line.crew.worker_manager.scheduler.tasks_of(hand.number)
     assert hand.number in line.tick(3 * STALL_TICKS)
 
 
@@ -167,7 +170,7 @@ def test_a_worker_that_was_stopped_just_behind_its_claim_is_replaced(line_of: An
     hand = at_a_batch(line)
     (filler,) = hand.fillers.values()
     filler.page.say_makes(filler.seat, 0)
-    assert not line.crew.workforce.scheduler.tasks_of(hand.number)
+    assert not line.crew.worker_manager.scheduler.tasks_of(hand.number)
     assert hand.number in line.tick(3 * STALL_TICKS)
 
 
@@ -194,17 +197,17 @@ class Indexing(TaskSource):
 def test_an_index_is_blamed_and_not_a_load_before_it_that_waits(line_of: Any):
     """What a load reads is still on its way; and what is behind it is done meanwhile."""
     line = line_of(400, 10, 100)
-    workforce, indexing = line.crew.workforce, Indexing()
+    worker_manager, indexing = line.crew.worker_manager, Indexing()
     (worker,) = line.crew.hands
-    load, other = workforce.scheduler.tasks_of(worker)
-    workforce.scheduler.end_task(worker, other.number, answer_to(other))
+    load, other = worker_manager.scheduler.tasks_of(worker)
+    worker_manager.scheduler.end_task(worker, other.number, answer_to(other))
     line.crew.add_source(indexing)
-    workforce.scheduler._sources.rotate(1)  # it is its turn
+    worker_manager.scheduler._sources.rotate(1)  # it is its turn
     line.crew.assign()
     for _ in range(MAX_DEATHS):
-        assert indexing.task in workforce.scheduler.tasks_of(worker)
-        assert workforce.doing(worker) == "the index of a shard"
-        assert workforce.scheduler.silent(indexing, 0) is indexing.task
+        assert indexing.task in worker_manager.scheduler.tasks_of(worker)
+        assert worker_manager.doing(worker) == "the index of a shard"
+        assert worker_manager.scheduler.silent(indexing, 0) is indexing.task
         line.crew.kill(worker)
         ((worker, hand),) = line.crew.hands.items()
         hand.start()
@@ -216,15 +219,15 @@ def test_an_index_is_blamed_and_not_a_load_before_it_that_waits(line_of: Any):
 def test_the_load_that_a_worker_has_begun_is_blamed_and_not_one_that_stands_before_it(line_of: Any):
     """Loads of what is far away wait for their data, and others are done meanwhile."""
     line = line_of(400, 10, 100)
-    workforce = line.crew.workforce
+    worker_manager = line.crew.worker_manager
     (worker,) = line.crew.hands
-    first, guilty = workforce.scheduler.tasks_of(worker)
+    first, guilty = worker_manager.scheduler.tasks_of(worker)
     for _ in range(MAX_DEATHS):
         line.stream.page.say_task(line.crew.pool.seat_of(worker), guilty.number)
-        assert workforce.doing(worker) == str(guilty.work)
+        assert worker_manager.doing(worker) == str(guilty.work)
         line.crew.kill(worker)
         ((worker, hand),) = line.crew.hands.items()
         hand.start()
         line.listen()
     assert (first.deaths, guilty.deaths) == (0, MAX_DEATHS)
-    assert guilty not in workforce.scheduler.tasks_of(worker), "its slices are tried one by one"
+    assert guilty not in worker_manager.scheduler.tasks_of(worker), "its slices are tried one by one"

@@ -1,4 +1,4 @@
-"""The real workforce, and what it is told of streams, over workers that are no processes: each step is called.
+"""The real worker manager, and what it is told of streams, over workers that are no processes: each step is called.
 
 A worker does what ``worker.worker`` does, in the same order; between any two steps others may do theirs, the daemon
 included, and it may die. What it is told and what it says lies there until somebody reads it. While it sleeps it
@@ -109,7 +109,7 @@ def nobody() -> None:
 
 
 def _granting_of(
-    number: int, stream: Stream, workforce: WorkerManager, tell_consumers: Callable[[], None]
+    number: int, stream: Stream, worker_manager: WorkerManager, tell_consumers: Callable[[], None]
 ) -> Dispatch:
     """What the workers are told of a stream, which needs no more of an opened one than this."""
     page = stream.page
@@ -122,9 +122,9 @@ def _granting_of(
         stream=stream,
         page=page,
         attach_message=attach_message,
-        memories=SimpleNamespace(worker_fds=(), bell=workforce.bell),
+        stream_memory=SimpleNamespace(worker_fds=(), bell=worker_manager.bell),
     )
-    return Dispatch(opened, workforce, tell_consumers)
+    return Dispatch(opened, worker_manager, tell_consumers)
 
 
 @dataclass(eq=False)
@@ -142,7 +142,7 @@ class Hand:
     def __init__(self, crew: Crew, number: int) -> None:
         self.number = number
         self.seat = crew.pool.seat_of(number)
-        self.inbox = crew.wires.inboxes[number]
+        self.inbox = crew.event_loop.inboxes[number]
         self.said: list[Any] = [Attached()]
         self.started = False
         self.sleeps = False
@@ -165,7 +165,7 @@ class Hand:
             page = self._crew.pages[message.stream]
             if message.stream not in self._turns:
                 self._turns.append(message.stream)
-            self.fillers[message.stream] = PageProducer(page, self.seat, message.news, self._crew.workforce.bell)
+            self.fillers[message.stream] = PageProducer(page, self.seat, message.news, self._crew.worker_manager.bell)
             self.said.append(Attached())
 
     def start(self) -> None:
@@ -266,20 +266,20 @@ class Hand:
 
 
 class Crew:
-    """Workers, and the workforce that they are. ``hands``: those that live, by number."""
+    """Workers, and the worker manager that they are. ``hands``: those that live, by number."""
 
     def __init__(self, stall_timeout: float | None = None) -> None:
-        self.wires, self.pool = _Wires(), _Pool()
+        self.event_loop, self.pool = _Wires(), _Pool()
         self.warnings: list[str] = []
-        workforce: Any = WorkerManager
-        self.workforce: WorkerManager = workforce(self.wires, self.pool, stall_timeout, self.warnings.append)
+        make: Any = WorkerManager
+        self.worker_manager: WorkerManager = make(self.event_loop, self.pool, stall_timeout, self.warnings.append)
         self.hands: dict[int, Hand] = {}
         self.pages: dict[int, Page] = {}
         self._streams: dict[Stream, int] = {}
         self._given: list[Task] = []
 
     def close(self) -> None:
-        for bell in [*self.pool.bells, self.workforce.bell]:
+        for bell in [*self.pool.bells, self.worker_manager.bell]:
             os.close(bell)
 
     def stream_of(self, task: Task) -> int:
@@ -291,14 +291,14 @@ class Crew:
         number = len(self._streams)
         self._streams[stream] = number
         self.pages[number] = stream.page
-        granting = _granting_of(number, stream, self.workforce, tell_consumers)
-        self.workforce.attach(granting)
+        granting = _granting_of(number, stream, self.worker_manager, tell_consumers)
+        self.worker_manager.attach(granting)
         self.add_source(stream)
         return granting
 
     def add_source(self, source: Any) -> None:
         """Messages of its tasks are the tasks themselves."""
-        self.workforce.add_source(source, self._give)
+        self.worker_manager.add_source(source, self._give)
 
     def _give(self, task: Task) -> Any:
         self._given.append(task)
@@ -307,12 +307,12 @@ class Crew:
     def assign(self) -> list[Task]:
         """Have tasks given out; returns them in order."""
         self._given = []
-        self.workforce.assign()
+        self.worker_manager.assign()
         return self._given
 
     def start(self, number: int) -> None:
         """So many workers more, who have yet to start."""
-        self.workforce.start(len(self.pool.seats) + number)
+        self.worker_manager.start(len(self.pool.seats) + number)
         self._hire()
 
     def _hire(self) -> None:
@@ -322,11 +322,11 @@ class Crew:
 
     def hear(self) -> bool:
         """Have the daemon read what the workers say; whether there was anything, or its bell was rung."""
-        heard = was_rung(self.workforce.bell)
+        heard = was_rung(self.worker_manager.bell)
         for number, hand in self.hands.items():
             if hand.started and hand.said:
                 said, hand.said = hand.said, []
-                self.workforce.received(number, said)
+                self.worker_manager.received(number, said)
                 heard = True
         return heard
 
@@ -334,13 +334,13 @@ class Crew:
         """A worker dies, and the daemon sees it, behind what it has said last."""
         hand = self.hands[number]
         if hand.started:
-            self.workforce.received(number, hand.said)
-        self.workforce.received(number, None)
+            self.worker_manager.received(number, hand.said)
+        self.worker_manager.received(number, None)
         self._hire()
 
     def tick(self) -> list[int]:
         """A moment has passed: the workers that were lost for it."""
         before = list(self.hands)
-        self.workforce.tick()
+        self.worker_manager.tick()
         self._hire()
         return [number for number in before if number not in self.hands]
