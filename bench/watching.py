@@ -32,7 +32,7 @@ from typing import Any
 from harness.synthetic import write_shards
 
 from loaderd import processes
-from loaderd.client.running_streams import running_streams
+from loaderd.observe.running_streams import running_streams
 
 _TRAINING = """
 import os, signal, sys, loaderd, loaderd_tf

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from loaderd.client.connect import ServedLoader, connect
     from loaderd.client.loader import Loader
     from loaderd.dataset import Concat, Dataset, Mix
-    from loaderd.diagnosis import Diagnosis
+    from loaderd.observe.diagnose import Diagnosis
+    from loaderd.observe.statistics import Statistics
     from loaderd.options import Shuffle, Storage
     from loaderd.plan.positions import Position
     from loaderd.randomness import RecordRandom
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         Spread,
     )
     from loaderd.snapshots import StorageCounts
-    from loaderd.statistics import Statistics
     from loaderd.symmetry import board_symmetry
     from loaderd.tls import TLS
 
@@ -88,12 +88,12 @@ _HOME = {
     **dict.fromkeys(["Concat", "Dataset", "Mix"], "dataset"),
     **dict.fromkeys(["ServedLoader", "connect"], "client.connect"),
     "Batch": "client.batch",
-    "Diagnosis": "diagnosis",
+    "Diagnosis": "observe.diagnose",
     "Loader": "client.loader",
     "Position": "plan.positions",
     "RecordRandom": "randomness",
     **dict.fromkeys(["Shuffle", "Storage"], "options"),
-    "Statistics": "statistics",
+    "Statistics": "observe.statistics",
     "StorageCounts": "snapshots",
     "TLS": "tls",
     "board_symmetry": "symmetry",

@@ -32,10 +32,11 @@ LAYERS = [
     ["loaderd.randomness", "loaderd.grids", "loaderd.progress", "loaderd.user_modules"],
     ["loaderd.schema"],
     ["loaderd.symmetry"],
-    ["loaderd.schemas", "loaderd.options", "loaderd.statistics"],
-    ["loaderd.diagnosis", "loaderd.subscription", "loaderd.tls"],
+    ["loaderd.schemas", "loaderd.options"],
+    ["loaderd.subscription", "loaderd.tls"],
     ["loaderd.storage"],
     ["loaderd.formats", "loaderd.decode", "loaderd.encode", "loaderd.shm", "loaderd.plan"],
+    ["loaderd.observe"],
     ["loaderd.ipc"],
     ["loaderd.dataset", "loaderd.convert"],
     ["loaderd.pickling"],
@@ -77,14 +78,14 @@ BELOW = {
 NOT_AT_THE_START = [
     *("argparse", "cloudpickle", "concurrent.futures", "crc32c", "csv", "decimal", "email", "fractions", "gzip"),
     *("importlib.metadata", "llvmlite", "prometheus_client", "pyarrow", "random", "secrets", "subprocess", "tarfile"),
-    *("tempfile", "uuid", "zipfile", "loaderd.client", "loaderd.diagnosis", "loaderd.gateway", "loaderd.remote"),
-    *("loaderd.schemas", "loaderd.server", "loaderd.statistics", "loaderd.subscription", "loaderd.tls"),
+    *("tempfile", "uuid", "zipfile", "loaderd.client", "loaderd.gateway", "loaderd.observe", "loaderd.remote"),
+    *("loaderd.schemas", "loaderd.server", "loaderd.subscription", "loaderd.tls"),
     *("loaderd.daemon.groups.mirrored_group", "loaderd.formats.npz"),
 ]
 
 # Nor is this part of `from loaderd import Loader`: it is for servers, for those who ask, or for workers alone.
 NOT_IN_A_LOADER = [
-    *("random", "zlib", "loaderd.diagnosis", "loaderd.remote.source", "loaderd.statistics", "loaderd.subscription"),
+    *("random", "zlib", "loaderd.observe", "loaderd.remote.source", "loaderd.subscription"),
     *("loaderd.formats.crc", "loaderd.storage.files", "loaderd.formats.reader"),
 ]
 

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.text import Text
 
 from loaderd.cli.top import screen
-from loaderd.cli.top_rows import Row, row_of
-from loaderd.client.running_streams import running_streams
+from loaderd.observe.running_streams import running_streams
+from loaderd.observe.top_rows import Row, row_of
 
 _FOLDER = Path(__file__).parent
 _TRAINING = """

@@ -17,9 +17,9 @@ from loaderd.cli.doctor_shards import add_shard_options, examine
 from loaderd.cli.parallel_scan import say
 from loaderd.cli.server_access import access_of, add_access
 from loaderd.client.connect import ask_status
-from loaderd.client.running_streams import RunningStream, running_streams
-from loaderd.diagnosis import COPY_TO_DEVICE, Diagnosis, diagnose_samples
 from loaderd.errors import LoaderdError, OptionError
+from loaderd.observe.diagnose import COPY_TO_DEVICE, Diagnosis, diagnose_samples
+from loaderd.observe.running_streams import RunningStream, running_streams
 from loaderd.options import require
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable, readable_line

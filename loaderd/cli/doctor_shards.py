@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from loaderd.cli.parallel_scan import say
 from loaderd.client.loader import Loader
-from loaderd.diagnosis import Diagnosis
 from loaderd.errors import OptionError
+from loaderd.observe.diagnose import Diagnosis
 from loaderd.options import as_float
 from loaderd.progress import ProgressDisplay
 from loaderd.schemas.named import SCHEMA_HELP, load_schema

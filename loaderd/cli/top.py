@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Literal
 
 from loaderd.cli.durations import span
 from loaderd.cli.parallel_scan import needs_rich
-from loaderd.cli.top_rows import SORTS, Row, bar, row_of, short
-from loaderd.client.running_streams import RunningStream, running_streams
-from loaderd.diagnosis import Verdict
 from loaderd.errors import OptionError
+from loaderd.observe.remedies import Verdict
+from loaderd.observe.running_streams import RunningStream, running_streams
+from loaderd.observe.top_rows import SORTS, Row, bar, row_of, short
 from loaderd.redaction import readable_line
 
 if TYPE_CHECKING:

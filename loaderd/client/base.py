@@ -18,8 +18,8 @@ from loaderd.plan.positions import Position
 from loaderd.shm.page import TAKES_AHEAD
 
 if TYPE_CHECKING:
-    from loaderd.diagnosis import Diagnosis
-    from loaderd.statistics import Statistics
+    from loaderd.observe.diagnose import Diagnosis
+    from loaderd.observe.statistics import Statistics
     from loaderd.subscription import Sharing
 
 _Any = TypeVar("_Any", bound="BaseLoader")
@@ -193,7 +193,7 @@ class BaseLoader(StreamPosition):
 
     def statistics(self) -> Statistics:
         """Counts so far, and sizes."""
-        from loaderd.statistics import Statistics  # imported late: few programs ask for it
+        from loaderd.observe.statistics import Statistics  # imported late: few programs ask for it
 
         stream, counts, watched = self._stream, self._stream.counts, self._stream.watched
         now = None if watched is None else watched.now()
@@ -220,7 +220,7 @@ class BaseLoader(StreamPosition):
 
         Does not wait. Within three seconds of a start, and where no batches are taken, that is "nothing yet".
         """
-        from loaderd.diagnosis import diagnose_samples, nothing_yet
+        from loaderd.observe.diagnose import diagnose_samples, nothing_yet
 
         watched = self._stream.watched
         if watched is None:
@@ -234,7 +234,7 @@ class BaseLoader(StreamPosition):
         :meth:`close`, or until the loader is garbage. Raises OptionError where the port cannot be had, and
         ModuleNotFoundError without prometheus-client (the extra ``metrics``).
         """
-        from loaderd.client.exporter import serve_metrics  # few need it, and the import takes 50 ms
+        from loaderd.observe.exporter import serve_metrics  # few need it, and the import takes 50 ms
 
         port, end = serve_metrics(port, host, self)
         self._metrics_ends.append(end)

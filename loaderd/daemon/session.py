@@ -398,7 +398,7 @@ class Session:
         now = None if watched is None else watched.now()
         diagnosis = None
         if watched is not None and self._group is None:
-            from loaderd.diagnosis import diagnose_samples  # imported only when somebody asks
+            from loaderd.observe.diagnose import diagnose_samples  # imported only when somebody asks
 
             diagnosis = asdict(diagnose_samples(watched.samples(), watched.facts))
         return {

@@ -12,7 +12,7 @@ import pytest
 from commands import run
 
 import loaderd
-from loaderd.client.running_streams import running_streams
+from loaderd.observe.running_streams import running_streams
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 
 from loaderd.cli.top import screen
-from loaderd.cli.top_rows import bar, row_of, short
+from loaderd.observe.top_rows import bar, row_of, short
 from loaderd.snapshots import Facts, Outage, Snapshot
 
 COMMAND = str(Path(sys.executable).with_name("loaderd"))

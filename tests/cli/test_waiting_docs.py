@@ -11,7 +11,7 @@ import numpy as np
 
 import loaderd
 from loaderd.cli.main import parser
-from loaderd.diagnosis import Verdict
+from loaderd.observe.remedies import Verdict
 
 FOLDER = Path(__file__).parents[2] / "docs"
 DOCS = (FOLDER / "waiting.md").read_text()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from loaderd.client.running_streams import RunningStream, running_streams
+from loaderd.observe.running_streams import RunningStream, running_streams
 from loaderd.snapshots import Snapshot
 
 DAEMON = "loaderd-daemon"

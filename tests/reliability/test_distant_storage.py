@@ -22,9 +22,9 @@ from numbered import SCHEMA, numbers_of, write_shards
 from serving import Server
 
 import loaderd
-from loaderd.cli.top_rows import Row, row_of
-from loaderd.client.running_streams import running_streams
 from loaderd.errors import LoaderdError, NoShardsError, ShardReadError, StorageError
+from loaderd.observe.running_streams import running_streams
+from loaderd.observe.top_rows import Row, row_of
 
 SIZES = [3000, 3000, 2000]
 OPTIONS: dict[str, Any] = {

@@ -15,8 +15,8 @@ import pytest
 from serving import MODULE, Server, wait_until
 
 import loaderd
-from loaderd.client.running_streams import running_streams
 from loaderd.errors import ServerError
+from loaderd.observe.running_streams import running_streams
 
 CONSUMER = str(Path(__file__).with_name("consumer.py"))
 RECORDS, BATCH = 400, 10

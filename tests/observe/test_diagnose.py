@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loaderd.diagnosis import Diagnosis, diagnose, diagnose_samples
+from loaderd.observe.diagnose import Diagnosis, diagnose, diagnose_samples
 from loaderd.options import MAX_WORKERS
 from loaderd.shm.page import NUM_WAITS
 from loaderd.snapshots import Facts, Outage, Snapshot

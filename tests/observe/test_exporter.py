@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import wait_until
 
 import loaderd
-from loaderd.client.exporter import serve_metrics
 from loaderd.errors import OptionError
+from loaderd.observe.exporter import serve_metrics
 
 
 def scrape(port: int) -> dict[str, float]:
@@ -158,7 +158,7 @@ def test_garbage_in_a_fork_leaves_the_port_to_its_parent(
 
 
 def test_without_prometheus_client_it_says_what_to_install():
-    program = "import sys; sys.modules['prometheus_client'] = None; import loaderd.client.exporter"
+    program = "import sys; sys.modules['prometheus_client'] = None; import loaderd.observe.exporter"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     said = "ModuleNotFoundError: serve_metrics() needs prometheus-client: pip install 'loaderd[metrics]'"
     assert done.stderr.splitlines()[-1] == said

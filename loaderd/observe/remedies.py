@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from loaderd.diagnosis.rates import Rates
+from loaderd.observe.rates import Rates
 from loaderd.options import MAX_WORKERS
 
 Verdict = Literal[

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loaderd.diagnosis.rates import Rates, rates
-from loaderd.diagnosis.remedies import Remedy, Verdict, remedy_for
+from loaderd.observe.rates import Rates, rates
+from loaderd.observe.remedies import Remedy, Verdict, remedy_for
 from loaderd.snapshots import Facts, Snapshot
 
 _BEGINNING_S = 0.9

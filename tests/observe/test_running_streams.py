@@ -13,7 +13,7 @@ import pytest
 from own_processes import newest_daemon
 
 import loaderd
-from loaderd.client.running_streams import running_streams
+from loaderd.observe.running_streams import running_streams
 from loaderd.shm.page import FACTS_BYTES, NUM_SEATS, NUM_SLOTS, words_of
 from loaderd.shm.samples import PAGE_NAME
 

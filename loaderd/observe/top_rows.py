@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loaderd.diagnosis import Rates, Verdict, diagnose_samples, rates
+from loaderd.observe.diagnose import diagnose_samples
+from loaderd.observe.rates import Rates, rates
+from loaderd.observe.remedies import Verdict
 from loaderd.snapshots import Facts, Snapshot
 
 BAR_CELLS = 8

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from loaderd.errors import OptionError
+from loaderd.observe.statistics import Statistics
 from loaderd.options import is_count, require
-from loaderd.statistics import Statistics
 
 try:
     from prometheus_client import CollectorRegistry, make_wsgi_app
