@@ -33,7 +33,7 @@ from loaderd.client.in_memory_loader import Given, InMemoryLoader, as_array
 from loaderd.encode.example_writer import Rows, encode_examples
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.formats.compression import detect_compression
-from loaderd.formats.crc import FRAME_BYTES, HEADER_BYTES, framed
+from loaderd.kernels.crc import FRAME_BYTES, HEADER_BYTES, framed
 from loaderd.options import as_count, is_path, require
 from loaderd.plan.positions import Position
 from loaderd.schema import Array, Bits, Feature, Float, Int64, PackedBits, Raw, Schema

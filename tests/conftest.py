@@ -19,8 +19,8 @@ from record_bytes import field, varint
 from zygote import without_what_keras_imports
 
 import loaderd
-from loaderd.formats.crc import framed
 from loaderd.ipc import spawn
+from loaderd.kernels.crc import framed
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # no GPU, unless `make test-gpu` names one

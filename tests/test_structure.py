@@ -23,13 +23,12 @@ LAYERS = [
         "loaderd.errors",
         "loaderd.logs",
         "loaderd.machine",
-        "loaderd.machine_code",
         "loaderd.processes",
         "loaderd.snapshots",
         "loaderd.stages",
         "loaderd.version",
     ],
-    ["loaderd.randomness", "loaderd.grids", "loaderd.progress", "loaderd.user_modules"],
+    ["loaderd.randomness", "loaderd.grids", "loaderd.kernels", "loaderd.progress", "loaderd.user_modules"],
     ["loaderd.schema"],
     ["loaderd.symmetry"],
     ["loaderd.schemas", "loaderd.options"],
@@ -86,7 +85,7 @@ NOT_AT_THE_START = [
 # Nor is this part of `from loaderd import Loader`: it is for servers, for those who ask, or for workers alone.
 NOT_IN_A_LOADER = [
     *("random", "zlib", "loaderd.observe", "loaderd.remote.source", "loaderd.subscription"),
-    *("loaderd.formats.crc", "loaderd.storage.files", "loaderd.formats.reader"),
+    *("loaderd.kernels", "loaderd.storage.files", "loaderd.formats.reader"),
 ]
 
 

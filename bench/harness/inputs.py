@@ -18,7 +18,7 @@ from harness.reference import read
 from harness.synthetic import cached_shards, compressed
 from loaderd.errors import OptionError
 from loaderd.formats.compression import detect_compression
-from loaderd.formats.crc import framed
+from loaderd.kernels.crc import framed
 from loaderd.storage.files import list_shards, open_shard
 from loaderd.storage.shard_file import ShardFile
 

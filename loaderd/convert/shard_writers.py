@@ -23,7 +23,7 @@ import numpy as np
 
 from loaderd.encode.example_writer import Rows, encode_examples
 from loaderd.errors import OptionError
-from loaderd.formats.crc import framed
+from loaderd.kernels.crc import framed
 from loaderd.schema import Feature, Schema
 from loaderd.schema.features import is_numpys
 

@@ -2,7 +2,7 @@
 
 ::
 
-    rows (n, row_bytes) ──┬── Bits ─────► loaderd.decode.compiled_bits, or loaderd.decode.bits
+    rows (n, row_bytes) ──┬── Bits ─────► loaderd.kernels.bits
                           ├── Packed ───► CopyBytes
                           ├── Array ────► CastValues or LookUpValues
                           ├── Spread, Fill, Planes ──► loaderd.decode.planes
@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.decode.bits import bits_engine
-from loaderd.decode.compiled_bits import SelectBits
 from loaderd.decode.derive_field import DeriveField
-from loaderd.decode.engine import AnyArray, Bytes, Engine
 from loaderd.decode.planes import FillValue, JoinPlanes, SpreadValues
 from loaderd.errors import OptionError, WorkerError
-from loaderd.schema import Array, Bits, Derived, Field, Fill, Packed, Planes, Schema, Shape, Spread
+from loaderd.kernels.bits import BitLayout, bits_engine
+from loaderd.kernels.engine import AnyArray, Bytes, Engine
+from loaderd.schema import Array, Bits, Derived, Field, Fill, Packed, Planes, Schema, Spread
 from loaderd.schema.exact import ExactCast
 from loaderd.schema.fields import parts_of
 from loaderd.schema.representable import in_dtype, integer_limits
@@ -71,7 +70,7 @@ class BatchDecoder:
         self._chunk_records = max(1, min(_MAX_CHUNK_RECORDS, _MAX_SCRATCH_BYTES // max(1, scratch_record_bytes)))
         for engine in engines:
             engine.reserve(self._chunk_records)
-        self.kernels: Kernels = "compiled" if any(map(_is_compiled, engines)) else "numpy"
+        self.kernels: Kernels = "compiled" if any(engine.is_compiled for engine in engines) else "numpy"
         """Whether any field is decoded by compiled code."""
         self._intermediates = {
             name: np.empty((self._chunk_records, *spec.shape), spec.dtype) for name, spec in intermediates.items()
@@ -135,19 +134,27 @@ def _engine(schema: Schema, name: str, values: Mapping[str, AnyArray]) -> Engine
     if not isinstance(definition, Planes):
         return _engine_of(schema, name, f"field {name!r}", definition, values)
     parts = [
-        (_engine_of(schema, name, f"field {name!r}, part {number}", part, values), _shape_of(schema, name, part))
+        (
+            _engine_of(schema, name, f"field {name!r}, part {number}", part, values),
+            spec_of(name, part, schema.features).shape,
+        )
         for number, part in enumerate(parts_of(definition))
     ]
     return JoinPlanes(parts, schema.spec_of(name).dtype)
 
 
-def _is_compiled(engine: Engine) -> bool:
-    parts = engine.engines if isinstance(engine, JoinPlanes) else [engine]
-    return any(isinstance(part, SelectBits) for part in parts)
-
-
-def _shape_of(schema: Schema, name: str, part: Field) -> Shape:
-    return spec_of(name, part, schema.features).shape
+def layout_of(field: Bits, feature_offset: int) -> BitLayout:
+    """Where the bits of ``field`` are in a row, if its feature begins at byte ``feature_offset``."""
+    return BitLayout(
+        first_byte=feature_offset + field.start // 8,
+        lead=field.start % 8,
+        num_bits=field.num_bits,
+        order=field.order,
+        scale=field.channel_scale,
+        is_little=field.bit_order == "little",
+        plane_bits=0 if field.plane_bytes is None else field.plane_bits,
+        plane_bytes=field.plane_bytes or 0,
+    )
 
 
 def _engine_of(schema: Schema, name: str, what: str, definition: Field, values: Mapping[str, AnyArray]) -> Engine:
@@ -162,7 +169,7 @@ def _engine_of(schema: Schema, name: str, what: str, definition: Field, values: 
     assert fields is not None
     start = fields[definition.feature][1]
     if isinstance(definition, Bits):
-        return bits_engine(definition, start)
+        return bits_engine(layout_of(definition, start))
     if isinstance(definition, Spread):
         return SpreadValues(what, definition, feature, start)
     columns = slice(start, start + feature.num_bytes)
@@ -204,28 +211,21 @@ class _SampledTimer:
         self._gap = self._left = 1 if is_long else _GAP
 
 
-class CopyBytes:
+class CopyBytes(Engine):
     """The bytes of a feature as they are."""
-
-    scratch_record_bytes = 0
 
     def __init__(self, columns: slice) -> None:
         self._columns = columns
-
-    def reserve(self, max_records: int) -> None:
-        """Nothing to allocate."""
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         out[...] = rows[:, self._columns]
 
 
-class CastValues:
+class CastValues(Engine):
     """``cast(value) * scale + offset``, each step in the dtype of the output, as TensorFlow computes it.
 
     ``decode`` raises WorkerError where integers do not hold the result, unless the field is to wrap.
     """
-
-    scratch_record_bytes = 0
 
     def __init__(
         self, columns: slice, stored: np.dtype[Any], dtype: np.dtype[Any], definition: Array, what: str
@@ -238,9 +238,6 @@ class CastValues:
         self._exact = exact if exact.is_needed and not definition.wrap else None
         self._scale = None if definition.scale is None else in_dtype(definition.scale, dtype)
         self._offset = None if definition.offset is None else in_dtype(definition.offset, dtype)
-
-    def reserve(self, max_records: int) -> None:
-        """Nothing to allocate."""
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         stored = rows[:, self._columns].view(self._stored)
@@ -255,7 +252,7 @@ class CastValues:
                 np.add(values, self._offset, out=values)
 
 
-class LookUpValues:
+class LookUpValues(Engine):
     """What CastValues makes of values of one byte, taken from a table of 256.
 
     For floats of 16 bits and less, which numpy computes one by one: 0.8 ns a value instead of 3 to 13. For other

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.decode.engine import AnyArray, Bytes
 from loaderd.errors import WorkerError
+from loaderd.kernels.engine import AnyArray, Bytes, Engine
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Derived, Schema
 from loaderd.schema.exact import ExactCast, is_cast, is_shaped, text_of
 from loaderd.schema.representable import integer_limits
 
 
-class DeriveField:
+class DeriveField(Engine):
     """The engine of a derived field, or of such a part of a field."""
 
-    scratch_record_bytes = 0
+    writes_apart = True
 
     def __init__(
         self, what: str, definition: Derived, stream: str, schema: Schema, fields: Mapping[str, AnyArray]
@@ -34,9 +34,6 @@ class DeriveField:
         self._fields = fields
         self._record_keys = schema.record_keys
         self._stream = stream if definition.random is True else definition.random or None
-
-    def reserve(self, max_records: int) -> None:
-        """Nothing to allocate."""
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         """Write function(*inputs) to ``out``, (n, *shape). Raises WorkerError, naming the field."""

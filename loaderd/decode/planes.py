@@ -14,22 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.decode.compiled_bits import SelectBits
-from loaderd.decode.derive_field import DeriveField
-from loaderd.decode.engine import AnyArray, Bytes, Engine
 from loaderd.errors import WorkerError
+from loaderd.kernels.engine import AnyArray, Bytes, Engine
 from loaderd.schema import Feature, Fill, PackedBits, Shape, Spread
 from loaderd.schema.exact import ExactCast, text_of
 from loaderd.schema.representable import integer_limits
 
 
-class SpreadValues:
+class SpreadValues(Engine):
     """Each value of a feature, or one of them, on all places of a plane.
 
     ``decode`` raises WorkerError where the field's dtype, one of integers, does not hold a value.
     """
 
-    scratch_record_bytes = 0
+    writes_apart = True
 
     def __init__(self, what: str, definition: Spread, feature: Feature, start: int) -> None:
         """``what``: what the field is called in errors. ``start``: the byte of a row where the feature begins."""
@@ -82,9 +80,6 @@ class SpreadValues:
         is_lost = ~((scaled >= least) & (scaled < float(largest + 1)))
         return text_of(values[is_lost][0]) if is_lost.any() else ""
 
-    def reserve(self, max_records: int) -> None:
-        """Nothing to allocate."""
-
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         stored = rows[:, self._columns]
         if self._table is not None:
@@ -101,43 +96,36 @@ class SpreadValues:
         out[...] = values.reshape(len(rows), *self._shape)
 
 
-class FillValue:
+class FillValue(Engine):
     """The same value everywhere."""
 
-    scratch_record_bytes = 0
+    writes_apart = True
 
     def __init__(self, definition: Fill) -> None:
         self._value = definition.value
-
-    def reserve(self, max_records: int) -> None:
-        """Nothing to allocate."""
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         out[...] = self._value
 
 
-class JoinPlanes:
+class JoinPlanes(Engine):
     """The engine of a field that consists of parts. ``parts``: (engine, shape of its planes) of each."""
 
     def __init__(self, parts: list[tuple[Engine, Shape]], dtype: np.dtype[Any]) -> None:
         self._parts = parts
         self._dtype = dtype
         self._scratch: dict[int, AnyArray] = {}
-
-    @property
-    def engines(self) -> list[Engine]:
-        """The engines of the parts."""
-        return [engine for engine, _ in self._parts]
+        self.is_compiled = any(engine.is_compiled for engine, _ in parts)
 
     @property
     def scratch_record_bytes(self) -> int:
-        copied = sum(int(np.prod(shape)) for engine, shape in self._parts if not _writes_apart(engine))
-        return sum(engine.scratch_record_bytes for engine in self.engines) + copied * self._dtype.itemsize
+        copied = sum(int(np.prod(shape)) for engine, shape in self._parts if not engine.writes_apart)
+        return sum(engine.scratch_record_bytes for engine, _ in self._parts) + copied * self._dtype.itemsize
 
     def reserve(self, max_records: int) -> None:
         for number, (engine, shape) in enumerate(self._parts):
             engine.reserve(max_records)
-            if not _writes_apart(engine):
+            if not engine.writes_apart:
                 self._scratch[number] = np.empty((max_records, *shape), self._dtype)
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
@@ -151,8 +139,3 @@ class JoinPlanes:
                 planes[...] = values
             else:
                 engine.decode(rows, planes)
-
-
-def _writes_apart(engine: Engine) -> bool:
-    """Whether the records that an engine writes may lie apart from each other."""
-    return isinstance(engine, (SelectBits, SpreadValues, FillValue, DeriveField))

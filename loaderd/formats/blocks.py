@@ -22,10 +22,11 @@ import numpy as np
 
 from loaderd.errors import Damage
 from loaderd.formats.compression import InflatedStream, PlainStream, most_record_bytes, open_stream
-from loaderd.formats.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, check_data_crcs
-from loaderd.formats.framing import CHAIN_SLACK_BYTES, Ends, RecordChunk, scan, walk_chains
+from loaderd.formats.framing import RecordChunk, scan
 from loaderd.formats.reader import ShardFiles
 from loaderd.formats.shard_index import ANCHOR_RECORDS
+from loaderd.kernels.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, check_data_crcs
+from loaderd.kernels.frames import CHAIN_SLACK_BYTES, Ends, walk_chains
 from loaderd.stages import Stage
 from loaderd.storage.shard_file import Block
 from loaderd.storage.timed import TimedFile, inflating

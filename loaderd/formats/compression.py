@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from loaderd.errors import Damage
-from loaderd.formats.crc import HEADER_BYTES
 from loaderd.formats.framing import MAX_RECORD_BYTES
 from loaderd.formats.kinds import GZIP_MAGIC, HEAD_BYTES, Content, is_frame, kind_of, refused
+from loaderd.kernels.crc import HEADER_BYTES
 from loaderd.storage.shard_file import Compression, Readable
 
 OnRead = Callable[[int], None]

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.formats.compression import detect_compression
-from loaderd.formats.crc import HEADER_BYTES
 from loaderd.formats.fixed import compression_of_member, open_fixed, wrapping_of
 from loaderd.formats.kinds import Content, is_frame
 from loaderd.formats.npz import arrays_of
 from loaderd.formats.tar import Member, find_members
+from loaderd.kernels.crc import HEADER_BYTES
 from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.kata import katago
 from loaderd.schemas.leela import lc0

@@ -29,7 +29,6 @@ import numpy as np
 
 from loaderd.errors import Damage, ShardFormatError
 from loaderd.formats.compression import InflatedStream, OnRead, PlainStream, no_callback
-from loaderd.formats.crc import Bytes1D
 from loaderd.formats.framing import RecordChunk
 from loaderd.formats.inflate import gunzip
 from loaderd.formats.kinds import (
@@ -43,6 +42,7 @@ from loaderd.formats.kinds import (
     refused,
 )
 from loaderd.formats.zstd import ZstdStream, decompress
+from loaderd.kernels.crc import Bytes1D
 from loaderd.schema import FixedRecords
 from loaderd.storage.shard_file import Compression, Readable
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loaderd.errors import Damage, ShardReadError
-from loaderd.formats.crc import Bytes1D
 from loaderd.formats.fixed import (
     MAX_WHOLE_BYTES,
     Stream,
@@ -26,8 +25,10 @@ from loaderd.formats.fixed import (
     open_fixed,
     scan_fixed,
 )
-from loaderd.formats.framing import Ends, RecordChunk
+from loaderd.formats.framing import RecordChunk
 from loaderd.formats.reader import Reading, ShardFiles
+from loaderd.kernels.crc import Bytes1D
+from loaderd.kernels.frames import Ends
 from loaderd.schema import FixedRecords
 from loaderd.storage.shard_file import Block, Compression, Readable, ShardFile
 from loaderd.storage.timed import TimedFile, inflating

@@ -14,7 +14,6 @@ import numpy as np
 
 from loaderd.errors import Damage, ShardFormatError
 from loaderd.formats.compression import OnRead, front_of, no_callback
-from loaderd.formats.crc import Bytes1D, crc32c
 from loaderd.formats.fixed import (
     MAX_WHOLE_BYTES,
     compression_of_member,
@@ -28,6 +27,7 @@ from loaderd.formats.fixed import (
 from loaderd.formats.kinds import Content
 from loaderd.formats.shard_index import MAX_BLOCK_BYTES, ShardIndex, shrunk
 from loaderd.formats.tar import find_members
+from loaderd.kernels.crc import Bytes1D, crc32c
 from loaderd.redaction import shown
 from loaderd.schema import FixedRecords
 from loaderd.storage.access import Access

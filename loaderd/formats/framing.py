@@ -16,13 +16,10 @@ What is sure, and what is not: a change of up to 32 bits in a row, of data or of
 is missed once in 2³². A lost stretch counts as one record. If it held several, the numbers of the records behind it
 are too small; if bytes were inserted, too large. And if a payload holds TFRecord frames itself and is searched,
 because a length is damaged or wrong, then the frames in it are found and taken for records.
-
-:func:`walk` only finds where the frames are; :func:`walk_chains` checks the CRCs of their lengths, too.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -30,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import Damage
-from loaderd.formats.compiled_frames import walk_by_compiled_code
-from loaderd.formats.crc import (
+from loaderd.kernels.crc import (
     FOOTER_BYTES,
     FRAME_BYTES,
     HEADER_BYTES,
@@ -42,19 +38,16 @@ from loaderd.formats.crc import (
     masked_crc,
     masked_crcs_of_lengths,
 )
+from loaderd.kernels.frames import Ends, walk
 
 MAX_RECORD_BYTES = 1 << 30
 TOO_LARGE = f"a record of at most {MAX_RECORD_BYTES} bytes"
 """What the damage expects that stands for a whole record of more bytes."""
-CHAIN_SLACK_BYTES = 16
 _SCAN_BYTES = 1 << 20
 _SEEK_BYTES = 1 << 14
 
 ReadInto = Callable[[memoryview], int]
 JumpTo = Callable[[int], bool]
-Ends = npt.NDArray[np.int64]
-
-_unpack_length = struct.Struct("<Q").unpack_from
 
 
 class RecordChunk(NamedTuple):
@@ -93,61 +86,6 @@ class RecordChunk(NamedTuple):
     def payload_lengths(self) -> Ends:
         """int64, (n,): bytes of each record's data."""
         return np.diff(self.ends) - self.header_bytes - self.footer_bytes
-
-
-def walk(buffer: Bytes1D, start: int, stop: int) -> Ends:
-    """int64, (n + 1,): the frame boundaries of the whole records in ``buffer[start:stop]``; no CRC is checked.
-
-    Costs 70 ns a record, all of it Python: where a record starts is known only from the one before.
-    """
-    ends = [start]
-    append = ends.append
-    position = start
-    last_header = stop - HEADER_BYTES
-    view = buffer.data
-    while position <= last_header:
-        position += _unpack_length(view, position)[0] + FRAME_BYTES
-        if position > stop:
-            break
-        append(position)
-    return np.array(ends, dtype=np.int64)
-
-
-def walk_chains(buffer: Bytes1D, starts: Ends, stops: Ends, counts: Ends) -> Ends | None:
-    """int64, (n + 1,): as :func:`walk`, from several known places at a time; the CRC of each length is checked.
-
-    None where the frames don't add up, or a CRC does not match. ``starts``, ``stops``, ``counts``: int64, (chains,):
-    chain i is ``counts[i]`` frames from ``starts[i]`` to ``stops[i]``, where chain i + 1 begins. ``buffer`` must go
-    on for ``CHAIN_SLACK_BYTES`` behind the last stop.
-    """
-    if not len(counts) or counts.min() < 1:
-        return None
-    ends = walk_by_compiled_code(buffer, starts, stops, counts)
-    if ends is not None:
-        return ends
-    ends = _walk_by_numpy(buffer, starts, stops, counts)
-    return None if ends is None or find_bad_length_crc(buffer, ends) is not None else ends
-
-
-def _walk_by_numpy(buffer: Bytes1D, starts: Ends, stops: Ends, counts: Ends) -> Ends | None:
-    """The same without the CRCs. All chains take a step at once: 28 ns a record for 128 chains of 32."""
-    steps = int(counts.max())
-    words: npt.NDArray[np.uint64] = np.ndarray((len(buffer) - 7,), "<u8", buffer=buffer.data, strides=(1,))
-    last = np.uint64(len(words) - 1)
-    assert last > stops[-1]
-    table = np.empty((steps + 1, len(starts)), dtype=np.int64)
-    table[0] = starts
-    for step in range(steps):
-        reached = table[step + 1].view(np.uint64)
-        np.add(words[table[step]], table[step].view(np.uint64), out=reached)
-        reached += np.uint64(FRAME_BYTES)
-        np.minimum(reached, last, out=reached)  # a damaged length leads behind every stop, but not out of the buffer
-    if not np.array_equal(table[counts, np.arange(len(starts))], stops):
-        return None
-    taken = np.arange(steps) < counts[:, None]
-    ends = np.append(table[:-1].T[taken], stops[-1])
-    # A length of almost 2⁶⁴ leads backwards.
-    return ends if (ends[1:] > ends[:-1]).all() else None
 
 
 def scan(
@@ -293,7 +231,7 @@ def _step_over(shard: str, scanned: _ScanBuffer, record: int) -> Damage | None:
         )
         scanned.advance(len(header))
         return damage
-    (length,) = _unpack_length(header.data)
+    length = int.from_bytes(header[:8].tobytes(), "little")
     stored = int.from_bytes(header[8:].tobytes(), "little")
     computed = masked_crc(header[:8])
     if stored == computed and length <= scanned.most_bytes:

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from loaderd.errors import Damage, ShardFormatError
-from loaderd.formats.crc import HEADER_BYTES, masked_crc
+from loaderd.kernels.crc import HEADER_BYTES, masked_crc
 from loaderd.schema import FixedRecords
 from loaderd.storage.shard_file import Readable
 

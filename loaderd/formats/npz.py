@@ -28,10 +28,10 @@ import numpy.typing as npt
 
 from loaderd.errors import Damage, LoaderdError, ShardReadError
 from loaderd.formats.compression import MOST_INFLATED
-from loaderd.formats.crc import Bytes1D
 from loaderd.formats.inflate import crc32, raw_inflater
 from loaderd.formats.kinds import ZIP_MAGIC, refused
 from loaderd.formats.zstd import FileReader
+from loaderd.kernels.crc import Bytes1D
 from loaderd.schema import FixedRecords
 from loaderd.schema.exact import is_shaped
 from loaderd.storage.shard_file import Readable, ShardFile, is_remote

@@ -12,8 +12,9 @@ import numpy as np
 
 from loaderd.errors import Damage
 from loaderd.formats.compression import OnRead, no_callback
-from loaderd.formats.crc import Bytes1D
-from loaderd.formats.framing import Ends, RecordChunk
+from loaderd.formats.framing import RecordChunk
+from loaderd.kernels.crc import Bytes1D
+from loaderd.kernels.frames import Ends
 from loaderd.machine import max_open_files
 from loaderd.stages import Stage, StageTimes
 from loaderd.storage.access import Access

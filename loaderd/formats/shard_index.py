@@ -42,7 +42,8 @@ from loaderd.formats.compression import (
     no_callback,
     open_stream,
 )
-from loaderd.formats.crc import (
+from loaderd.formats.framing import RecordChunk, scan
+from loaderd.kernels.crc import (
     Bytes1D,
     chain_crcs,
     check_data_crcs,
@@ -51,7 +52,7 @@ from loaderd.formats.crc import (
     masked_crc,
     stored_crcs,
 )
-from loaderd.formats.framing import Ends, RecordChunk, scan, walk
+from loaderd.kernels.frames import Ends, walk
 from loaderd.redaction import redacted
 from loaderd.storage.access import Access
 from loaderd.storage.files import open_shard, read_shard

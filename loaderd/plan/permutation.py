@@ -17,7 +17,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.plan.compiled_places import mix_by_compiled_code
 from loaderd.randomness import splitmix64
 
 
@@ -46,7 +45,7 @@ _SORTED_COUNT = 4096
 def places(key: int, count: int, start: int, stop: int) -> npt.NDArray[np.int64]:
     """int64, (stop - start,): where a permutation of 0 to count - 1 puts the numbers ``start`` to ``stop - 1``.
 
-    4 to 15 ns a number, and half of that if compiled. Where ``count`` is at most 4,096, all numbers are sorted, for
+    4 to 15 ns a number. Where ``count`` is at most 4,096, all numbers are sorted, for
     12 ns each, whatever part is asked for. Raises ValueError if ``count`` is above 2**32.
     """
     if count <= _SORTED_COUNT:
@@ -56,9 +55,6 @@ def places(key: int, count: int, start: int, stop: int) -> npt.NDArray[np.int64]
     bits = (count - 1).bit_length()
     draws = random_words(key, 2 * _ROUNDS).astype(np.uint32).reshape(_ROUNDS, 2)
     draws[:, 0] |= 1
-    found = mix_by_compiled_code(start, stop, count, bits, draws)
-    if found is not None:
-        return found
     words = np.arange(start, stop, dtype=np.uint32)
     _mix(words, bits, draws)
     outside = np.flatnonzero(words >= count)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import loaderd
 from loaderd.errors import CorruptRecordError, StorageError
-from loaderd.formats.crc import framed
+from loaderd.kernels.crc import framed
 
 AWAY, DAMAGED, CLOSED = "storage does not answer", "the record is damaged", "the loader is closed"
 MISSED, LAST_MISSED = (f"batch {step} of this pass was not delivered" for step in (3, 9))

@@ -24,8 +24,8 @@ from loaderd.errors import (
     ShardReadError,
     WorkerError,
 )
-from loaderd.formats.crc import framed
 from loaderd.formats.framing import MAX_RECORD_BYTES
+from loaderd.kernels.crc import framed
 from loaderd.plan.passes import Pass
 
 Write = Callable[..., list[Path]]

@@ -15,7 +15,7 @@ from damage import damage_data
 
 import loaderd
 from loaderd.errors import NoShardsError, OptionError, RecordMismatchError
-from loaderd.formats.crc import framed
+from loaderd.kernels.crc import framed
 from loaderd.options import StreamOptions
 from loaderd.plan.selection import HASHES
 

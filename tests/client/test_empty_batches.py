@@ -17,7 +17,7 @@ from restarted import MODULE, Restarted
 
 import loaderd
 from loaderd.errors import EmptyBatchError, ShardError
-from loaderd.formats.crc import framed
+from loaderd.kernels.crc import framed
 
 Write = Callable[..., list[Path]]
 OPTIONS: dict[str, Any] = {"batch_size": 10, "shuffle": False, "workers": 1, "on_corrupt": "skip_any"}

@@ -17,7 +17,7 @@ from restarted import MODULE, Restarted
 
 import loaderd
 from loaderd.errors import RecordMismatchError, SkippedDataWarning
-from loaderd.formats.crc import framed
+from loaderd.kernels.crc import framed
 
 Write = Callable[..., list[Path]]
 OTHER = framed(b"")

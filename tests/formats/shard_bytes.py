@@ -17,8 +17,8 @@ from record_bytes import header
 from loaderd.errors import Damage
 from loaderd.formats import framing
 from loaderd.formats.blocks import Block, BlockReader
-from loaderd.formats.crc import framed
 from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex
+from loaderd.kernels.crc import framed
 from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile
 

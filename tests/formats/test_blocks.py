@@ -29,8 +29,8 @@ from shard_bytes import (
 from loaderd.errors import Damage, ShardReadError
 from loaderd.formats import framing
 from loaderd.formats.blocks import Block, BlockReader
-from loaderd.formats.crc import framed
 from loaderd.formats.shard_index import ANCHOR_RECORDS, build_index
+from loaderd.kernels.crc import framed
 from loaderd.storage.shard_file import Compression, ShardFile
 
 MakeReader = Callable[..., BlockReader]

@@ -22,8 +22,8 @@ from loaderd.formats.compression import (
     most_record_bytes,
     open_stream,
 )
-from loaderd.formats.crc import framed
 from loaderd.formats.shard_index import build_index
+from loaderd.kernels.crc import framed
 from loaderd.storage.files import open_shard
 
 

@@ -6,17 +6,16 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from guarded import guarded
 from hypothesis import given
 from hypothesis import strategies as st
 from record_bytes import header
 from shard_bytes import frames, payloads_of, reader, scanned, starts_of
 
 from loaderd.errors import Damage
-from loaderd.formats import crc, framing
-from loaderd.formats.crc import framed
+from loaderd.formats import framing
+from loaderd.kernels import crc
+from loaderd.kernels.crc import framed
 
 PAYLOADS = [b"first record", b"", b"third" * 9, b"\x00" * 40, b"fifth"]
 FRAMES = [framed(payload) for payload in PAYLOADS]
@@ -224,103 +223,7 @@ def test_a_lost_frame_is_found_again_in_another_buffer(garbage: int):
     assert [(d.record, d.lost_bytes) for d in damages] == [(1, garbage)]
 
 
-# ----------------------------------------------------------------------------------------- frames and nothing else
-
-
-@pytest.fixture
-def no_second_look(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What compiled code finds must be enough for healthy shards."""
-    if kernels == "compiled":
-        monkeypatch.delattr(framing, "_walk_by_numpy")
-
-
-def with_slack(data: bytes) -> npt.NDArray[np.uint8]:
-    return guarded(data + bytes(framing.CHAIN_SLACK_BYTES))
-
-
-@pytest.mark.usefixtures("no_second_look")
-@given(st.lists(st.integers(0, 90), min_size=1, max_size=120), st.integers(1, 9))
-def test_chains_find_what_a_walk_finds(lengths: list[int], chain: int):
-    data = frames([b"x" * length for length in lengths])
-    buffer = with_slack(data)
-    ends = framing.walk(buffer, 0, len(data))
-    assert np.array_equal(np.diff(ends) - 16, lengths)
-    starts = ends[:-1:chain]
-    counts = np.full(len(starts), chain)
-    counts[-1] = len(lengths) - chain * (len(starts) - 1)
-    found = framing.walk_chains(buffer, starts, np.append(starts[1:], ends[-1]), counts)
-    assert found is not None and np.array_equal(found, ends)
-
-
-@pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("length", [(1 << 16) - 1, 1 << 16])
-def test_chains_of_long_records(length: int):
-    data = frames([b"x", bytes(length), b"y"])
-    starts, stop = np.array([0]), np.array([len(data)])
-    found = framing.walk_chains(with_slack(data), starts, stop, np.array([3]))
-    assert found is not None and np.diff(found).tolist() == [17, length + 16, 17]
-
-
-@pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("counts", [[0], [-1], [4, -1], [2, 0]])
-def test_chains_of_a_broken_index_are_none(counts: list[int]):
-    data = frames([b"x", b"yy", b"zzz"])
-    ends = framing.walk(with_slack(data), 0, len(data))
-    starts = ends[: len(counts)]
-    found = framing.walk_chains(with_slack(data), starts, np.append(starts[1:], len(data)), np.array(counts))
-    assert found is None
-
-
-@pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("chain", [1, 2, 5])
-def test_chains_notice_every_damaged_header(chain: int):
-    healthy = with_slack(FILE)
-    ends = np.array([*STARTS, len(FILE)])
-    starts = ends[:-1:chain]
-    counts = np.minimum(chain, len(STARTS) - chain * np.arange(len(starts)))
-    stops = np.append(starts[1:], len(FILE))
-    assert framing.walk_chains(healthy, starts, stops, counts) is not None
-    for start in STARTS:
-        for bit in range(96):  # of a length, and of its CRC
-            broken = healthy.copy()
-            broken[start + bit // 8] ^= 1 << bit % 8
-            assert framing.walk_chains(broken, starts, stops, counts) is None
-
-
-@pytest.mark.usefixtures("kernels")
-@given(
-    which=st.integers(0, len(STARTS) - 1),
-    length=st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 400), st.integers(-400, -1).map(lambda n: n % 2**64)),
-    chain=st.integers(1, 5),
-)
-def test_a_length_that_leads_elsewhere_is_noticed(which: int, length: int, chain: int):
-    """Its CRC is right, so it is followed: never out of the buffer."""
-    buffer = with_slack(FILE)
-    buffer[STARTS[which] :][:12] = np.frombuffer(header(length), np.uint8)
-    starts = np.array(STARTS[::chain])
-    counts = np.minimum(chain, len(STARTS) - chain * np.arange(len(starts)))
-    found = framing.walk_chains(buffer, starts, np.append(starts[1:], len(FILE)), counts)
-    assert (found is not None) == (length == len(PAYLOADS[which]))
-
-
-@pytest.mark.usefixtures("kernels")
-def test_a_chain_cannot_go_backwards():
-    data = bytearray(120)
-    for place, target in ((0, 64), (64, 32), (32, 120)):
-        length = ((target - place - 16) % 2**64).to_bytes(8, "little")
-        data[place : place + 12] = length + crc.masked_crc(length).to_bytes(4, "little")
-    one, stop = np.array([0]), np.array([120])
-    assert framing.walk_chains(with_slack(bytes(data)), one, stop, np.array([3])) is None
-
-
-def test_a_walk_stops_at_what_is_not_whole():
-    data = np.frombuffer(FILE, dtype=np.uint8)
-    for start, stop in itertools.combinations([*STARTS, len(FILE)], 2):
-        expected = [place for place in [*STARTS, len(FILE)] if start <= place <= stop]
-        for cut in (stop, min(stop + 7, len(FILE)), min(stop + 13, len(FILE))):
-            assert framing.walk(data, start, cut).tolist() == [place for place in expected if place <= cut]
-    hostile = np.frombuffer(FRAMES[0] + header(2**64 - 1) + b"x" * 50, dtype=np.uint8)
-    assert framing.walk(hostile, 0, len(hostile)).tolist() == [0, len(FRAMES[0])]
+# ----------------------------------------------------------------------------------------------- headers
 
 
 def test_find_header():

@@ -11,9 +11,9 @@ from shard_bytes import blocks_of, make_shard, num_descriptors
 
 from loaderd.formats import reader as reader_module
 from loaderd.formats.blocks import Block, BlockReader
-from loaderd.formats.crc import framed
 from loaderd.formats.reader import Reading
 from loaderd.formats.shard_index import build_index
+from loaderd.kernels.crc import framed
 from loaderd.options import Storage
 from loaderd.storage.access import Access
 from loaderd.storage.shard_file import ShardFile

@@ -31,7 +31,6 @@ from loaderd.formats import framing
 from loaderd.formats import shard_index as index_module
 from loaderd.formats.blocks import BlockReader
 from loaderd.formats.compression import PlainStream
-from loaderd.formats.crc import framed, masked_crc
 from loaderd.formats.indexer import make_indexes
 from loaderd.formats.shard_index import (
     ANCHOR_RECORDS,
@@ -41,6 +40,7 @@ from loaderd.formats.shard_index import (
     decode_indexes,
     encode_indexes,
 )
+from loaderd.kernels.crc import framed, masked_crc
 from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards
 from loaderd.storage.local_file import LocalFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from loaderd.formats.crc import masked_crc
+from loaderd.kernels.crc import masked_crc
 
 
 def header(length: int) -> bytes:

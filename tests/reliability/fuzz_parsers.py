@@ -19,9 +19,9 @@ with atheris.instrument_imports(include=["loaderd.formats", "loaderd.decode"]):
     from loaderd.decode.example_rows import RowParser
     from loaderd.errors import Damage
     from loaderd.formats.compression import InflatedStream, no_callback
-    from loaderd.formats.crc import framed, masked_crc
     from loaderd.formats.framing import scan
     from loaderd.formats.shard_index import decode_indexes, encode_indexes
+    from loaderd.kernels.crc import framed, masked_crc
 
 import numpy as np
 

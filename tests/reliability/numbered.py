@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import loaderd
-from loaderd.formats.crc import framed
+from loaderd.kernels.crc import framed
 
 Int64s = npt.NDArray[np.int64]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from loaderd.formats.crc import masked_crc
+from loaderd.kernels.crc import masked_crc
 
 
 def headers_in(stream: bytes) -> dict[int, int]:

@@ -19,7 +19,7 @@ import loaderd
 from loaderd import testing
 from loaderd.client.connect import ask_status
 from loaderd.errors import OptionError, RecordMismatchError, ServerError, SkippedDataWarning
-from loaderd.formats.crc import framed
+from loaderd.kernels.crc import framed
 
 
 def check(batch):

@@ -15,8 +15,8 @@ from shard_bytes import COMPRESS, blocks_of, frames, num_descriptors, payloads_o
 
 from loaderd.errors import NoShardsError, OptionError, ShardReadError, StorageError
 from loaderd.formats.blocks import BlockReader
-from loaderd.formats.crc import framed
 from loaderd.formats.shard_index import build_index
+from loaderd.kernels.crc import framed
 from loaderd.options import Storage
 from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards, open_shard

@@ -23,10 +23,10 @@ from loaderd.errors import (
     WorkerError,
     from_wire,
 )
-from loaderd.formats.crc import framed
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import build_index, decode_indexes, encode_indexes
 from loaderd.ipc.worker_messages import CheckTask, IndexDone, IndexTask, LoadFault, LoadTask, TrialTask
+from loaderd.kernels.crc import framed
 from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan

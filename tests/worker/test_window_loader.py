@@ -19,8 +19,8 @@ import loaderd
 from loaderd.decode.example import Example, parse_example
 from loaderd.errors import CorruptRecordError, LoaderdError, RecordMismatchError, ShardReadError
 from loaderd.formats.blocks import Block, BlockReader
-from loaderd.formats.crc import framed
 from loaderd.formats.shard_index import ShardIndex, build_index
+from loaderd.kernels.crc import framed
 from loaderd.plan.permutation import random_words
 from loaderd.storage.files import list_shards
 from loaderd.worker import window_loader

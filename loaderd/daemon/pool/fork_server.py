@@ -32,8 +32,8 @@ from loaderd.errors import DaemonError
 from loaderd.ipc.child import die_with_parent, how_it_ended, name_process
 from loaderd.ipc.descriptors import above_standard, send_fds, socket_above_standard
 from loaderd.ipc.messages import UNICODE_ERRORS
+from loaderd.kernels.table import compile_kernels
 from loaderd.machine import remedy
-from loaderd.worker.compiling import compile_loops
 
 # A worker that is killed while it waits for a disk dies when the disk answers, if ever.
 _DEATH_TIMEOUT_S = 0.5
@@ -62,7 +62,7 @@ class ForkServer:
             leave.close()
             die_with_parent(daemon)
             name_process("loaderd-forks")
-            compile_loops()  # once, so that not each worker has to
+            compile_kernels()  # once, so that not each worker has to
             gc.freeze()  # the collector would write to these objects, and so copy their pages in each worker
             sock = _serve(theirs)
             name_process("loaderd-worker")

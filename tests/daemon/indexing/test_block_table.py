@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.errors import NoShardsError
-from loaderd.formats.crc import masked_crc
 from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, shrunk
+from loaderd.kernels.crc import masked_crc
 from loaderd.plan.selection import HASHES, HashSplit, Newest, Operation, Skip, Take, numbers_that
 from loaderd.randomness import key_of
 from loaderd.storage.files import list_shards

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderd.decode.bits import ExpandBytes, GatherCodes, ReorderBits, bits_engine
-from loaderd.decode.compiled_bits import SelectBits
+from loaderd.decode.batch_decoder import layout_of
+from loaderd.kernels.bits import ExpandBytes, GatherCodes, ReorderBits, SelectBits, bits_engine
 from loaderd.schema import Bits
 from loaderd.schemas import chess_eval
 
@@ -48,7 +48,7 @@ def decode_guarded(field: Bits, feature_offset: int, rows: Rows) -> npt.NDArray[
     size = len(rows) * field.num_bits * field.dtype.itemsize
     buffer = np.full(64 + size + 64, 0xA5, np.uint8)
     out = buffer[64 : 64 + size].view(field.dtype).reshape(len(rows), *field.shape)
-    engine = bits_engine(field, feature_offset)
+    engine = bits_engine(layout_of(field, feature_offset))
     engine.reserve(len(rows))
     engine.decode(rows, out)
     assert set(buffer[:64]) == set(buffer[64 + size :]) == {0xA5}
@@ -123,7 +123,7 @@ REVERSED = tuple(reversed(range(24)))
     ],
 )
 def test_the_geometry_chooses_the_engine(engine: type, field: Bits, kernels: str) -> None:
-    assert type(bits_engine(field, 0)) is (SelectBits if kernels == "compiled" else engine)
+    assert type(bits_engine(layout_of(field, 0))) is (SelectBits if kernels == "compiled" else engine)
     assert_exact(field, 0, random_rows(9, -(-(field.start + field.num_bits) // 8) + 1))
 
 
@@ -137,7 +137,7 @@ def test_the_geometry_chooses_the_engine(engine: type, field: Bits, kernels: str
     ],
 )
 def test_some_fields_are_left_to_numpy(engine: type, field: Bits) -> None:
-    assert type(bits_engine(field, 0)) is engine
+    assert type(bits_engine(layout_of(field, 0))) is engine
     assert_exact(field, 0, random_rows(9, -(-(field.start + field.num_bits) // 8) + 1))
 
 
@@ -158,7 +158,7 @@ def test_unset_bits_are_plain_zero() -> None:
 
 @pytest.mark.parametrize("field", [CHESS, Bits("d", (10,), 1536), Bits("d", (64, 24), 3, REVERSED)])
 def test_scratch_memory_carries_nothing_over(field: Bits) -> None:
-    engine = bits_engine(field, 0)
+    engine = bits_engine(layout_of(field, 0))
     engine.reserve(16)
     for num_records, seed in ((16, 1), (5, 2), (1, 3), (16, 4)):
         rows = random_rows(num_records, 200, seed)

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_bytes import frames, starts_of
 
-from loaderd.formats import crc
-from loaderd.formats.crc import framed
+from loaderd.kernels import crc
+from loaderd.kernels.crc import framed
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -15,6 +15,15 @@ every stored CRC is replaced by its unmasked self, and every header by the twelv
 from the residue back to its initial state. Then the CRC of the whole run is a constant if and only if (up to
 the 2⁻³² that a CRC misses anyway) that of each record matches. The payloads stay as they are; headers and
 footers are overwritten.
+
+The loop ``seam`` does this replacing in one pass over the records. Of each record it
+
+1. finds the footer, the four bytes in front of the record's end, and reads the stored CRC;
+2. takes the mask off: subtracts the constant, and rotates by 15 bits;
+3. writes the CRC back unmasked, and keeps a copy of it, to name the damaged records with;
+4. writes the twelve bytes of ``_RESET`` over the header behind, unless the record is the last.
+
+``_seam_by_numpy`` makes the same steps for all records at once, each in an array of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +38,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.formats.compiled_crcs import seam_by_compiled_code
+from loaderd.kernels.llvm import compiled
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
@@ -181,17 +190,63 @@ def check_data_crcs(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> list[tuple[
     if ends[0] < 0 or ends[-1] > len(buffer) or np.diff(ends).min() < FRAME_BYTES:
         raise IndexError(f"frames must follow each other within {len(buffer)} bytes")
     assert buffer.flags.c_contiguous and buffer.flags.writeable
-    stored = seam_by_compiled_code(buffer, ends, _MASK_DELTA, _RESET.tobytes())
-    if stored is None:
-        stored = _seam_by_numpy(buffer, ends)
+    loop = compiled(SEAM)
+    stored = _seam_by_numpy(buffer, ends) if loop is None else _seam_by_loop(loop, buffer, ends)
     run = buffer.data[int(ends[0]) + HEADER_BYTES : int(ends[-1])]
     if crc32c(run) == _CRC_OF_HEALTHY_RUN:
         return []
     return _find_bad_records(buffer, ends, stored)
 
 
-def _seam_by_numpy(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> Crcs:
+SEAM = """
+declare i32 @llvm.fshl.i32(i32, i32, i32)
+
+define void @seam(ptr noalias %buffer, ptr noalias readonly %ends, i64 %num_records, i64 %mask_delta,
+                  i64 %reset, i64 %reset_end, ptr noalias writeonly %stored) {
+start:
+  %delta = trunc i64 %mask_delta to i32
+  %last_bytes = trunc i64 %reset_end to i32
+  br label %record
+
+record:
+  %number = phi i64 [0, %start], [%next_number, %header]
+  %next_number = add i64 %number, 1
+  %end_ptr = getelementptr i64, ptr %ends, i64 %next_number
+  %end = load i64, ptr %end_ptr
+  %behind = getelementptr i8, ptr %buffer, i64 %end
+  %footer = getelementptr i8, ptr %behind, i64 -4
+  %masked = load i32, ptr %footer, align 1
+  %rotated = sub i32 %masked, %delta
+  %crc = call i32 @llvm.fshl.i32(i32 %rotated, i32 %rotated, i32 15)
+  store i32 %crc, ptr %footer, align 1
+  %stored_ptr = getelementptr i32, ptr %stored, i64 %number
+  store i32 %crc, ptr %stored_ptr
+  %more_records = icmp ult i64 %next_number, %num_records
+  br i1 %more_records, label %header, label %done
+
+header:
+  %header_end = getelementptr i8, ptr %behind, i64 8
+  store i64 %reset, ptr %behind, align 1
+  store i32 %last_bytes, ptr %header_end, align 1
+  br label %record
+
+done:
+  ret void
+}
+"""
+
+
+def _seam_by_loop(loop: Any, buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> Crcs:
     """Replace stored CRCs and headers as the module's docstring says; returns these CRCs, unmasked."""
+    ends = np.ascontiguousarray(ends)
+    stored = np.empty(len(ends) - 1, np.uint32)
+    reset = _RESET.tobytes()
+    words = int.from_bytes(reset[:8], "little", signed=True), int.from_bytes(reset[8:], "little")
+    loop(buffer.ctypes.data, ends.ctypes.data, len(stored), _MASK_DELTA, *words, stored.ctypes.data)
+    return stored
+
+
+def _seam_by_numpy(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> Crcs:
     footers = ends[1:] - FOOTER_BYTES
     stored: Crcs = words_at(buffer, footers) - np.uint32(_MASK_DELTA)
     stored = (stored >> np.uint32(17)) | (stored << np.uint32(15))

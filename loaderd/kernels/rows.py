@@ -1,13 +1,22 @@
-"""A compiled way to apply the templates of ``example_rows``: one loop that checks a record and writes its row.
+"""From records of one layout to rows: a **template** says which bytes of the record go where in the row.
 
-For each record, in this order ::
+Templates are learnt by :mod:`loaderd.decode.example_rows`. A template has ::
 
     checks     byte of the record, mask, expected: of words of eight bytes; where one differs, the record is missed
     copies     byte of the row, byte of the record, how many
-    fixed      byte of the row, how many: of what is the same in every row (absent features, and padding)
     varints    byte of the row, byte of the record, how many: they become an int64
+    constants  byte of the row, bytes: what is the same in every row (absent features, and padding)
 
-The rows lie anywhere in a window, which no cache holds: so their cache lines are fetched some records ahead.
+The loop ``put`` goes from record to record. For each it
+
+1. fetches the cache lines of the row of the eighth record from here, as rows lie anywhere in a window;
+2. compares all checks; a record that differs in any is noted as missed, and the loop goes on to the next;
+3. copies the stretches of bytes that are values;
+4. copies the bytes that are the same in every row, zeros of the padding included;
+5. puts each varint together, seven bits a byte from its last byte to its first, and stores it as eight bytes.
+
+It returns how many records were missed. ``PutByNumpy`` makes the same steps for many records at once: it gathers
+them, compares, fills rows, and puts these to their places.
 """
 
 from __future__ import annotations
@@ -17,12 +26,49 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.machine_code import ADDRESS, NUMBER, Loop
+from loaderd.kernels.llvm import compiled
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
+Triple = tuple[int, int, int]
 
-_CODE = """declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+WORD_BYTES = 8
+_ALL_BITS = (1 << 64) - 1
+# Records are taken in groups of about this size, so that the copies of them stay in the cache of a core.
+_CHUNK_BYTES = 512 << 10
+
+
+class Memory(NamedTuple):
+    """Where the records of a call are, and where their rows go.
+
+    ``buffer``: uint8, contiguous. ``starts``: int64, (n,): where in it each record begins. ``out``: uint8,
+    (any number, row_bytes), C-contiguous. ``places``: int64, (n,): the row of ``out`` that each record goes to.
+    """
+
+    buffer: Bytes
+    starts: Int64s
+    out: Bytes
+    places: Int64s
+
+
+class Template(NamedTuple):
+    """How records of ``length`` bytes become rows of ``row_bytes``: see the module's docstring."""
+
+    length: int
+    row_bytes: int
+    checks: list[Triple]
+    copies: list[Triple]
+    varints: list[Triple]
+    constants: list[tuple[int, Bytes]]
+
+
+def row_putter(template: Template) -> PutByLoop | PutByNumpy:
+    """What applies ``template``: :meth:`PutByLoop.put` says how."""
+    loop = compiled(PUT)
+    return PutByNumpy(template) if loop is None else PutByLoop(loop, template)
+
+
+PUT = """declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 
 define i64 @put(ptr noalias readonly %buffer, ptr noalias readonly %starts,
@@ -178,57 +224,25 @@ done:
   ret i64 %num_missed_now
 }
 """
-_ARGUMENTS = (
-    *(ADDRESS, ADDRESS),  # buffer, starts
-    *(ADDRESS, NUMBER, ADDRESS),  # out, row_bytes, places
-    *(ADDRESS, NUMBER),  # positions, num_records
-    *(ADDRESS, NUMBER) * 4,  # checks, copies, varints, fixed, and how many there are of each
-    *(ADDRESS, ADDRESS),  # row, missed
-)
-PUT_LOOP = Loop(_CODE, "put", _ARGUMENTS, NUMBER)
-"""It returns how many records were missed."""
 
 
-class Memory(NamedTuple):
-    """Where a batch's records are, and where their rows go; as in ``RowParser.parse``, and checked there."""
+class PutByLoop:
+    """A template, as the loop wants it."""
 
-    buffer: Bytes
-    starts: Int64s
-    out: Bytes
-    places: Int64s
-
-
-class PutRows:
-    """The loop, and what it needs to know of a template."""
-
-    def __init__(
-        self,
-        loop: Any,
-        checks: npt.NDArray[np.uint64],
-        copies: list[tuple[int, int, int]],
-        varints: list[tuple[int, int, int]],
-        constants: list[tuple[int, Bytes]],
-        row_bytes: int,
-    ) -> None:
-        """``checks``, ``copies``, ``varints``: see the top of the module. ``constants``: (byte of the row, bytes)."""
+    def __init__(self, loop: Any, template: Template) -> None:
         self._loop = loop
-        self._row = np.zeros(row_bytes, np.uint8)
-        is_fixed = np.ones(row_bytes, np.bool_)
-        for offset, _, num_bytes in (*copies, *((to, at, 8) for to, at, _ in varints)):
-            is_fixed[offset : offset + num_bytes] = False
-        for offset, data in constants:
-            self._row[offset : offset + len(data)] = data
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], is_fixed, [False]]).view(np.int8)))
-        fixed = np.stack([edges[::2], edges[1::2] - edges[::2]], axis=1)
-        tables = (checks, *(np.array(table, np.int64) for table in (copies, varints, fixed)))
+        self._row, fixed = _fixed(template)
+        checks = np.array(template.checks, np.uint64)
+        tables = (checks, *(np.array(table, np.int64) for table in (template.copies, template.varints, fixed)))
         self._tables = [np.ascontiguousarray(table) for table in tables]
         self._arguments = [each for table in self._tables for each in (table.ctypes.data, len(table))]
         self._arguments.append(self._row.ctypes.data)
 
     def put(self, memory: Memory, positions: Int64s) -> Int64s:
-        """Write the rows of the records at ``positions``, C-contiguous, that match. Returns the other positions."""
+        """Write the rows of the records at ``positions``, (n,), that match. Returns the other positions."""
         if not len(positions):  # the loop takes at least one record
             return positions
+        positions = np.ascontiguousarray(positions)
         buffer, starts, out, places = memory
         missed = np.empty(len(positions), np.int64)
         num_missed = self._loop(
@@ -238,3 +252,85 @@ class PutRows:
             missed.ctypes.data,
         )
         return missed[:num_missed]
+
+
+class PutByNumpy:
+    """The same by numpy. For the chess records, ns a record: gather 10, match 12, fill 15, put 8."""
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self._checks = [(at, np.uint64(mask), np.uint64(expected)) for at, mask, expected in template.checks]
+        self._varints = varint_runs(template.varints)
+        row, fixed = _fixed(template)
+        self._fixed = [(to, row[to : to + num_bytes]) for to, num_bytes in fixed.tolist()]
+
+    def put(self, memory: Memory, positions: Int64s) -> Int64s:
+        """As :meth:`PutByLoop.put`."""
+        length, row_bytes = self._template.length, self._template.row_bytes
+        # To gather void items from overlapping stretches of the buffer is a memcpy for each: two thirds of the time
+        # that rows of a two-dimensional view take. The same holds for putting them.
+        windows = np.ndarray((len(memory.buffer) - length + 1,), f"V{length}", buffer=memory.buffer, strides=(1,))
+        out = memory.out.view(f"V{row_bytes}").reshape(-1)
+        step = max(1, _CHUNK_BYTES // max(length, row_bytes))
+        missed = [positions[:0]]
+        for first in range(0, len(positions), step):
+            chunk = positions[first : first + step]
+            records = windows[memory.starts[chunk]]
+            matches = self._match(records)
+            if not matches.all():
+                missed.append(chunk[~matches])
+                chunk, records = chunk[matches], records[matches]
+            rows = self._rows_of(records.view(np.uint8).reshape(-1, length))
+            np.put(out, memory.places[chunk], rows.view(f"V{row_bytes}"), mode="clip")
+        return np.concatenate(missed)
+
+    def _match(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+        """bool, (n,): which of the records, void of ``length`` bytes (n,), have this layout."""
+        difference = np.zeros(len(records), dtype=np.uint64)
+        strides = (self._template.length,)
+        for at, mask, expected in self._checks:
+            word = np.ndarray((len(records),), np.uint64, buffer=records, offset=at, strides=strides)
+            difference |= (word ^ expected) if mask == _ALL_BITS else (word & mask) ^ expected
+        matches: npt.NDArray[np.bool_] = difference == 0
+        return matches
+
+    def _rows_of(self, records: Bytes) -> Bytes:
+        """uint8, (n, row_bytes): the rows of ``records``, uint8 (n, length)."""
+        rows = np.empty((len(records), self._template.row_bytes), np.uint8)
+        for to, at, num_bytes in self._template.copies:
+            rows[:, to : to + num_bytes] = records[:, at : at + num_bytes]
+        for to, at, width, count in self._varints:
+            stop = at + width * count
+            values = records[:, at + width - 1 : stop : width].astype("<u8")
+            for byte in reversed(range(width - 1)):
+                values <<= 7
+                values |= records[:, at + byte : stop : width] & np.uint8(0x7F)
+            rows[:, to : to + 8 * count].view("<u8")[...] = values
+        for to, data in self._fixed:
+            rows[:, to : to + len(data)] = data
+        return rows
+
+
+def _fixed(template: Template) -> tuple[Bytes, Int64s]:
+    """What is the same in every row: a row with it, uint8 (row_bytes,), and int64 (n, 2): first byte, how many."""
+    row = np.zeros(template.row_bytes, np.uint8)
+    is_fixed = np.ones(template.row_bytes, np.bool_)
+    for to, _, num_bytes in (*template.copies, *((to, at, 8) for to, at, _ in template.varints)):
+        is_fixed[to : to + num_bytes] = False
+    for to, data in template.constants:
+        row[to : to + len(data)] = data
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_fixed, [False]]).view(np.int8)))
+    return row, np.stack([edges[::2], edges[1::2] - edges[::2]], axis=1)
+
+
+def varint_runs(varints: list[Triple]) -> list[tuple[int, int, int, int]]:
+    """Varints of one width that lie one behind the other, together: the fourth number is how many there are."""
+    runs: list[tuple[int, int, int, int]] = []
+    for to, at, width in varints:
+        if runs:
+            first_to, first_at, first_width, count = runs[-1]
+            if (first_to + 8 * count, first_at + width * count, first_width) == (to, at, width):
+                runs[-1] = (first_to, first_at, width, count + 1)
+                continue
+        runs.append((to, at, width, 1))
+    return runs

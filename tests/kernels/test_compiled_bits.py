@@ -16,8 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import loaderd
-from loaderd.decode.bits import bits_engine
-from loaderd.decode.compiled_bits import SelectBits
+from loaderd.decode.batch_decoder import layout_of
+from loaderd.kernels.bits import SelectBits, bits_engine
 from loaderd.schema import Bits
 
 SCALES: dict[str, list[float]] = {
@@ -62,7 +62,7 @@ def decode(kernels: str, field: Bits, feature_offset: int, rows: npt.NDArray[np.
     """The engine, and what it writes between two guards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOADERD_KERNELS", kernels)
-        engine = bits_engine(field, feature_offset)
+        engine = bits_engine(layout_of(field, feature_offset))
     engine.reserve(len(rows))
     size = len(rows) * field.num_bits * field.dtype.itemsize
     buffer = np.full(64 + size + 64, 0xA5, np.uint8)

@@ -1,0 +1,37 @@
+"""All compiled loops, and the numpy that stands in for each.
+
+===========  ======================  =========================  ==================================================
+loop         by the loop             by numpy                   what it does
+===========  ======================  =========================  ==================================================
+``walk``     ``frames``              ``_walk_by_numpy``         finds the frames of a TFRecord file from its anchors
+``seam``     ``crc``                 ``_seam_by_numpy``         prepares records for one CRC over all of them
+``put``      ``rows.PutByLoop``      ``rows.PutByNumpy``        checks records of one layout, and writes their rows
+``select``   ``bits.SelectBits``     ``bits.ExpandBytes``, …    turns packed bits into values
+===========  ======================  =========================  ==================================================
+
+:mod:`loaderd.formats` and :mod:`loaderd.decode` call functions of these modules, or ask them for an object, and need
+not know which of the two works: :mod:`loaderd.kernels.llvm` decides that. The room lies below both of them, as the
+CRCs and frames are for the one, and rows and bits for the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from loaderd.kernels.bits import select_code
+from loaderd.kernels.crc import SEAM
+from loaderd.kernels.frames import WALK
+from loaderd.kernels.llvm import compile_together
+from loaderd.kernels.rows import PUT
+
+_logger = logging.getLogger("loaderd")
+_CHESS_LANES, _FLOAT_BYTES = 24, 4
+
+
+def compile_kernels() -> None:
+    """Compile what nearly all workers run, so that forks of this process need not."""
+    kernels = os.environ.get("LOADERD_KERNELS", "")
+    if kernels not in ("", "numpy", "compiled"):
+        _logger.warning('LOADERD_KERNELS must be "numpy" or "compiled", got %r: it is ignored', kernels)
+    compile_together(WALK, SEAM, PUT, select_code(_CHESS_LANES, _FLOAT_BYTES))
