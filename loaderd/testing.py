@@ -29,7 +29,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loaderd.client.in_memory_loader import Given, InMemoryLoader, as_array
+from loaderd.client.base import BaseLoader, checked_start
+from loaderd.client.in_memory_stream import BatchOrError, InMemoryStream, as_array
 from loaderd.encode.example_writer import Rows, encode_examples
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.formats.compression import detect_compression
@@ -113,12 +114,12 @@ def schema_of(arrays: Arrays) -> Schema:
 
 
 def loader_of(
-    batches: Sequence[Given],
+    batches: Sequence[BatchOrError],
     schema: Schema | None = None,
     *,
     epochs: int | None = 1,
     start: Position | None = None,
-) -> InMemoryLoader:
+) -> BaseLoader:
     """A loader whose every epoch is ``batches``, in this order: dicts of arrays (records, …) by field.
 
     It can be used wherever a ``Loader`` can: in ``loaderd_tf.batches`` and ``from_loader``, in the same functions for
@@ -140,7 +141,7 @@ def loader_of(
         assert isinstance(first, Mapping)
         schema = schema_of(first)
     require(isinstance(schema, Schema), "schema", "a loaderd.Schema or None", schema)
-    return InMemoryLoader(given, schema, epochs, start)
+    return BaseLoader(InMemoryStream(given, schema, epochs), checked_start(start))
 
 
 def damage(shard: str | os.PathLike[str], *, record: int = 0, how: How = "data") -> int:

@@ -1,4 +1,4 @@
-"""What all loaders have in common: batches and facts of a stream, wherever its batches come from."""
+"""What all loaders have in common: the batches of a stream, and where in its passes the consumer stands."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderd.client.batch import Batch, HandOver, identity
-from loaderd.client.batch_source import Glimpse, Stream, StreamInfo
-from loaderd.client.position import StreamPosition
 from loaderd.client.shutdown import ProgramEnded
-from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, ServerError, StorageError
+from loaderd.client.stream import Glimpse, Stream
+from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, OptionError, ServerError, StorageError
 from loaderd.options import MAX_STEP, OnCorrupt, as_count, require
 from loaderd.plan.passes import Pass
-from loaderd.plan.positions import Position
+from loaderd.plan.positions import PassSequence, Position, check_epoch, position_of_pass
 from loaderd.shm.page import TAKES_AHEAD
 
 if TYPE_CHECKING:
@@ -25,20 +24,30 @@ if TYPE_CHECKING:
 _Any = TypeVar("_Any", bound="BaseLoader")
 
 
-class BaseLoader(StreamPosition):
-    """The base of :class:`~loaderd.Loader`, :class:`~loaderd.ServedLoader` and the loaders of ``loaderd.testing``."""
+class BaseLoader:
+    """The base of :class:`~loaderd.Loader` and :class:`~loaderd.ServedLoader`; ``loaderd.testing`` makes it as it is.
+
+    It keeps where the consumer stands: in which pass, and in front of which batch.
+    """
 
     sharing: Sharing = "independent"
     """How it shares its data set with other consumers; see ``loaderd.connect``."""
 
-    def __init__(self, described: StreamInfo, stream: Stream, start: Position) -> None:
-        """``stream`` delivers what ``described`` describes, and was opened at ``start``."""
-        super().__init__(stream, described.options, described.grows, start)
-        self.schema = described.schema
+    def __init__(self, stream: Stream, start: Position) -> None:
+        """``stream`` was opened at ``start``."""
+        self._stream = stream
+        self._options = stream.options
+        self.schema = stream.schema
+        self.grows = stream.grows
+        """Whether each epoch is made of the shards that there are when it begins."""
+        self._next = stream.pass_sequence.find(start)
+        self._here: tuple[Pass, int] | None = self._next
+        self._first_pass = self._next[0]
+        self._is_placed = start != Position()  # or by seek(), and no pass has begun since
         self._metrics_ends: list[Callable[[], object]] = []
         self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last (inf: no end)
         try:
-            stream.counts.skips.warn()
+            stream.skipped.warn()
         except BaseException:  # the user's filters make an error of it
             self.close()
             raise
@@ -53,7 +62,7 @@ class BaseLoader(StreamPosition):
     # -------------------------------------------------------------------------------------- consuming
 
     def __iter__(self) -> Iterator[Batch]:
-        """An iterator: its first batch begins a new pass. One of which no batch is taken leaves all as it is.
+        """An iterator: its first batch begins a new pass. Until then it changes nothing.
 
         An older pass's iterator still works, but each change between the two costs a new start. Where data sets grow,
         each epoch is a pass of its own, made of the shards that there are when it begins. The iterator can be used
@@ -89,14 +98,14 @@ class BaseLoader(StreamPosition):
             step = as_count(step, "step", "the number of a batch, 0 or more", 0, MAX_STEP)
         require(isinstance(pass_, Pass), "pass_", "what new_pass() returned", pass_)
         with self._stream.lock:
-            found = self._fetch(pass_, step, takes_ahead=True)
+            batch = self._fetch(pass_, step, takes_ahead=True)
             if copy_ns:
                 self._stream.count_device_wait(copy_ns, 1)
             self._here = None
-        if isinstance(found, LoaderdError):
-            found.instead_of_batch = True
-            raise found
-        return found
+        if isinstance(batch, LoaderdError):
+            batch.instead_of_batch = True
+            raise batch
+        return batch
 
     def glimpse(self, num_records: int) -> Glimpse:
         """Ask for a copy of the next batch's first ``num_records`` records; it is there once the batch is taken."""
@@ -112,9 +121,145 @@ class BaseLoader(StreamPosition):
             self._sized = pass_, math.inf if num_steps is None else num_steps
         if step >= self._sized[1]:
             return None
-        found = self._stream.fetch(pass_, step)
-        self._stream.counts.skips.warn()  # if that raises, the same batch comes next
-        return found
+        batch = self._stream.fetch(pass_, step)
+        self._stream.skipped.warn()  # if that raises, the same batch comes next
+        return batch
+
+    # ------------------------------------------------------------------------------ passes and positions
+
+    @property
+    def passes_of_an_iteration(self) -> int | None:
+        """How many passes the next iteration makes: 1, or where data sets grow, one for each epoch (None: no end)."""
+        if not self.grows or self._options.epochs is None:
+            return None if self.grows else 1
+        return self._options.epochs - self._next[0].first_epoch % self._options.epochs
+
+    def new_pass(self) -> tuple[Pass, int]:
+        """Begin a pass; returns which it is, and the step with which it begins, for :meth:`fetch`."""
+        with self._stream.lock:
+            return self._new_pass()
+
+    def _new_pass(self) -> tuple[Pass, int]:
+        pass_, step = self._next
+        check_epoch(pass_.first_epoch)
+        if self.grows and pass_.listing is None:
+            self._stream.list_shards(None)
+            pass_ = pass_._replace(listing=self._stream.pass_sequence.listing)
+        self._next = self._stream.pass_sequence.next_pass(pass_), 0
+        self._is_placed = False
+        return pass_, step
+
+    def num_steps(self, pass_: Pass) -> int | None:
+        """The step behind the last one of a pass; None if it never ends."""
+        return self._stream.pass_sequence_of(pass_).batches(pass_).num_steps
+
+    @property
+    def position(self) -> Position:
+        """Where the consumer stands: the batch that it will take next. What was read ahead does not count.
+
+        Raises OptionError where a ``tf.data.Dataset`` takes the batches: it, and whatever is made of it, takes them
+        ahead.
+        """
+        if self._here is None:
+            raise OptionError(
+                "loader.position is unknown, because a tf.data.Dataset or loader.fetch takes the batches",
+                hint="For a tf.data.Dataset save the iterator (tf.train.Checkpoint), use BackupAndRestore, or count: "
+                "begin = loader.next_position in front of the loop, loader.after(begin, batches) in it.",
+            )
+        return self._stream.pass_sequence_of(self._here[0]).position(*self._here)
+
+    @property
+    def next_position(self) -> Position:
+        """Where the next pass will begin, and so the next iteration."""
+        return self._stream.pass_sequence_of(self._next[0]).position(*self._next)
+
+    @property
+    def next_is_whole(self) -> bool:
+        """Whether the next pass begins at its first step, and is as long as those behind it."""
+        return self._stream.pass_sequence.is_whole(*self._next)
+
+    def seek(self, position: Position) -> None:
+        """Have the next pass begin at ``position``, and end where it would have ended.
+
+        Raises OptionError where the position is of other data, or does not exist. One from the middle of an epoch on
+        another number of hosts, or in other batches, can only be given as ``Loader(…, start=position)``: it may take
+        more memory.
+        """
+        _require_position(position)
+        with self._stream.lock:
+            self._stream.use_data_of(position)
+            pass_, step = self._stream.pass_sequence_of(position).find(position)
+        if self.grows and position.listing is None and step == 0:
+            pass_ = pass_._replace(listing=None)
+        if pass_.past and pass_ != self._first_pass:
+            raise OptionError(
+                f"a part of epoch {position.epoch} was taken in other batches, or on another number of hosts, than "
+                f"this loader's: the position counts batches of {position.batch_size} on {position.hosts}",
+                hint="Give it to a new loader: start=position. Or go on as that epoch began, at least until it ends.",
+            )
+        with self._stream.lock:
+            self._next = self._here = pass_, step
+            self._is_placed = True
+
+    def seek_iteration(self, number: int) -> None:
+        """Have the next iteration be number ``number`` (from 0) of those that a loader makes from its beginning on.
+
+        Where :meth:`seek` or ``start=`` put the loader into that iteration, it stays there. Raises OptionError where
+        they put it into a later one, and none has begun since.
+        """
+        number = as_count(number, "the number of an iteration", "an integer from 0 on", 0)
+        epochs = self._options.epochs or 1
+        now = self._next[0].first_epoch // epochs
+        if self._options.epochs is None and self._is_placed:
+            # Iteration n of a loader without an end begins with epoch n: an epoch may be in several.
+            now = min(number, self.next_position.epoch)
+        if now == number:
+            return
+        if self._is_placed and now > number:
+            here = self.next_position
+            raise OptionError(
+                f"iteration {number} is asked for, but start=, seek() or load_state_dict() put the loader into "
+                f"iteration {now}, at batch {here.batch} of epoch {here.epoch}",
+                hint=f"Ask for iteration {now}; or put the loader nowhere, and it begins with the one asked for. "
+                f"(accelerate's DataLoaderShard counts from 0 in each process: call its set_epoch({now}).)",
+            )
+        self.seek(Position(number * epochs, first_epoch=number * epochs))
+        self._is_placed = False
+
+    def after(self, position: Position, batches: int) -> Position:
+        """The position ``batches`` batches after ``position``, one pass following the other.
+
+        Batches of which no record was left, and which did not come, are not counted, but passed over.
+        """
+        _require_position(position)
+        # Without the lock, if possible: the handler of a signal may ask in the middle of a fetch.
+        if self._stream.has_pass_sequence_of(position):
+            return self._after(self._stream.pass_sequence_of(position), position, batches)
+        with self._stream.lock:
+            return self._after(self._stream.pass_sequence_of(position), position, batches)
+
+    def _after(self, pass_sequence: PassSequence, position: Position, batches: int) -> Position:
+        def place_of(position: Position) -> tuple[int, int]:
+            pass_, step = pass_sequence.find(position)
+            return pass_.first_epoch, step
+
+        end, passed = pass_sequence.after(position, batches), 0
+        while (empty := self._stream.num_empty(place_of(position), place_of(end))) > passed:
+            end, passed = pass_sequence.after(position, batches + empty), empty
+        return end
+
+    def pass_to_json(self, pass_: Pass) -> str:
+        """A pass as text, with what it belongs to; for :meth:`pass_from_json`, of this loader or of another."""
+        return self._stream.pass_sequence.pass_to_json(pass_)
+
+    def pass_from_json(self, text: str | bytes) -> Pass:
+        """The pass that ``text`` says; a new pass will begin behind it. Raises OptionError if it is of other data."""
+        with self._stream.lock:
+            self._stream.use_data_of(position_of_pass(text))
+            pass_ = self._stream.pass_sequence.pass_from_json(text)
+            if pass_.first_epoch >= self._next[0].first_epoch:
+                self._next = self._stream.pass_sequence.next_pass(pass_), 0
+        return pass_
 
     # ------------------------------------------------------------------------------------------ facts
 
@@ -205,8 +350,8 @@ class BaseLoader(StreamPosition):
             starts=counts.starts,
             wait_s=counts.wait_s,
             device_wait_s=counts.device_wait_s,
-            records_skipped=counts.records_skipped,
-            damages=tuple(counts.report.first),
+            records_skipped=stream.skipped.num_records,
+            damages=tuple(stream.skipped.damages),
             stage_s={} if now is None else now.stage_s,
             field_s={} if now is None else now.field_s,
             waits=() if now is None else now.waits,
@@ -271,61 +416,61 @@ class _Iteration(Iterator[Any]):
         self._stream = stream
         self._hand_over = hand_over
         self._ahead = ahead
-        self._begun = self._passes = 0
-        # What was read and is not taken yet, each with the place behind it. _at: the place behind all of them.
+        self._passes_begun = self._num_passes = 0
+        # What was read and is not taken yet, each with the place behind it. _place: the place behind all of them.
         self._ready: tuple[tuple[Callable[[], Any] | LoaderdError, tuple[Pass, int]], ...] = ()
-        self._at: tuple[Pass, int] | None = None
-        self._away = False  # what the next batch is read from did not answer
+        self._place: tuple[Pass, int] | None = None
+        self._is_down = False  # storage, a server or the daemon did not answer when the next batch was read
 
-    def _begin(self) -> tuple[Pass, int]:
-        if not self._begun:
-            self._passes = self._loader.passes_of_an_iteration or sys.maxsize
-        if self._begun == self._passes:
+    def _begin_pass(self) -> tuple[Pass, int]:
+        if not self._passes_begun:
+            self._num_passes = self._loader.passes_of_an_iteration or sys.maxsize
+        if self._passes_begun == self._num_passes:
             raise StopIteration
-        at = self._loader._new_pass()
-        self._begun += 1
-        return at
+        place = self._loader._new_pass()
+        self._passes_begun += 1
+        return place
 
     def _read(self) -> bool:
         """Read one more batch. False where it is of a later pass, and batches of this one are still to be taken."""
         while True:
-            if self._at is None:
+            if self._place is None:
                 if self._ready:
                     return False
-                self._at = self._begin()
-            pass_, step = self._at
-            found = self._loader._fetch(pass_, step)
-            if found is None:
-                self._at = None
+                self._place = self._begin_pass()
+            pass_, step = self._place
+            batch = self._loader._fetch(pass_, step)
+            if batch is None:
+                self._place = None
                 continue
             behind = pass_, step + 1
-            if isinstance(found, EmptyBatchError):  # left out, as its records are
+            if isinstance(batch, EmptyBatchError):  # left out, as its records are
                 if self._ready:  # the consumer passes it when it takes the batch before
-                    *before, (element, _) = self._ready
-                    self._ready = (*before, (element, behind))
+                    *before, (item, _) = self._ready
+                    self._ready = (*before, (item, behind))
                 else:
                     self._loader._here = behind
-                self._at = behind
+                self._place = behind
                 continue
-            item = found if isinstance(found, LoaderdError) else self._hand_over(found)
+            item = batch if isinstance(batch, LoaderdError) else self._hand_over(batch)
             # Nothing is called between these two assignments, so Ctrl-C cannot come between them.
             self._ready = (*self._ready, (item, behind))
-            self._at = behind
+            self._place = behind
             return True
 
     def _read_ahead(self) -> None:
-        """Read what is to be ready. While batches are, an outage is not told, and not waited for a second time."""
-        most = 0 if self._away else self._ahead
+        """Read what is to be ready. While a batch is, an outage is not raised, and not waited for a second time."""
+        ahead = 0 if self._is_down else self._ahead
         try:
-            while len(self._ready) <= most and self._read():
-                self._away = False
+            while len(self._ready) <= ahead and self._read():
+                self._is_down = False
         except (StorageError, ServerError, DaemonError):
-            self._away = True
+            self._is_down = True
             if not self._ready:
                 raise
 
     def __next__(self) -> Any:
-        taken = None
+        entry = None
         try:
             with self._stream.lock:
                 if self._ready:
@@ -333,12 +478,12 @@ class _Iteration(Iterator[Any]):
                 self._read_ahead()
                 item, behind = self._ready[0]
                 error, element = (item, None) if isinstance(item, LoaderdError) else (None, item())
-                before, taken = self._loader._here, self._ready[0]
+                before, entry = self._loader._here, self._ready[0]
                 self._ready = self._ready[1:]
                 self._loader._here = behind
         except BaseException as caught:
-            if taken is not None and self._loader._here is behind:  # Ctrl-C came before the consumer had the batch
-                self._ready = (taken, *self._ready)
+            if entry is not None and self._loader._here is behind:  # Ctrl-C came before the consumer had the batch
+                self._ready = (entry, *self._ready)
                 self._loader._here = before
             if isinstance(caught, ProgramEnded):
                 raise caught.for_thread() from None
@@ -347,3 +492,15 @@ class _Iteration(Iterator[Any]):
         if error is not None:
             raise error
         return element
+
+
+def _require_position(value: Any) -> None:
+    require(isinstance(value, Position), "position", "a loaderd.Position", value)
+
+
+def checked_start(start: Position | None) -> Position:
+    """Where a loader is to begin. Raises OptionError for what is no position."""
+    require(start is None or isinstance(start, Position), "start", "a loaderd.Position", start)
+    if start is not None:
+        check_epoch(start.epoch)
+    return start or Position()

@@ -24,8 +24,8 @@ from loaderd.shm.page import (
 from loaderd.shm.page_consumer import PageConsumer
 from loaderd.shm.samples import wait_class
 
-NextBatch = tuple[int, int] | BatchFailed | None
-"""(slot, records), and the slot is ours then; or why the batch cannot be had; or None: the pass is over."""
+NextBatch = tuple[int, int] | BatchFailed
+"""(slot, records), and the slot is ours then; or why the batch cannot be had."""
 
 
 class BatchReceiver:

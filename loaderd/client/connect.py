@@ -8,9 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from loaderd.client.base import BaseLoader
+from loaderd.client.base import BaseLoader, checked_start
 from loaderd.client.discovery import first_addresses
-from loaderd.client.position import checked_start
 from loaderd.client.reconnecting_stream import ReconnectingStream
 from loaderd.client.served_sources import HOW_TO_START, RemoteSource, ServedSource
 from loaderd.client.sources import Source
@@ -120,7 +119,7 @@ def connect(
             addresses = checked_addresses([address] if isinstance(address, str) else address)
         settings = network_settings(addresses, token, tls, compression, subscription.name)
         source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
-    loader = ServedLoader(source, ReconnectingStream(source, first, ProgressDisplay(None)), first)
+    loader = ServedLoader(ReconnectingStream(source, first, ProgressDisplay(None)), first)
     loader.sharing = subscription.sharing
     return loader
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, cast
 
-from loaderd.client.base import BaseLoader
-from loaderd.client.position import checked_start
+from loaderd.client.base import BaseLoader, checked_start
 from loaderd.client.reconnecting_stream import ReconnectingStream
 from loaderd.client.sources import EmbeddedSource
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored
@@ -116,7 +115,7 @@ class Loader(BaseLoader):
             options.check_growing()
         first = checked_start(start)
         source = EmbeddedSource(StreamDescription(dataset, options))
-        super().__init__(source, ReconnectingStream(source, first, ProgressDisplay(progress)), first)
+        super().__init__(ReconnectingStream(source, first, ProgressDisplay(progress)), first)
 
 
 def as_dataset(

@@ -26,10 +26,10 @@ import time
 from typing import Any
 
 from loaderd.client.batch import Batch
-from loaderd.client.batch_source import DaemonTotals, Stream
-from loaderd.client.damage_report import DamageReport
 from loaderd.client.shutdown import ProgramEnded
+from loaderd.client.skipped_data import SkippedData
 from loaderd.client.sources import Source
+from loaderd.client.stream import Stream
 from loaderd.client.stream_client import StreamClient
 from loaderd.client.transport import TransportLost
 from loaderd.errors import (
@@ -50,6 +50,7 @@ from loaderd.shm.page import COPY_NS
 from loaderd.shm.page_view import PageView
 
 _MOST_PASS_SEQUENCES = 64
+_MOST_EMPTY_STEPS = 1_000_000
 
 
 class ReconnectingStream(Stream):
@@ -69,14 +70,17 @@ class ReconnectingStream(Stream):
         self._source = source
         self._progress = progress
         self._pass_sequences: dict[Listing | None, PassSequence] = {}
-        """The courses of the last listings; the one in use is the last of them."""
-        self._expected: tuple[Pass, int] | None = None
+        """Those of the last listings; the one in use is the last of them."""
+        # Batches of which no record was left, as (first epoch of the pass, step), as far as the consumer has come.
+        self._empty: dict[tuple[int, int], None] = {}
+        self._empty_in_a_row = 0
         self._connection: StreamClient | None = None
         self._fruitful = False  # whether a batch has come since the source was asked last how long to go on trying
-        super().__init__(DaemonTotals(report=DamageReport(source.options.report)))
+        super().__init__(SkippedData(source.options.report))
         try:
             self._open(start, None)
             self._room_for = self.pass_sequence.find(start)[0].past
+            self.schema, self.options, self.grows = source.schema, source.options, source.grows
         except BaseException as error:
             self.close()
             if isinstance(error, ProgramEnded):
@@ -99,7 +103,7 @@ class ReconnectingStream(Stream):
 
     def pass_sequence_of(self, of: Pass | Position) -> PassSequence:
         pass_sequence = self.pass_sequence if of.listing is None else self._pass_sequences.get(of.listing)
-        if pass_sequence is None:  # it may have been dropped since has_course_of was asked
+        if pass_sequence is None:  # it may have been dropped since has_pass_sequence_of was asked
             self.list_shards(of.listing)
             pass_sequence = self.pass_sequence
         return pass_sequence
@@ -109,7 +113,6 @@ class ReconnectingStream(Stream):
 
     def list_shards(self, listing: Listing | None) -> None:
         self.check()
-        self._expected = None
         place = Position(listing=listing, of=self.data.of)
         if self._now.torn:
             self._open(place, None)
@@ -119,7 +122,7 @@ class ReconnectingStream(Stream):
         except TransportLost as end:
             self._open(place, end)
         except LoaderdError as error:
-            self.counts.report.add("index", error.damages)
+            self.skipped.add_damages("index", error.damages)
             raise
         else:
             self._use_data(listing)
@@ -145,8 +148,8 @@ class ReconnectingStream(Stream):
         listing = data.listing
         compare_listings(wanted, listing)
         self.data = data
-        self.counts.report.add("index", [Damage(**damage) for damage in data.damages])
-        self.counts.skips.of_index(data.left_out)
+        self.skipped.add_damages("index", [Damage(**damage) for damage in data.damages])
+        self.skipped.add_to_index(data.left_out)
         source = self._source
         self.pass_sequence = PassSequence(
             source.options, data.facts["num_records"], source.window_records, data.of, listing
@@ -159,28 +162,28 @@ class ReconnectingStream(Stream):
 
     # ---------------------------------------------------------------------------------------- batches
 
-    def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
+    def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError:
         while True:
             try:
                 connection = self._now
-                if self._expected != (pass_, step) or connection.torn or self._over is not None:
+                if not connection.is_at(pass_, step) or self._over is not None:
                     self._start(pass_, step)
                     connection = self._now
                 batch = self._take(connection)
             except TransportLost as end:
                 self._open_for(pass_, end, step)
             else:
-                if batch is not None:
-                    self._expected = pass_, step + 1
                 connection.torn = False
                 if isinstance(batch, Batch):
-                    self.empty.delivered((pass_.first_epoch, step))
+                    self._empty_in_a_row = 0
+                    if self._empty:  # it may have been empty before its shard was mended
+                        self._empty.pop((pass_.first_epoch, step), None)
                 return self._pass_over(pass_, step, batch) if isinstance(batch, EmptyBatchError) else batch
 
     def _pass_over(self, pass_: Pass, step: int, error: EmptyBatchError) -> LoaderdError:
         """Count a batch of which no record is left. Returns ``error``; another one where it cannot be passed over."""
         batches = self._pass_sequences.get(pass_.listing, self.pass_sequence).batches(pass_)
-        hosts = self._source.options.shard[1]
+        hosts = self.options.shard[1]
         if hosts > 1:
             return ShardError(
                 error.message,
@@ -189,18 +192,23 @@ class ReconnectingStream(Stream):
                 damages=error.damages,
             )
         start, stop = batches.rows_of(step)
-        self.counts.records_skipped += stop - start
-        self.counts.skips.of_batch(error, self.counts.records_skipped, self._source.options.on_corrupt)
-        self.empty.add((pass_.first_epoch, step))
-        if self.empty.in_a_row < batches.steps_per_epoch:
+        self.skipped.add_to_batch(stop - start, [error], self.options.on_corrupt)
+        self._empty[pass_.first_epoch, step] = None
+        if len(self._empty) > _MOST_EMPTY_STEPS:
+            del self._empty[next(iter(self._empty))]
+        self._empty_in_a_row += 1
+        if self._empty_in_a_row < batches.steps_per_epoch:
             return error
-        self.empty.in_a_row = 0
+        self._empty_in_a_row = 0
         return ShardError(
             f"no record is left of {batches.steps_per_epoch} batches in a row, as many as an epoch has; at last, "
             f"{error.message}",
             hint=f"Restore the shards, and make a new loader. {HOW_TO_GO_ON_BEHIND}",
             damages=error.damages,
         )
+
+    def num_empty(self, begin: tuple[int, int], last: tuple[int, int]) -> int:
+        return sum(begin <= place <= last for place in list(self._empty))
 
     def _start(self, pass_: Pass, step: int) -> None:
         self.check()
@@ -210,19 +218,17 @@ class ReconnectingStream(Stream):
             self.list_shards(pass_.listing)
         pass_of(pass_)
         check_epoch(pass_.first_epoch + self.pass_sequence.batches(pass_).place_of(step)[0])
-        self._expected = None
         self._now.start(pass_, step)
-        self._expected = pass_, step
         self.counts.starts += 1
 
-    def _take(self, connection: StreamClient) -> Batch | LoaderdError | None:
+    def _take(self, connection: StreamClient) -> Batch | LoaderdError:
         connection.tell_news()
         if not connection.has_batch:
             self.counts.wait_s += connection.wait_for_batch() / 1e9
-        found = connection.next_batch()
-        if found is None or isinstance(found, LoaderdError):
-            return found
-        batch = self._lend(connection, *found)
+        delivery = connection.next_batch()
+        if isinstance(delivery, LoaderdError):
+            return delivery
+        batch = self._lend(connection, *delivery)
         if self._over is not None:  # close() in another thread may have missed this batch, whose slot is free then
             self.check()
         return self._delivered(batch)
@@ -230,7 +236,7 @@ class ReconnectingStream(Stream):
     def _lend(self, connection: StreamClient, slot: int, num_records: int) -> Batch:
         """The batch in a slot; a copy, where the consumer holds too many."""
         reader = connection.reader
-        if reader.num_lent < self._source.options.held_batches:
+        if reader.num_lent < self.options.held_batches:
             return reader.lend(slot, num_records)
         began_ns = time.perf_counter_ns()
         self.counts.copies += 1
@@ -267,14 +273,13 @@ class ReconnectingStream(Stream):
 
         ``end``: how the connection before was lost; None: we gave it up. ``at``: where it stood, in words.
         """
-        self._expected = None
         self._room_for = ()
         while True:
             before = self._connection
             if before is not None or end is not None:
                 self._take_leave(before, end, at)
             try:
-                self._connection = connection = StreamClient(self._source, self.counts, before)
+                self._connection = connection = StreamClient(self._source, self.counts, self.skipped, before)
                 self.counts.daemon_restarts += before is not None
                 self.check()  # close() may have been called before there was a connection to close
                 connection.open(place.to_json(), self._progress)
@@ -307,7 +312,7 @@ class ReconnectingStream(Stream):
             return
         if end.failure is not None and not self._source.may_pass(end.failure):
             self._over = f"the loader ended: {end.failure.message}"
-            self.counts.report.add("index", end.failure.damages)
+            self.skipped.add_damages("index", end.failure.damages)
             raise end.failure
         fruitful, self._fruitful = self._fruitful, False
         if self._not_over.acquire(timeout=self._source.pause_s(end, fruitful, at)):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from loaderd.client.discovery import Discovery
-from loaderd.client.sources import OwnDaemon, Source
+from loaderd.client.sources import EmbeddedSource, Source
 from loaderd.client.transport import Transport, TransportLost, connect_to_server
 from loaderd.errors import HOW_TO_GO_ON, BusyError, LoaderdError, NoShardsError, ServerError, StorageError
 from loaderd.ipc.messages import PROTOCOL, Hello, Message, Subscribe, Welcome
@@ -31,20 +31,21 @@ _MAX_PAUSE_S = 5.0
 _logger = logging.getLogger("loaderd")
 
 
-class RemoteSource(OwnDaemon):
+class RemoteSource(EmbeddedSource):
     """Servers elsewhere, which our daemon's workers ask for rows. ``ask`` says, again and again, which there are."""
 
     def __init__(self, wanted: RemoteStream, ask: Callable[[], Sequence[str]] | None) -> None:
         super().__init__(wanted)
         self._wanted = wanted
         self._discovery = None if ask is None else Discovery(ask)
-        self._known = KnownDataset(f"the servers at {', '.join(wanted.of.addresses[:3])}", wanted.of.name)
+        self._announced: dict[str, Any] = {}
 
     def welcomed(self, welcome: Welcome) -> None:
-        self._known.take_over(self, welcome.dataset)
+        servers = ", ".join(self._wanted.of.addresses[:3])
+        _take_over(self, self._announced, welcome.dataset, f"the servers at {servers}", self._wanted.of.name)
 
     def may_pass(self, failure: LoaderdError) -> bool:
-        return isinstance(failure, ServerError) and bool(self._known.said)
+        return isinstance(failure, ServerError) and bool(self._announced)
 
     def pause_s(self, lost: TransportLost, fruitful: bool, at: str) -> float:
         if lost.failure is not None:  # the workers have tried long enough; the next call has them try again
@@ -60,36 +61,31 @@ class RemoteSource(OwnDaemon):
         return UseServers(list(addresses))
 
 
-class KnownDataset:
-    """What a server said of a data set, which must not change. ``what``: the server, in words."""
+def _take_over(source: Source, known: dict[str, Any], dataset: dict[str, Any], server: str, name: str) -> None:
+    """Set up ``source`` with what ``server`` (for messages) says of ``dataset``, and keep that in ``known``.
 
-    def __init__(self, what: str, dataset: str) -> None:
-        self._what = what
-        self._dataset = dataset
-        self.said: dict[str, Any] = {}
-
-    def take_over(self, source: Source, found: dict[str, Any]) -> None:
-        """Set up ``source`` with what was ``found``. Raises ServerError where that has changed since, OptionError."""
-        self.said = self.said or found
-        differing = [name for name, value in self.said.items() if found.get(name) != value]
-        if differing:
-            raise ServerError(
-                f"{self._what} has another data set {self._dataset!r} now: another {', '.join(differing)}",
-                hint="Connect anew to use that; or have the server started with what it had.",
-            )
-
-        shuffle = found["shuffle"]
-        source.schema = from_wire(found["schema"])
-        source.row_bytes = found["row_bytes"]
-        source.grows = found["grows"]
-        if source.grows:
-            source.options.check_growing()
-        source.options = replace(
-            source.options,
-            shuffle=shuffle if isinstance(shuffle, bool) else Shuffle(*shuffle),
-            seed=found["seed"],
-            on_corrupt=found["on_corrupt"],
+    Raises ServerError where it differs from what is known already; OptionError for options that do not suit it.
+    """
+    if not known:
+        known.update(dataset)
+    differing = [key for key, value in known.items() if dataset.get(key) != value]
+    if differing:
+        raise ServerError(
+            f"{server} has another data set {name!r} now: another {', '.join(differing)}",
+            hint="Connect anew to use that; or have the server started with what it had.",
         )
+    shuffle = dataset["shuffle"]
+    source.schema = from_wire(dataset["schema"])
+    source.row_bytes = dataset["row_bytes"]
+    source.grows = dataset["grows"]
+    if source.grows:
+        source.options.check_growing()
+    source.options = replace(
+        source.options,
+        shuffle=shuffle if isinstance(shuffle, bool) else Shuffle(*shuffle),
+        seed=dataset["seed"],
+        on_corrupt=dataset["on_corrupt"],
+    )
 
 
 class ServedSource(Source):
@@ -115,7 +111,7 @@ class ServedSource(Source):
         self._dataset = dataset
         self._subscription = subscription
         self._timeout_s = reconnect_timeout
-        self._known = KnownDataset(self.what, dataset)
+        self._announced: dict[str, Any] = {}
         self._was_open = self._away = False
         self._reason = ""
         """Why the server refused us last, of what was said of this outage."""
@@ -132,7 +128,7 @@ class ServedSource(Source):
 
     def welcomed(self, welcome: Welcome) -> None:
         self._called_s = None
-        self._known.take_over(self, welcome.dataset)
+        _take_over(self, self._announced, welcome.dataset, self.what, self._dataset)
 
     def may_pass(self, failure: LoaderdError) -> bool:
         # A server may notice late that a connection is lost, and count us twice until then. One that was started anew
@@ -140,7 +136,7 @@ class ServedSource(Source):
         return isinstance(failure, (BusyError, NoShardsError, StorageError)) and self._was_open
 
     def pause_s(self, lost: TransportLost, fruitful: bool, at: str) -> float:
-        if not self._known.said:
+        if not self._announced:
             raise ServerError(str(lost), hint=HOW_TO_START)
         if fruitful:
             self._end_outage()

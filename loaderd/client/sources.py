@@ -6,7 +6,7 @@
     RemoteSource       servers elsewhere    start a daemon           Open                ◄── Welcome, Listed, Opened
     ServedSource       a server here        connect to its socket    Hello, Subscribe    ◄── Welcome, Listed, Opened
 
-After Opened, all three speak alike (``connection``). A source also knows how long to go on trying when the link is
+After Opened, all three speak alike (``stream_client``). A source also knows how long to go on trying when the link is
 lost (``pause_s``): a daemon that died is replaced at once, but not after three in a row that delivered nothing; a
 server that is away may be started again, so it is called at growing intervals until ``reconnect_timeout``. Servers
 elsewhere are called by the workers of our own daemon, and not from here.
@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from loaderd.client.transport import Transport, TransportLost, connect_to_daemon
-from loaderd.dataset import AnyDataset, StreamDescription
+from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.messages import AskState, Message, Open, Welcome
 from loaderd.ipc.spawn import search_path
@@ -86,12 +86,17 @@ class Source(ABC):
         """The stream is open, or open again."""
 
 
-class OwnDaemon(Source):
-    """A daemon of our own, that serves what ``wanted`` says."""
+class EmbeddedSource(Source):
+    """A daemon of our own, whose workers read the shards of ``wanted``, or ask servers for its rows."""
 
-    def __init__(self, wanted: StreamDescription | RemoteStream, dataset: AnyDataset | None = None) -> None:
-        """``dataset``: that of ``wanted``, if this process knows it."""
+    def __init__(self, wanted: StreamDescription | RemoteStream) -> None:
         self.options = wanted.options
+        dataset = None
+        if isinstance(wanted, StreamDescription):
+            dataset = wanted.dataset
+            self.schema = wanted.schema
+            self.row_bytes = wanted.schema.row_bytes
+            self.grows = dataset.grows
         # Once: what a user's function refers to, and the working directory, may be others when another daemon starts.
         self._pickled = pickled_to_send(wanted, dataset)
         self._path = search_path()
@@ -102,7 +107,7 @@ class OwnDaemon(Source):
         return connect_to_daemon(self._path)
 
     def greeting(self, start: str) -> list[Message]:
-        # The answer to Ask is a sign of life, and from then on silence counts.
+        # The answer to AskState is a sign of life, and from then on silence counts.
         return [Open(self._pickled, start, self._shards), AskState()]
 
     def found(self, shards: list[list[str] | None]) -> None:
@@ -119,13 +124,3 @@ class OwnDaemon(Source):
         # The text alone: a log that kept the exception would keep what its frames hold, the memory of the slots.
         _logger.warning("%s; another one goes on at %s", str(lost), at)
         return 0.0
-
-
-class EmbeddedSource(OwnDaemon):
-    """Shards that the workers of our own daemon read."""
-
-    def __init__(self, description: StreamDescription) -> None:
-        super().__init__(description, description.dataset)
-        self.schema = description.schema
-        self.row_bytes = description.schema.row_bytes
-        self.grows = description.dataset.grows

@@ -3,6 +3,10 @@
 It has no thread. The caller's thread takes one batch at a time (see ``batch_receiver``), and gives back the slots
 that nothing refers to any more; there are enough slots for the workers even while a consumer holds as many as it may.
 
+**Waits.** Each wait ends: when what it is for has come; or with TransportLost, when the other end dies, says goodbye,
+gives up, or is silent for longer than ``stall_timeout`` although it was asked for a sign of life. Between waits
+nobody reads the socket, and messages stay there.
+
 **Interrupts.** Ctrl-C may come at any bytecode. While we sleep for a batch, it does no harm. Anywhere else, a message
 may get lost or be read by half. So ``torn`` is set before anything is touched, and reset when all is in order again.
 A connection that is found torn must not be used any more: another one replaces it.
@@ -14,21 +18,26 @@ import logging
 import select
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import astuple
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loaderd.client.batch import SlotReader
 from loaderd.client.batch_receiver import BatchReceiver
-from loaderd.client.batch_source import DaemonTotals
-from loaderd.client.rpc import RpcClient
+from loaderd.client.skipped_data import SkippedData
 from loaderd.client.sources import Source
-from loaderd.client.transport import TransportLost
+from loaderd.client.stall_timer import StallTimer
+from loaderd.client.transport import TransportLost, limit_sending
 from loaderd.errors import LoaderdError, from_wire
+from loaderd.ipc.channel import ChannelClosed
 from loaderd.ipc.descriptors import standard_is_taken
 from loaderd.ipc.messages import (
+    AskState,
     BatchFailed,
+    Bye,
     DataListed,
+    Failed,
     ListData,
     Message,
     Notice,
@@ -37,45 +46,71 @@ from loaderd.ipc.messages import (
     RecordsSkipped,
     ShardsFound,
     StartPass,
+    State,
     StorageUnavailable,
+    Welcome,
 )
 from loaderd.plan.passes import Listing, Pass
 from loaderd.progress import ProgressDisplay
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout
-from loaderd.shm.page import FACTS_BYTES, MAX_GENERATION, Page
+from loaderd.shm.page import FACTS_BYTES, MAX_GENERATION, POSITION, Page, key_of
 from loaderd.shm.page_view import PageView
 from loaderd.snapshots import Progress, StorageCounts
+
+if TYPE_CHECKING:
+    from loaderd.client.stream import StreamCounts
+
+_MIN_START_LIMIT_S = 30.0
 
 _logger = logging.getLogger("loaderd")
 
 
-class StreamClient(RpcClient):
+class StreamClient:
     """The connection to what serves a stream: a private daemon or a server."""
 
+    _page: Page
     _intake: BatchReceiver
-    """Set when the stream is open."""
+    _progress: ProgressDisplay
+    """These are set when the stream is open."""
 
-    def __init__(self, source: Source, counts: DaemonTotals, before: StreamClient | None = None) -> None:
-        """:meth:`open` comes next. ``before``: what it replaces, or None."""
-        super().__init__(source)
-        self._asked_before = StorageCounts() if before is None else before._asked
-        self._generation = 0
-        self.watched: PageView | None = None
-        """The stream's page and facts; None in a group, whose members do not see them."""
-        self._skips: dict[int, RecordsSkipped] = {}
-        self._reader: SlotReader | None = None
+    def __init__(
+        self, source: Source, counts: StreamCounts, skipped: SkippedData, before: StreamClient | None = None
+    ) -> None:
+        """Start the daemon, or connect to the server; :meth:`open` comes next. ``before``: what it replaces."""
+        self._source = source
+        self._counts = counts
+        self._skipped = skipped
+        self.link = source.link()
+        self._channel = self.link.channel
+        self._stall_timeout = source.options.stall_timeout
+        sock = self._channel.socket
+        limit_sending(sock, self._stall_timeout or 0.0)  # a daemon that does not read must not keep us writing
+        self._poll = select.poll()
+        self._socket_fd = sock.fileno()  # another thread may close the socket, which has no number then
+        self._poll.register(self._socket_fd, select.POLLIN)
+        self._has_answered = self._unsent = False
+        self._bye: Bye | None = None
         self._opened: Opened | None = None
+        self._listed: DataListed | None = None
         self.sizes: dict[str, Any] = {}
         """Fields of ``Statistics``, when the stream is open."""
-        self._listed: DataListed | None = None
-        self._away: LoaderdError | None = None
+        self.watched: PageView | None = None
+        """The stream's page and facts; None in a group, whose members do not see them."""
+        self._reader: SlotReader | None = None
+        self._generation = 0
+        self._pass: Pass | None = None
+        self._skips: dict[int, RecordsSkipped] = {}  # by step
+        self._outage: LoaderdError | None = None
         self.torn = True
         """Whether it must not be used any more: see the module's docstring."""
         self.delivered = False
         """Whether a batch has come."""
-        self._counts = counts
         self._workers_restarted = 0
+        # What earlier connections have counted. A server counts the requests of its index again for each connection.
+        self._storage_before = (
+            StorageCounts() if before is None else before._storage_counts(before.link.process is not None)
+        )
 
     @property
     def data(self) -> DataListed:
@@ -97,26 +132,26 @@ class StreamClient(RpcClient):
     @property
     def storage_counts(self) -> StorageCounts:
         """What was asked of storage, also over the connections before: see ``Statistics``."""
-        return self._counted(with_index=True)
+        return self._storage_counts(with_index=True)
 
-    @property
-    def _asked(self) -> StorageCounts:
-        """Of that, what the next connection does not find out: a server says again what its index has asked."""
-        return self._counted(with_index=self.link.process is not None)
-
-    def _counted(self, with_index: bool) -> StorageCounts:
+    def _storage_counts(self, with_index: bool) -> StorageCounts:
         of_index = self.sizes.get("storage", ()) if with_index else ()
         of_stream = () if self._reader is None else self._intake.storage_counts()  # Ctrl-C may have stopped open()
-        return StorageCounts(*map(sum, zip_longest(astuple(self._asked_before), of_index, of_stream, fillvalue=0)))
+        return StorageCounts(*map(sum, zip_longest(astuple(self._storage_before), of_index, of_stream, fillvalue=0)))
 
-    # -------------------------------------------------------------------------------------- speaking
+    # ---------------------------------------------------------------------------- opening and starting
 
     def open(self, start: str, progress: ProgressDisplay) -> None:
         """Open the stream at ``start`` (as in Open), and wait. Torn until the caller has taken the data over."""
         self._progress = progress
-        self._greet(start)
+        for message in self._source.greeting(start):
+            self._send(message)
+        limit_s = self._stall_timeout
+        # Before its first message, a daemon may be importing, from a slow file system or on a busy core.
+        start_limit_s = None if limit_s is None else max(limit_s, _MIN_START_LIMIT_S)
+        self._wait(self.link.what, lambda: self._has_answered, start_limit_s)
         if self._opened is None:
-            self._wait("the data", lambda: self._opened, self._stall_timeout)
+            self._wait("the data", lambda: self._opened, limit_s)
         assert self._opened is not None
         with standard_is_taken():
             memory = SharedMemory(self._channel.take_fd())
@@ -131,9 +166,9 @@ class StreamClient(RpcClient):
         words = SharedMemory(self._channel.take_fd())
         words.close_fd()
         bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
-        page = Page(words.bytes, num_slots, num_seats)
-        self.watched = PageView.of(words.bytes) if page.words[FACTS_BYTES] else None
-        self._intake = BatchReceiver(page, bells)
+        self._page = Page(words.bytes, num_slots, num_seats)
+        self.watched = PageView.of(words.bytes) if self._page.words[FACTS_BYTES] else None
+        self._intake = BatchReceiver(self._page, bells)
         weakref.finalize(self, self._intake.close).atexit = False
         self._poll.register(bells[0], select.POLLIN)
 
@@ -144,7 +179,7 @@ class StreamClient(RpcClient):
         has taken the data over. Raises LoaderdError; then the data are the same as before.
         """
         self.torn = True
-        self._drop(0)
+        self._begin(None, 0)
         before, self._listed = self._listed, None
         self._send(ListData(listing))
         self._wait("the data", lambda: self._listed, self._stall_timeout)
@@ -157,16 +192,22 @@ class StreamClient(RpcClient):
     def start(self, pass_: Pass, step: int) -> None:
         """Have a pass delivered from ``step`` on; drops what was on its way."""
         self.torn = True
-        self._drop(step)
+        self._begin(pass_, step)
         self._send(StartPass(self._generation, pass_, step))
         self.torn = False
 
-    def _drop(self, step: int) -> None:
+    def _begin(self, pass_: Pass | None, step: int) -> None:
         if self._generation == MAX_GENERATION:
             raise TransportLost(f"{self.link.what} has begun {MAX_GENERATION} times, and can count no further")
         self._generation += 1
+        self._pass = pass_
         self._skips.clear()
         self._intake.begin(self._generation, step)
+
+    def is_at(self, pass_: Pass, step: int) -> bool:
+        """Whether batch ``step`` of a pass is the next one that comes. The page says which step that is."""
+        is_next = self._pass == pass_ and self._page.words[POSITION] == key_of(self._generation, step)
+        return is_next and not self.torn
 
     def tell_news(self) -> None:
         """Send what the source has to tell the other end, if anything; to be called between batches."""
@@ -190,18 +231,18 @@ class StreamClient(RpcClient):
         """
         began_ns = time.perf_counter_ns()
         self.torn = True
-        self._away = None
-        self._wait("a batch", lambda: self.has_batch or self._away, self._stall_timeout, self._sleep)
+        self._outage = None
+        self._wait("a batch", lambda: self.has_batch or self._outage, self._stall_timeout, self._sleep)
         waited_ns = time.perf_counter_ns() - began_ns
         self._intake.waited(waited_ns)
         self.torn = False
-        away, self._away = self._away, None
-        if away is not None and not self.has_batch:
-            raise away
+        outage, self._outage = self._outage, None
+        if outage is not None and not self.has_batch:
+            raise outage
         return waited_ns
 
-    def next_batch(self) -> tuple[int, int] | LoaderdError | None:
-        """(slot, records) of the next batch; or the error that comes in its place; or None: the pass is over.
+    def next_batch(self) -> tuple[int, int] | LoaderdError:
+        """(slot, records) of the next batch; or the error that comes in its place.
 
         The slot is the consumer's then. Leaves the connection torn, until the caller has made a batch of the slot.
         """
@@ -209,46 +250,103 @@ class StreamClient(RpcClient):
         reader = self.reader
         if reader.ended:
             self._intake.give_back(reader.take_back())
-        found = self._intake.take()
-        if found is None:
-            return None
+        delivery = self._intake.take()
         self.delivered = True
         skipped = self._skips.pop(self._intake.step, None) if self._skips else None
-        if isinstance(found, BatchFailed):
-            error = from_wire(found.error)
-            self._counts.report.add("epoch", error.damages)
+        if isinstance(delivery, BatchFailed):
+            error = from_wire(delivery.error)
+            self._skipped.add_damages("epoch", error.damages)
             return error
         if skipped is not None:
-            counts, errors = self._counts, [from_wire(error) for error in skipped.errors]
-            counts.records_skipped += skipped.num_records
-            counts.report.add("epoch", [one for error in errors for one in error.damages])
-            for error in errors:
-                counts.skips.of_batch(error, counts.records_skipped, self._source.options.on_corrupt)
-        return found
+            errors = [from_wire(error) for error in skipped.errors]
+            self._skipped.add_to_batch(skipped.num_records, errors, self._source.options.on_corrupt)
+        return delivery
 
     def release(self, slot: int) -> None:
         """Give back a slot of which no lease was made."""
         self._intake.give_back([slot])
 
+    # ----------------------------------------------------------------------------- sending and waiting
+
+    def _send(self, message: Message) -> None:
+        """Raises nothing where the daemon is gone: the next wait reads its last messages, and finds out."""
+        try:
+            self._channel.send(message)
+        except ChannelClosed:
+            self._unsent = True
+
+    def _wait(
+        self,
+        what: str,
+        has_come: Callable[[], object],
+        limit_s: float | None,
+        sleep: Callable[[float], list[int]] | None = None,
+    ) -> None:
+        """Wait until ``has_come()``; ``what``: its name for messages. ``sleep`` takes the place of :meth:`_poll_for`.
+
+        Raises TransportLost, also after ``limit_s`` seconds of silence (None: never). Asks ``has_come`` after each
+        sleep.
+        """
+        stall_timer = StallTimer(limit_s)
+        while True:
+            if (news := self._source.news()) is not None:
+                self._send(news)
+            if self._bye is not None:
+                self.link.close()
+                raise TransportLost(f"{self.link.what} ends: {self._bye.text}")
+            readable = (sleep or self._poll_for)(stall_timer.tick_s)
+            if readable:
+                stall_timer.heard()
+                for message in self.link.receive() if self._socket_fd in readable else []:
+                    if isinstance(message, State) and stall_timer.must_report():
+                        _logger.warning("waiting for %s for %.0f s: %s", what, stall_timer.waited_s, message.text)
+                    self._handle(message)
+            if has_come():
+                return
+            if readable:
+                continue
+            stall_timer.tick()
+            if stall_timer.is_over or self._unsent:
+                raise TransportLost(
+                    f"{self.link.what} said nothing for {stall_timer.limit_s:g} s and {self.link.kill()}"
+                )
+            if stall_timer.must_ask():
+                self._send(AskState())
+
+    def _poll_for(self, limit_s: float) -> list[int]:
+        """Wait for up to ``limit_s`` seconds; return the descriptors that can be read."""
+        return [fd for fd, _ in self._poll.poll(1000 * limit_s)]
+
     def _sleep(self, limit_s: float) -> list[int]:
-        """As :meth:`_arrived`, but gives slots back first, and Ctrl-C in the sleep leaves nothing torn."""
+        """As :meth:`_poll_for`, but gives slots back first, and Ctrl-C in the sleep leaves nothing torn."""
         intake = self._intake
         self.torn = True
         intake.give_back(self.reader.take_back())
         began_ns = time.perf_counter_ns()
         must_sleep = intake.fall_asleep() or intake.has_news
         self.torn = not must_sleep
-        arrived = self._arrived(limit_s if must_sleep else 0)
+        readable = self._poll_for(limit_s if must_sleep else 0)
         self.torn = True
         intake.wake_up(time.perf_counter_ns() - began_ns)
-        return arrived
+        return readable
 
-    # ------------------------------------------------------------------------------------- what is heard
+    # ----------------------------------------------------------------------------------------- messages
 
     def _handle(self, message: Message) -> None:
+        if isinstance(message, Bye):
+            self._bye = message
+            return
+        self._has_answered = True
         if isinstance(message, (RecordsSkipped, BatchFailed, PassEnded, StorageUnavailable)):
             self._intake.noted()
-        if isinstance(message, RecordsSkipped):
+        if isinstance(message, Failed):
+            self._give_up(from_wire(message.error))
+        elif isinstance(message, Welcome):
+            try:
+                self._source.welcomed(message)
+            except LoaderdError as error:
+                self._give_up(error)
+        elif isinstance(message, RecordsSkipped):
             if message.generation == self._generation:
                 self._skips[message.step] = message
         elif isinstance(message, BatchFailed):
@@ -267,4 +365,8 @@ class StreamClient(RpcClient):
             _logger.warning("%s", message.text)
             self._progress.said()
         elif isinstance(message, StorageUnavailable) and message.generation == self._generation:
-            self._away = from_wire(message.error)
+            self._outage = from_wire(message.error)
+
+    def _give_up(self, error: LoaderdError) -> None:
+        self.link.close()
+        raise TransportLost(f"{self.link.what} gave up: {error.message}", error)

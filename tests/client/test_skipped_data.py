@@ -14,7 +14,7 @@ import pytest
 from damage import damage_data, damage_unseen
 
 import loaderd
-from loaderd.client.damage_report import MAX_FIRST, DamageReport
+from loaderd.client.skipped_data import MAX_NAMED, SkippedData
 from loaderd.errors import CorruptRecordError, Damage, OptionError
 
 Write = Callable[..., list[Path]]
@@ -38,23 +38,23 @@ def named(path: Path) -> list[tuple[object, object, object]]:
 
 def test_a_line_for_each_record_once_in_this_run_and_the_next(tmp_path: Path):
     path = tmp_path / "report.jsonl"
-    report = DamageReport(str(path))
+    report = SkippedData(str(path))
     assert path.read_text() == "", "that it can be written is found out at the start"
-    report.add("index", [damage(1), damage(2)])
+    report.add_damages("index", [damage(1), damage(2)])
     assert lines(path) == [{**damage(n).to_wire(), "when": "index"} for n in (1, 2)]
-    report.add("epoch", [damage(2, found="something else"), damage(3), damage(2, shard="b")])
+    report.add_damages("epoch", [damage(2, found="something else"), damage(3), damage(2, shard="b")])
     assert [(line["shard"], line["record"]) for line in lines(path)] == [("a", 1), ("a", 2), ("a", 3), ("b", 2)]
-    again = DamageReport(str(path))
-    again.add("index", [damage(3), damage(4)])
+    again = SkippedData(str(path))
+    again.add_damages("index", [damage(3), damage(4)])
     assert [line["record"] for line in lines(path)] == [1, 2, 3, 2, 4]
-    assert [one.record for one in again.first] == [3, 4], "the statistics are of this run"
+    assert [one.record for one in again.damages] == [3, 4], "the statistics are of this run"
 
 
 def test_any_text_in_a_name(tmp_path: Path):
     path = tmp_path / "report.jsonl"
     odd = damage(1, shard='\udcff"\n\x00é')
     for _ in range(2):
-        DamageReport(str(path)).add("index", [odd])
+        SkippedData(str(path)).add_damages("index", [odd])
     (line,) = lines(path)
     assert line["shard"] == odd.shard
 
@@ -65,7 +65,7 @@ def test_any_text_in_a_name(tmp_path: Path):
 def test_a_line_that_somebody_else_wrote_is_passed_over(tmp_path: Path, line: str):
     path = tmp_path / "report.jsonl"
     path.write_text(f"{line}\n")
-    DamageReport(str(path)).add("index", [damage(1)])
+    SkippedData(str(path)).add_damages("index", [damage(1)])
     first, second = path.read_text().splitlines()
     assert first == line and json.loads(second)["record"] == 1
 
@@ -73,9 +73,9 @@ def test_a_line_that_somebody_else_wrote_is_passed_over(tmp_path: Path, line: st
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_line_that_was_cut_is_written_again(tmp_path: Path, cut: int):
     path = tmp_path / "report.jsonl"
-    DamageReport(str(path)).add("index", [damage(1), damage(2)])
+    SkippedData(str(path)).add_damages("index", [damage(1), damage(2)])
     os.truncate(path, path.stat().st_size - cut)
-    DamageReport(str(path)).add("index", [damage(1), damage(2)])
+    SkippedData(str(path)).add_damages("index", [damage(1), damage(2)])
     whole = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
     assert [line["record"] for line in whole] == [1, 2]
 
@@ -83,34 +83,34 @@ def test_a_line_that_was_cut_is_written_again(tmp_path: Path, cut: int):
 def test_a_path_that_cannot_be_written(tmp_path: Path):
     for path in (tmp_path, tmp_path / "no" / "such" / "folder", Path("/proc/version"), Path("/dev/full")):
         with pytest.raises(OptionError, match="report must be a file that can be written, got /"):
-            DamageReport(str(path))
+            SkippedData(str(path))
 
 
 def test_a_full_disk_ends_the_report_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """A file that must not grow: the same to whoever writes it as a disk without room."""
     path = tmp_path / "report.jsonl"
-    report = DamageReport(str(path))
+    report = SkippedData(str(path))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
     try:
         with caplog.at_level(logging.WARNING, "loaderd"):
             for number in range(5):
-                report.add("epoch", [damage(number)])
+                report.add_damages("epoch", [damage(number)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     said = f"cannot write to the damage report {path} any more; later damage is not in it: File too large"
     assert [record.getMessage() for record in caplog.records] == [said]
-    assert len(report.first) == 5
-    DamageReport(str(path)).add("epoch", [damage(number) for number in range(5)])
+    assert len(report.damages) == 5
+    SkippedData(str(path)).add_damages("epoch", [damage(number) for number in range(5)])
     whole = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
     assert [line["record"] for line in whole] == list(range(5)), "the next run goes on with it"
 
 
 def test_the_statistics_hold_the_first_of_very_many(tmp_path: Path):
     path = tmp_path / "report.jsonl"
-    report = DamageReport(str(path))
-    report.add("index", [damage(number) for number in range(MAX_FIRST + 500)])
-    assert len(report.first) == MAX_FIRST and len(lines(path)) == MAX_FIRST + 500
+    report = SkippedData(str(path))
+    report.add_damages("index", [damage(number) for number in range(MAX_NAMED + 500)])
+    assert len(report.damages) == MAX_NAMED and len(lines(path)) == MAX_NAMED + 500
 
 
 # ---------------------------------------------------------------------------------------------- of a loader
@@ -165,7 +165,7 @@ def test_more_than_the_statistics_hold(write_numbered: Write, numbered_schema: l
         shard, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record", report=str(path)
     ) as loader:
         assert [line["record"] for line in lines(path)] == hit
-        assert len(loader.statistics().damages) == MAX_FIRST
+        assert len(loader.statistics().damages) == MAX_NAMED
 
 
 def test_with_raise_what_breaks_a_batch_is_written(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderd.client.batch import Batch
-from loaderd.client.damage_report import DamageReport
-from loaderd.client.empty_batches import EmptyBatches
 from loaderd.client.shutdown import ClosedAtExit
-from loaderd.client.skips import Skips
+from loaderd.client.skipped_data import SkippedData
 from loaderd.errors import LoaderdError
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing, Pass
@@ -24,17 +22,9 @@ from loaderd.shm.page import COPIES_AHEAD, DEVICE_WAIT_NS
 from loaderd.shm.page_view import PageView
 
 
-class StreamInfo(Protocol):
-    """What a stream delivers, and whether its data sets grow."""
-
-    schema: Schema
-    options: StreamOptions
-    grows: bool
-
-
 @dataclass
-class DaemonTotals:
-    """What all daemons that a loader has had did together: fields of ``Statistics``."""
+class StreamCounts:
+    """What a stream has delivered, over all daemons that it has had: fields of ``Statistics``."""
 
     batches: int = 0
     records: int = 0
@@ -42,9 +32,6 @@ class DaemonTotals:
     starts: int = 0
     wait_s: float = 0.0
     device_wait_s: float = 0.0
-    records_skipped: int = 0
-    report: DamageReport = field(default_factory=DamageReport)
-    skips: Skips = field(default_factory=Skips)
     workers_restarted: int = 0
     daemon_restarts: int = 0
 
@@ -57,22 +44,29 @@ class Glimpse:
         self.fields: dict[str, npt.NDArray[np.generic]] | None = None
         """By name, (records, …): at most ``num_records`` of the batch. None: no batch was taken yet."""
 
-    def see(self, batch: Batch) -> None:
+    def copy_from(self, batch: Batch) -> None:
         """Copy from ``batch``, which the consumer takes."""
         self.fields = {name: array[: self._num_records].copy() for name, array in batch.items()}
 
 
 class Stream(ClosedAtExit, ABC):
-    """For one thread at a time, which holds ``lock``. Any thread may call :meth:`close` at any time, without it."""
+    """For one thread at a time, which holds ``lock``. Any thread may call :meth:`close` at any time, without it.
 
+    ``schema``, ``options`` and ``grows`` (whether each epoch is made of the shards that there are when it begins)
+    say what it delivers.
+    """
+
+    schema: Schema
+    options: StreamOptions
+    grows: bool
     pass_sequence: PassSequence
     """The arithmetic of passes and positions, for the data in use."""
 
-    def __init__(self, counts: DaemonTotals) -> None:
-        self.counts = counts
+    def __init__(self, skipped: SkippedData) -> None:
+        self.counts = StreamCounts()
+        self.skipped = skipped
         self.glimpses: deque[Glimpse] = deque()
-        """Those that have not seen a batch yet."""
-        self.empty = EmptyBatches()
+        """Those that have no copy yet."""
         super().__init__()
 
     @property
@@ -115,8 +109,15 @@ class Stream(ClosedAtExit, ABC):
         """
 
     @abstractmethod
-    def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError | None:
-        """Batch ``step`` of a pass, or why it cannot be delivered; None behind the last one."""
+    def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError:
+        """Batch ``step`` of a pass, which has one; or why it cannot be delivered."""
+
+    def num_empty(self, begin: tuple[int, int], last: tuple[int, int]) -> int:
+        """How many batches were passed over, because no record was left of them.
+
+        From ``begin`` to ``last``, both included: each the first epoch of a pass, and a step.
+        """
+        return 0
 
     def count_device_wait(self, waited_ns: int, ahead: int) -> None:
         """Count that the consumer waited ``waited_ns`` for a copy to a device; ``ahead`` copies are begun early."""
@@ -131,5 +132,5 @@ class Stream(ClosedAtExit, ABC):
         self.counts.batches += 1
         self.counts.records += batch.num_records
         while self.glimpses:
-            self.glimpses.popleft().see(batch)
+            self.glimpses.popleft().copy_from(batch)
         return batch
