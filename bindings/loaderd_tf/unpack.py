@@ -39,6 +39,7 @@ import loaderd
 from loaderd.errors import OptionError
 from loaderd.options import require
 from loaderd.schema.exact import ExactCast
+from loaderd.schema.wire import from_wire, to_wire
 
 _MAX_TABLE_ITEMSIZE = 2  # bytes of a stored value; the table has an entry for each possible one
 _MAX_GROUP_BYTES = 4  # of an int32
@@ -145,32 +146,11 @@ class Unpack(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         return unpack(packed, self._schema)
 
     def get_config(self) -> dict[str, Any]:
-        features = {name: _described(feature) for name, feature in self._schema.features.items()}
-        fields = {name: _described(field) for name, field in self._schema.fields.items()}
-        return {**super().get_config(), "schema": {"features": features, "fields": fields}}
+        return {**super().get_config(), "schema": to_wire(self._schema)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Unpack:
-        described = config["schema"]
-        features = {name: _made(feature) for name, feature in described["features"].items()}
-        fields = {name: _made(field) for name, field in described["fields"].items()}
-        return cls(**{**config, "schema": loaderd.Schema(features, fields)})
-
-
-_FEATURES = (loaderd.PackedBits, loaderd.Raw, loaderd.Int64, loaderd.Float)
-_KINDS = {kind.__name__: kind for kind in (*_FEATURES, loaderd.Bits, loaderd.Packed, loaderd.Array)}
-
-
-def _described(part: Any) -> dict[str, Any]:
-    """A feature or field as JSON can hold it, without default and pad, which only the workers need."""
-    values = {key: value for key, value in vars(part).items() if key not in ("default", "pad")}
-    if isinstance(values.get("dtype"), np.dtype):
-        values["dtype"] = values["dtype"].name
-    return {"kind": type(part).__name__, **values}
-
-
-def _made(described: dict[str, Any]) -> Any:
-    return _KINDS[described["kind"]](**{key: value for key, value in described.items() if key != "kind"})
+        return cls(**{**config, "schema": from_wire(config["schema"])})
 
 
 # ------------------------------------------------------------------------------- which field, by which operations
