@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loaderd.observe.rates import Rates, rates
+from loaderd.observe.rates import Rates, rates_between
 from loaderd.observe.remedies import Remedy, Verdict, remedy_for
 from loaderd.snapshots import Facts, Snapshot
 
@@ -80,9 +80,9 @@ class Diagnosis:
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Diagnosis:
         """From what ``dataclasses.asdict`` made, maybe by a later version: fields unknown here are ignored."""
-        known = {name: wire[name] for name in cls.__dataclass_fields__}
-        low, high = known.pop("waiting_spread")
-        return cls(waiting_spread=(low, high), **known)
+        values = {name: wire[name] for name in cls.__dataclass_fields__}
+        low, high = values.pop("waiting_spread")
+        return cls(waiting_spread=(low, high), **values)
 
     def __str__(self) -> str:
         """The diagnosis in a few sentences."""
@@ -118,111 +118,111 @@ def diagnose(before: Snapshot, now: Snapshot, facts: Facts) -> Diagnosis:
     """Compare two snapshots of a stream, ``now`` being the later one."""
     if now.time_s <= before.time_s:
         return nothing_yet("there is no second moment to compare with")
-    found = rates(before, now, facts)
-    if found.outage is not None and found.wait_share >= _MIN_WAITING:
+    rates = rates_between(before, now, facts)
+    if rates.outage is not None and rates.wait_share >= _MIN_WAITING:
         is_of_servers = "servers" in facts.storage
         verdict: Verdict = "the servers do not answer" if is_of_servers else "storage does not answer"
-        return _diagnosis(found, verdict, "", remedy_for(verdict, "", found), _spread(before, now, found))
-    if found.batches < 2 and found.wait_s < 0.5 * found.over_s:
-        return nothing_yet(f"{found.batches} batches were taken in {found.over_s:.1f} s", found.over_s)
-    is_known = found.is_known or found.is_starved or found.workers_lack_cpu
-    if found.wait_s > 0.5 * found.step_s and not is_known:
+        return _diagnosis(rates, verdict, "", remedy_for(verdict, "", rates), _spread(before, now, rates))
+    if rates.batches < 2 and rates.wait_s < 0.5 * rates.over_s:
+        return nothing_yet(f"{rates.batches} batches were taken in {rates.over_s:.1f} s", rates.over_s)
+    is_known = rates.is_known or rates.is_starved or rates.workers_lack_cpu
+    if rates.wait_s > 0.5 * rates.step_s and not is_known:
         others, process = (" or at other consumers'", "server") if facts.of_server else ("", "daemon")
         return nothing_yet(
             f"the consumer waits, and the workers have been at the same tasks{others} for most of "
-            f"{found.over_s:.1f} s. What they do is counted when it is done; `pkill -USR1 loaderd-{process}` prints "
+            f"{rates.over_s:.1f} s. What they do is counted when it is done; `pkill -USR1 loaderd-{process}` prints "
             "what each is at now",
-            found.over_s,
+            rates.over_s,
         )
-    verdict = _verdict(found)
-    limiting = found.limiting if verdict in ("storage", "workers", "one field") and not found.is_starved else ""
+    verdict = _verdict(rates)
+    limiting = rates.limiting if verdict in ("storage", "workers", "one field") and not rates.is_starved else ""
     if verdict == "copies to the device":
         limiting = COPY_TO_DEVICE
-    remedy = remedy_for(verdict, limiting, found)
-    return _diagnosis(found, verdict, limiting, remedy, _spread(before, now, found))
+    remedy = remedy_for(verdict, limiting, rates)
+    return _diagnosis(rates, verdict, limiting, remedy, _spread(before, now, rates))
 
 
 def _diagnosis(
-    found: Rates, verdict: Verdict, limiting: str, remedy: Remedy, spread: tuple[float, float]
+    rates: Rates, verdict: Verdict, limiting: str, remedy: Remedy, spread: tuple[float, float]
 ) -> Diagnosis:
-    outage = found.outage
+    outage = rates.outage
     causes = [remedy.cause]
-    if verdict in ("storage", "workers", "one field", "too few batches held") and found.lack_share > _SCARCE:
-        causes.append(f"cores are scarce: workers could run, and had none, for {found.lack_share:.0%} of the time")
+    if verdict in ("storage", "workers", "one field", "too few batches held") and rates.lack_share > _SCARCE:
+        causes.append(f"cores are scarce: workers could run, and had none, for {rates.lack_share:.0%} of the time")
     if outage is not None:
-        causes.append(outage.in_words(found.facts.source))
-    per_record = 1e9 * found.batches / max(1, found.records)
-    worker_s = found.step_s * found.facts.workers
-    waits_s = {"slot": found.slot_share * worker_s, "window": found.window_share * worker_s}
-    if found.device_s:
-        waits_s[COPY_TO_DEVICE] = found.device_s
+        causes.append(outage.in_words(rates.facts.source))
+    per_record = 1e9 * rates.batches / max(1, rates.records)
+    worker_s = rates.step_s * rates.facts.workers
+    waits_s = {"slot": rates.slot_share * worker_s, "window": rates.window_share * worker_s}
+    if rates.device_s:
+        waits_s[COPY_TO_DEVICE] = rates.device_s
     return Diagnosis(
         verdict=verdict,
-        waiting_share=found.wait_share,
-        takes_ahead=found.now.takes_ahead,
+        waiting_share=rates.wait_share,
+        takes_ahead=rates.now.takes_ahead,
         waiting_spread=spread,
         limiting_stage=limiting,
         cause="; ".join(filter(None, causes)),
         advice=remedy.advice,
         gain=max(1.0, remedy.gain),
-        steps_per_s=found.batches / found.over_s,
-        records_per_s=found.records / found.over_s,
-        stage_ns={name: s * per_record for name, s in (found.stage_s | waits_s).items()},
-        over_s=found.over_s,
+        steps_per_s=rates.batches / rates.over_s,
+        records_per_s=rates.records / rates.over_s,
+        stage_ns={name: s * per_record for name, s in (rates.stage_s | waits_s).items()},
+        over_s=rates.over_s,
         outage_s=0.0 if outage is None else outage.for_s,
         failed_requests=0 if outage is None else outage.failures,
         last_error="" if outage is None else outage.error,
     )
 
 
-def _verdict(found: Rates) -> Verdict:
-    if found.copy_s > _MIN_COPYING * found.step_s:
+def _verdict(rates: Rates) -> Verdict:
+    if rates.copy_s > _MIN_COPYING * rates.step_s:
         return "too few batches held"
-    if _waits_for_device(found):
+    if _waits_for_device(rates):
         return "copies to the device"
-    waits = found.wait_share >= _MIN_WAITING
-    if (waits and found.workers_lack_cpu) or found.consumer_lacks_cpu:
+    waits = rates.wait_share >= _MIN_WAITING
+    if (waits and rates.workers_lack_cpu) or rates.consumer_lacks_cpu:
         return "too little CPU"
     if not waits:
-        is_python = found.thread_is_busy and not found.now.uses_accelerator
+        is_python = rates.thread_is_busy and not rates.now.uses_accelerator
         return "the consumer's Python" if is_python else "the model"
-    if found.is_starved:
+    if rates.is_starved:
         return "workers"
-    if _comes_in_bursts(found):
+    if _comes_in_bursts(rates):
         return "too few batches held"
-    limiting = found.limiting
-    if limiting in found.facts.derived:
+    limiting = rates.limiting
+    if limiting in rates.facts.derived:
         return "one field"
     return "storage" if limiting in ("read", "inflate") else "workers"
 
 
-def _waits_for_device(found: Rates) -> bool:
+def _waits_for_device(rates: Rates) -> bool:
     """Whether copies to a device delay the training more than data do.
 
     If batches are taken ahead, we know how long copies take, but not whether the model waits for them. We say that it
     does if the thread that copies does little else.
     """
-    least_s = _MOSTLY_COPYING * found.own_s if found.now.takes_ahead else _MIN_COPYING * found.step_s
-    return found.device_s > max(least_s, found.wait_s)
+    least_s = _MOSTLY_COPYING * rates.own_s if rates.now.takes_ahead else _MIN_COPYING * rates.step_s
+    return rates.device_s > max(least_s, rates.wait_s)
 
 
-def _comes_in_bursts(found: Rates) -> bool:
+def _comes_in_bursts(rates: Rates) -> bool:
     """Whether batches are taken in bursts, so that consumer and workers wait in turn, and more slots would help.
 
     Slow windows look alike; but then the consumer waits much longer, and the workers wait for windows. Where an epoch
     is one window, they do not: while one of them reads the next, the others wait for slots of this one.
     """
-    if found.stage_s["read"] > _MOSTLY_READING * found.busy_s:
+    if rates.stage_s["read"] > _MOSTLY_READING * rates.busy_s:
         return False
-    waiting = found.wait_share
-    wait_for_slots = found.slot_share > max(_MIN_SLOT_WAITING, _LESS * waiting)
-    return wait_for_slots and found.window_share < _MOST_WINDOW_WAITING * waiting
+    waiting = rates.wait_share
+    wait_for_slots = rates.slot_share > max(_MIN_SLOT_WAITING, _LESS * waiting)
+    return wait_for_slots and rates.window_share < _MOST_WINDOW_WAITING * waiting
 
 
-def _spread(before: Snapshot, now: Snapshot, found: Rates) -> tuple[float, float]:
+def _spread(before: Snapshot, now: Snapshot, rates: Rates) -> tuple[float, float]:
     """The share of a step spent waiting: the 10th and the 90th percentile over the steps."""
     waits = [new - old for old, new in zip(before.waits, now.waits, strict=True)]
-    counts = [max(0, found.batches - sum(waits)), *waits]  # steps without a wait come first
+    counts = [max(0, rates.batches - sum(waits)), *waits]  # steps without a wait come first
 
     def share_at(rank: float) -> float:
         passed = 0
@@ -230,7 +230,7 @@ def _spread(before: Snapshot, now: Snapshot, found: Rates) -> tuple[float, float
             passed += count
             if passed > rank:
                 wait_s = 0.0 if number == 0 else 0.75e-9 * (4096 << (number - 1))  # the middle of its bin
-                return wait_s / (wait_s + found.own_s)
+                return wait_s / (wait_s + rates.own_s)
         return 0.0
 
     return share_at(0.1 * sum(counts)), share_at(0.9 * sum(counts))
@@ -243,14 +243,14 @@ def nothing_yet(why: str, over_s: float = 0.0) -> Diagnosis:
 
 def diagnose_samples(samples: Sequence[Snapshot], facts: Facts) -> Diagnosis:
     """Compare the first and the last of recent samples (one a second, oldest first) in which batches were taken."""
-    begun = [one for one in samples if one.batches > 0]
-    if begun and (begun[0] is not samples[0] or begun[0].number == 0):
+    with_batches = [sample for sample in samples if sample.batches > 0]
+    if with_batches and (with_batches[0] is not samples[0] or with_batches[0].number == 0):
         # Leave out the first second of a run: start-up is not what the user asks about.
-        begun = [one for one in begun if one.time_s - begun[0].time_s > _BEGINNING_S]
+        with_batches = [sample for sample in with_batches if sample.time_s - with_batches[0].time_s > _BEGINNING_S]
     waited_s = 0.0 if not samples else samples[-1].wait_s - samples[0].wait_s
-    if not begun and waited_s > _MIN_STUCK_S:  # it still waits for the first batch
-        begun = list(samples)
-    recent = [one for one in begun if begun[-1].time_s - one.time_s <= SECONDS]
+    if not with_batches and waited_s > _MIN_STUCK_S:  # it still waits for the first batch
+        with_batches = list(samples)
+    recent = [sample for sample in with_batches if with_batches[-1].time_s - sample.time_s <= SECONDS]
     if not recent or recent[-1].time_s - recent[0].time_s < _MIN_SECONDS:
         return nothing_yet("batches have come for less than three seconds")
     return diagnose(recent[0], recent[-1], facts)

@@ -106,37 +106,43 @@ class _Collector:
         return iter(()) if loader is None else _families(loader.statistics())
 
 
-def _families(found: Statistics) -> Iterator[Metric]:
+def _families(now: Statistics) -> Iterator[Metric]:
     counted = {
-        "batches": ("Batches that were delivered to consumers", found.batches_delivered),
-        "records": ("Records that were delivered to consumers", found.records_delivered),
-        "waiting_seconds": ("Time that consumers have waited for batches", found.wait_s),
-        "device_waiting_seconds": ("Time that consumers have waited for copies to a device", found.device_wait_s),
-        "records_skipped": ("Deliveries left out because of damage", found.records_skipped),
+        "batches": ("Batches that were delivered to consumers", now.batches_delivered),
+        "records": ("Records that were delivered to consumers", now.records_delivered),
+        "waiting_seconds": ("Time that consumers have waited for batches", now.wait_s),
+        "device_waiting_seconds": (
+            "Time that consumers have waited for copies to a device",
+            now.device_wait_s,
+        ),
+        "records_skipped": ("Deliveries left out because of damage", now.records_skipped),
     }
     for name, (about, value) in counted.items():
         yield CounterMetricFamily(f"loaderd_{name}", about, value=value)
-    yield _labelled("restarts", "Processes that died and were replaced", "process", _restarts(found))
+    yield _labelled("restarts", "Processes that died and were replaced", "process", _restarts(now))
     about = "Time of all workers by stage, and by field; slot, window: waiting for these"
-    yield _labelled("stage_seconds", about, "stage", {**found.stage_s, **found.field_s})
+    yield _labelled("stage_seconds", about, "stage", {**now.stage_s, **now.field_s})
     gauges = {
-        "workers": ("Worker processes", found.workers),
-        "slots": ("Batches that consumers' memory has room for", found.slots),
-        "slots_lent": ("Batches that consumers hold", found.slots_lent),
-        "memory_bytes": ("Shared memory of windows and slots", found.window_bytes + found.slots * found.slot_bytes),
-        "dataset_shards": ("Shards of the data set", found.num_shards),
-        "dataset_records": ("Records of an epoch of the data set", found.num_records),
+        "workers": ("Worker processes", now.workers),
+        "slots": ("Batches that consumers' memory has room for", now.slots),
+        "slots_lent": ("Batches that consumers hold", now.slots_lent),
+        "memory_bytes": (
+            "Shared memory of windows and slots",
+            now.window_bytes + now.slots * now.slot_bytes,
+        ),
+        "dataset_shards": ("Shards of the data set", now.num_shards),
+        "dataset_records": ("Records of an epoch of the data set", now.num_records),
     }
     for name, (about, size) in gauges.items():
         yield GaugeMetricFamily(f"loaderd_{name}", about, value=size)
 
 
-def _restarts(found: Statistics) -> dict[str, float]:
-    return {"worker": found.workers_restarted, "daemon": found.daemon_restarts}
+def _restarts(now: Statistics) -> dict[str, float]:
+    return {"worker": now.workers_restarted, "daemon": now.daemon_restarts}
 
 
 def _labelled(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
     family = CounterMetricFamily(f"loaderd_{name}", about, labels=[label])
-    for of, value in values.items():
-        family.add_metric([of], value)
+    for key, value in values.items():
+        family.add_metric([key], value)
     return family

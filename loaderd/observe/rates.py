@@ -151,11 +151,11 @@ class Rates:
     @property
     def limiting(self) -> str:
         """The stage that takes most time; only stages of loading count where workers wait for windows."""
-        of = _LOADING if self.window_share > _MIN_WINDOW_WAITING else tuple(self.stage_s)
-        return max(of, key=lambda stage: self.stage_s.get(stage, 0.0))
+        stages = _LOADING if self.window_share > _MIN_WINDOW_WAITING else tuple(self.stage_s)
+        return max(stages, key=lambda stage: self.stage_s.get(stage, 0.0))
 
 
-def rates(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
+def rates_between(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
     """The rates between two snapshots of one stream; ``now`` must be later than ``before``."""
     over_s = now.time_s - before.time_s
     batches, records = now.batches - before.batches, now.records - before.records
@@ -218,7 +218,7 @@ def _stopped_s(before: Snapshot, now: Snapshot, by_stage: Mapping[str, float]) -
 
 def _work_s(stages: Mapping[str, float], fields: Mapping[str, float], facts: Facts) -> dict[str, float]:
     """Seconds of work by the stages that users are told of; derived fields have names of their own."""
-    found = {
+    seconds = {
         "read": stages["read"],
         "inflate": stages["inflate"],
         "check": stages["frames"] + stages["check"],
@@ -227,4 +227,4 @@ def _work_s(stages: Mapping[str, float], fields: Mapping[str, float], facts: Fac
         **{name: s for name, s in fields.items() if name in facts.derived},
     }
     # A field may seem to take longer than what it is a part of: that is counted when it is done.
-    return {name: max(0.0, s) for name, s in found.items()}
+    return {name: max(0.0, s) for name, s in seconds.items()}

@@ -41,143 +41,143 @@ class Remedy:
     gain: float = 1.0
 
 
-def remedy_for(verdict: Verdict, limiting: str, found: Rates) -> Remedy:
+def remedy_for(verdict: Verdict, limiting: str, rates: Rates) -> Remedy:
     """The remedy for a verdict."""
     if verdict == "storage does not answer":
         return Remedy("", "Check that this machine reaches it: the network, the endpoint or region, the credentials.")
     if verdict == "the servers do not answer":
         return Remedy("", "Check that they run and that this machine reaches them.")
     if verdict == "the model":
-        return _of_model(found)
+        return _for_model(rates)
     if verdict == "too little CPU":
-        return _of_cpu(found)
+        return _for_cpu(rates)
     if verdict == "the consumer's Python":
-        return _of_python(found)
+        return _for_python(rates)
     if verdict == "too few batches held":
-        return _of_held_batches(found)
+        return _for_held_batches(rates)
     if verdict == "copies to the device":
-        return _of_copies(found)
-    if found.is_starved:
-        return _of_starving(found)
+        return _for_copies(rates)
+    if rates.is_starved:
+        return _for_starving(rates)
     if limiting == "inflate":
-        return _of_inflating(found)
+        return _for_inflating(rates)
     if limiting == "read":
-        return _of_reading(found)
-    return _of_field(limiting, found) if verdict == "one field" else _of_workers(limiting, found)
+        return _for_reading(rates)
+    return _for_field(limiting, rates) if verdict == "one field" else _for_workers(limiting, rates)
 
 
-def _gain(found: Rates, busy_s: float, workers: float) -> float:
+def _gain(rates: Rates, busy_s: float, workers: float) -> float:
     """The gain if a batch took ``busy_s`` seconds of work, and there were ``workers`` workers."""
-    data_s = found.step_s * busy_s / max(1e-12, found.busy_s) * found.facts.workers / workers
-    return found.step_s / max(found.own_s, data_s)
+    data_s = rates.step_s * busy_s / max(1e-12, rates.busy_s) * rates.facts.workers / workers
+    return rates.step_s / max(rates.own_s, data_s)
 
 
-def _more_workers(found: Rates) -> int:
+def _more_workers(rates: Rates) -> int:
     """How many workers would be enough; as many as now, if they compute and no core is left.
 
     Four times as many at most, for beyond that something else may be the limit; and no more than a loader takes.
     """
-    now = found.facts.workers
-    most = now + math.floor(found.spare_cores + 0.5) if found.workers_compute else 4 * now
-    return max(now, min(most, MAX_WORKERS, math.ceil(now * found.step_s / found.own_s)))
+    now = rates.facts.workers
+    most = now + math.floor(rates.spare_cores + 0.5) if rates.workers_compute else 4 * now
+    return max(now, min(most, MAX_WORKERS, math.ceil(now * rates.step_s / rates.own_s)))
 
 
-def _with_workers(found: Rates, workers: int, cause: str) -> Remedy:
-    now = found.facts.workers
-    advice = f"{_option(workers, found)} instead of {now}."
-    if found.workers_compute:
-        return Remedy(cause, advice, _gain(found, found.busy_s, min(workers, now + found.spare_cores)))
+def _with_workers(rates: Rates, workers: int, cause: str) -> Remedy:
+    now = rates.facts.workers
+    advice = f"{_option(workers, rates)} instead of {now}."
+    if rates.workers_compute:
+        return Remedy(cause, advice, _gain(rates, rates.busy_s, min(workers, now + rates.spare_cores)))
     # What they compute needs cores, too: as many more as are idle. How many they would get from others is not known.
-    of_waiting = _gain(found, found.busy_s, workers)
-    of_cores = 1 + found.spare_cores / max(1e-9, found.worker_cores)
-    if of_cores < of_waiting and found.other_cores > _NOTICEABLE:
+    of_waiting = _gain(rates, rates.busy_s, workers)
+    of_cores = 1 + rates.spare_cores / max(1e-9, rates.worker_cores)
+    if of_cores < of_waiting and rates.other_cores > _NOTICEABLE:
         return Remedy(cause, advice)
     return Remedy(cause, advice, min(of_cores, of_waiting))
 
 
-def _option(workers: int, found: Rates) -> str:
+def _option(workers: int, rates: Rates) -> str:
     """How to ask for so many workers."""
-    return f"`loaderd serve --workers {workers}`" if found.facts.of_server else f"workers={workers}"
+    return f"`loaderd serve --workers {workers}`" if rates.facts.of_server else f"workers={workers}"
 
 
-def _of_starving(found: Rates) -> Remedy:
+def _for_starving(rates: Rates) -> Remedy:
     cause = "the workers are busy with other consumers of the server"
-    workers = _more_workers(found)
-    return _with_workers(found, workers, cause) if workers > found.facts.workers else _of_cores(found, cause)
+    workers = _more_workers(rates)
+    return _with_workers(rates, workers, cause) if workers > rates.facts.workers else _for_cores(rates, cause)
 
 
-def _of_cores(found: Rates, cause: str) -> Remedy:
-    more = min(found.facts.workers + 1, MAX_WORKERS)
-    advice = f"Give it more than {found.facts.cores} cores, and {_option(more, found)}."
-    return Remedy(cause, advice, _gain(found, found.busy_s, more))
+def _for_cores(rates: Rates, cause: str) -> Remedy:
+    more = min(rates.facts.workers + 1, MAX_WORKERS)
+    advice = f"Give it more than {rates.facts.cores} cores, and {_option(more, rates)}."
+    return Remedy(cause, advice, _gain(rates, rates.busy_s, more))
 
 
-def _of_model(found: Rates) -> Remedy:
+def _for_model(rates: Rates) -> Remedy:
     cause, advice = "batches are there before they are asked for", "Nothing in the loader makes it faster"
-    if found.thread_is_busy:  # with a GPU or a TPU, or the verdict would be another
+    if rates.thread_is_busy:  # with a GPU or a TPU, or the verdict would be another
         cause += (
             "; the thread that takes them keeps a core busy, which may be Python code, or how it waits for the GPU"
         )
-    enough = max(1, math.ceil(1.2 * found.busy_s / found.step_s))
-    if enough < found.facts.workers and not found.facts.of_server:
-        return Remedy(cause, f"{advice}; workers={enough} instead of {found.facts.workers} would do.")
+    enough = max(1, math.ceil(1.2 * rates.busy_s / rates.step_s))
+    if enough < rates.facts.workers and not rates.facts.of_server:
+        return Remedy(cause, f"{advice}; workers={enough} instead of {rates.facts.workers} would do.")
     return Remedy(cause, f"{advice}.")
 
 
-def _of_python(found: Rates) -> Remedy:
-    python_s = min((found.thread_cpu + found.thread_delay) * found.step_s, found.own_s)
-    data_s = found.data_s + python_s / found.facts.workers
+def _for_python(rates: Rates) -> Remedy:
+    python_s = min((rates.thread_cpu + rates.thread_delay) * rates.step_s, rates.own_s)
+    data_s = rates.data_s + python_s / rates.facts.workers
     return Remedy(
         f"the thread that takes the batches computes for {python_s * 1e3:.1f} ms of each step, and nothing else of "
         "its process does much",
         "Have the workers do what it does with records: a loaderd.Derived field; or do it in another process.",
-        found.step_s / max(found.step_s - python_s, data_s, 1e-12),
+        rates.step_s / max(rates.step_s - python_s, data_s, 1e-12),
     )
 
 
-def _of_held_batches(found: Rates) -> Remedy:
-    more = 4 * found.facts.held_batches
-    advice = f"held_batches={more} instead of {found.facts.held_batches}."
-    if found.copy_s > found.wait_s:
-        cause = f"more than held_batches={found.facts.held_batches} batches are held, so that others are copied"
-        return Remedy(cause, advice, found.step_s / max(1e-12, found.step_s - found.copy_s))
-    cause = f"the workers wait for slots {found.slot_share:.0%} of the time: batches are taken many at a time"
-    return Remedy(cause, advice, found.step_s / max(found.own_s, found.data_s))
+def _for_held_batches(rates: Rates) -> Remedy:
+    more = 4 * rates.facts.held_batches
+    advice = f"held_batches={more} instead of {rates.facts.held_batches}."
+    if rates.copy_s > rates.wait_s:
+        cause = f"more than held_batches={rates.facts.held_batches} batches are held, so that others are copied"
+        return Remedy(cause, advice, rates.step_s / max(1e-12, rates.step_s - rates.copy_s))
+    cause = f"the workers wait for slots {rates.slot_share:.0%} of the time: batches are taken many at a time"
+    return Remedy(cause, advice, rates.step_s / max(rates.own_s, rates.data_s))
 
 
-def _of_copies(found: Rates) -> Remedy:
-    facts, copy_s = found.facts, found.device_s
-    size, share = f"{facts.batch_bytes / (1 << 20):.1f} MiB", f"{copy_s / found.step_s:.0%} of the time"
+def _for_copies(rates: Rates) -> Remedy:
+    facts, copy_s = rates.facts, rates.device_s
+    size, share = f"{facts.batch_bytes / (1 << 20):.1f} MiB", f"{copy_s / rates.step_s:.0%} of the time"
     cause = f"whoever takes batches waits {copy_s * 1e3:.1f} ms for the copy of each, {size}: {share}"
-    rest_s = found.own_s - copy_s
-    if not found.now.copies_ahead:
+    other_s = rates.own_s - copy_s
+    if not rates.now.copies_ahead:
         advice = "prefetch=2: batches are copied while the model works on the one before."
-        return Remedy(cause, advice, found.step_s / max(rest_s, copy_s, found.data_s))
+        return Remedy(cause, advice, rates.step_s / max(other_s, copy_s, rates.data_s))
     if facts.has_bits and facts.packed_bytes < facts.batch_bytes:
         fewer = facts.packed_bytes / facts.batch_bytes
         advice = (
             f"Copy packed records, which are {1 / fewer:.0f} times smaller, and unpack them there: in TensorFlow "
             'by make_dataset(…, unpack="device") and loaderd_tf.unpack, else from fields of loaderd.Packed.'
         )
-        return Remedy(cause, advice, found.step_s / max(rest_s + fewer * copy_s, found.data_s, 1e-9))
-    half_s = max(rest_s + copy_s / 2, found.data_s, 1e-9)
-    return Remedy(cause, "Choose a dtype of fewer bytes: of half as many, for this gain.", found.step_s / half_s)
+        return Remedy(cause, advice, rates.step_s / max(other_s + fewer * copy_s, rates.data_s, 1e-9))
+    half_s = max(other_s + copy_s / 2, rates.data_s, 1e-9)
+    return Remedy(cause, "Choose a dtype of fewer bytes: of half as many, for this gain.", rates.step_s / half_s)
 
 
-def _of_inflating(found: Rates) -> Remedy:
-    facts = found.facts
+def _for_inflating(rates: Rates) -> Remedy:
+    facts = rates.facts
     cause = f"{facts.compressed} of {facts.shards} shards are compressed, and inflated anew for each window"
-    busy_s = found.busy_s - found.stage_s["inflate"]
-    return Remedy(cause, "Store the shards uncompressed.", _gain(found, busy_s, facts.workers))
+    busy_s = rates.busy_s - rates.stage_s["inflate"]
+    return Remedy(cause, "Store the shards uncompressed.", _gain(rates, busy_s, facts.workers))
 
 
-def _of_reading(found: Rates) -> Remedy:
-    facts = found.facts
-    busy_s = found.busy_s - found.stage_s["read"]
-    local = Remedy("", "Copy the shards to a local disk.", _gain(found, busy_s, facts.workers))
+def _for_reading(rates: Rates) -> Remedy:
+    facts = rates.facts
+    busy_s = rates.busy_s - rates.stage_s["read"]
+    local = Remedy("", "Copy the shards to a local disk.", _gain(rates, busy_s, facts.workers))
     far = [kind for kind in facts.storage if kind in _MOUNTED or "fuse" in kind]
     buckets = [kind for kind in facts.storage if kind in _BUCKETS]
-    workers = _more_workers(found)
+    workers = _more_workers(rates)
     if "servers" in facts.storage:
         return Remedy(
             "the servers, or the network to them, give records more slowly than they are used",
@@ -186,23 +186,23 @@ def _of_reading(found: Rates) -> Remedy:
     if buckets or far:
         cause = f"a slow bucket ({', '.join(buckets)})" if buckets else f"a slow mount ({', '.join(far)})"
         if workers > facts.workers:
-            return _with_workers(found, workers, cause)
+            return _with_workers(rates, workers, cause)
         return Remedy(cause, local.advice, local.gain)
-    if found.memory_share > _NOTICEABLE:
+    if rates.memory_share > _NOTICEABLE:
         return Remedy(
-            f"memory pressure: something waits for memory {found.memory_share:.0%} of the time, and what was read "
+            f"memory pressure: something waits for memory {rates.memory_share:.0%} of the time, and what was read "
             "does not stay in the page cache",
             "Take smaller windows (shuffle=loaderd.Shuffle(window_records=…)), or more memory.",
             local.gain,
         )
-    if found.fetched_share > _MOSTLY:
+    if rates.fetched_share > _MOSTLY:
         return Remedy(
-            f"a cold page cache: {found.fetched_share:.0%} of what is read comes from the disk",
+            f"a cold page cache: {rates.fetched_share:.0%} of what is read comes from the disk",
             "Copy the shards to a faster disk, or give the machine the memory to keep them.",
             local.gain,
         )
     if workers > facts.workers:
-        return _with_workers(found, workers, "")
+        return _with_workers(rates, workers, "")
     return Remedy("", "Copy the shards to a faster disk.", local.gain)
 
 
@@ -211,56 +211,56 @@ _COMPILED = {"unpack": 1 / 2, "check": 1 / 3, "parse": 1 / 4}
 _BUCKETS = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "http", "https")
 
 
-def _of_field(name: str, found: Rates) -> Remedy:
-    facts = found.facts
-    part = found.stage_s[name] / max(1e-12, found.busy_s)
-    ns = 1e9 * found.stage_s[name] * found.batches / max(1, found.records)
+def _for_field(name: str, rates: Rates) -> Remedy:
+    facts = rates.facts
+    part = rates.stage_s[name] / max(1e-12, rates.busy_s)
+    ns = 1e9 * rates.stage_s[name] * rates.batches / max(1, rates.records)
     cause = f"the function of {name!r} takes {ns:,.0f} ns a record, {part:.0%} of what the workers do"
-    workers = _more_workers(found)
-    if not found.workers_compute and workers > facts.workers:
-        return _with_workers(found, workers, f"{cause}, and waits rather than computes")
+    workers = _more_workers(rates)
+    if not rates.workers_compute and workers > facts.workers:
+        return _with_workers(rates, workers, f"{cause}, and waits rather than computes")
     advice = f"Make the function of {name!r} cheaper, by numpy on whole arrays; or store what it gives in the shards."
-    return Remedy(cause, advice, _gain(found, found.busy_s - found.stage_s[name], facts.workers))
+    return Remedy(cause, advice, _gain(rates, rates.busy_s - rates.stage_s[name], facts.workers))
 
 
-def _of_workers(limiting: str, found: Rates) -> Remedy:
-    facts, cause = found.facts, ""
-    if found.memory_share > _NOTICEABLE:
-        cause = f"memory pressure: something waits for memory for {found.memory_share:.0%} of the time"
-    workers = _more_workers(found)
+def _for_workers(limiting: str, rates: Rates) -> Remedy:
+    facts, cause = rates.facts, ""
+    if rates.memory_share > _NOTICEABLE:
+        cause = f"memory pressure: something waits for memory for {rates.memory_share:.0%} of the time"
+    workers = _more_workers(rates)
     if workers > facts.workers:
-        return _with_workers(found, workers, cause)
-    if limiting in _COMPILED and facts.has_bits and found.now.kernels == "numpy":
-        busy_s = found.busy_s - sum(part * found.stage_s.get(stage, 0.0) for stage, part in _COMPILED.items())
+        return _with_workers(rates, workers, cause)
+    if limiting in _COMPILED and facts.has_bits and rates.now.kernels == "numpy":
+        busy_s = rates.busy_s - sum(part * rates.stage_s.get(stage, 0.0) for stage, part in _COMPILED.items())
         return Remedy(
-            cause, "Install compiled code: pip install 'loaderd[compiled]'.", _gain(found, busy_s, facts.workers)
+            cause, "Install compiled code: pip install 'loaderd[compiled]'.", _gain(rates, busy_s, facts.workers)
         )
     if limiting == "unpack" and facts.has_bits:
-        busy_s = found.busy_s - 0.8 * found.stage_s["unpack"]
+        busy_s = rates.busy_s - 0.8 * rates.stage_s["unpack"]
         advice = 'Unpack on the device: make_dataset(…, unpack="device"); or choose a dtype of fewer bytes.'
-        return Remedy(cause, advice, _gain(found, busy_s, facts.workers))
-    return _of_cores(found, cause)
+        return Remedy(cause, advice, _gain(rates, busy_s, facts.workers))
+    return _for_cores(rates, cause)
 
 
-def _of_cpu(found: Rates) -> Remedy:
+def _for_cpu(rates: Rates) -> Remedy:
     """No gain is promised: how much CPU there would be is others' affair."""
-    facts, now = found.facts, found.now
-    if found.throttled_share > _NOTICEABLE:
-        cause = f"the cgroup is stopped for {found.throttled_share:.0%} of the time, its quota of CPU time being used"
+    facts, now = rates.facts, rates.now
+    if rates.throttled_share > _NOTICEABLE:
+        cause = f"the cgroup is stopped for {rates.throttled_share:.0%} of the time, its quota of CPU time being used"
         return Remedy(cause, "Raise the cgroup's quota (cpu.max; of a container, --cpus).")
-    if found.stopped_share > _MOSTLY * found.lack_share:
-        cause = f"the workers are stopped by a signal for {found.stopped_share:.0%} of the time"
+    if rates.stopped_share > _MOSTLY * rates.lack_share:
+        cause = f"the workers are stopped by a signal for {rates.stopped_share:.0%} of the time"
         return Remedy(cause, "Look what stops them: cpulimit, a debugger, a scheduler of jobs.")
-    lacks = {"workers": found.lack_share, "the thread that takes batches": found.thread_delay}
+    lacks = {"workers": rates.lack_share, "the thread that takes batches": rates.thread_delay}
     causes = [
         f"{who} could run, and had no core, for {share:.0%} of the time"
         for who, share in lacks.items()
         if share > _NOTICEABLE
     ]
-    if facts.workers > found.cores:
-        causes.append(f"fewer cores than workers: {found.cores} and {facts.workers}")
-    if found.other_cores > _NOTICEABLE:
-        causes.append(f"others use {found.other_cores:.1f} of the {now.cores} cores that it may run on")
+    if facts.workers > rates.cores:
+        causes.append(f"fewer cores than workers: {rates.cores} and {facts.workers}")
+    if rates.other_cores > _NOTICEABLE:
+        causes.append(f"others use {rates.other_cores:.1f} of the {now.cores} cores that it may run on")
     if now.nice > 0:
         causes.append(f"the workers have the nice value {now.nice}, so others come first")
     return Remedy("; ".join(causes), "Give it more cores, or cores that nothing else uses.")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loaderd.observe.diagnose import diagnose_samples
-from loaderd.observe.rates import Rates, rates
+from loaderd.observe.rates import Rates, rates_between
 from loaderd.observe.remedies import Verdict
 from loaderd.snapshots import Facts, Snapshot
 
@@ -52,19 +52,19 @@ def row_of(pid: int, name: str, samples: Sequence[Snapshot], facts: Facts, now_s
         return Row(pid, name, 0, 0, 0, 0, 0, "nothing yet", "", 0, 0, 0, 0, facts.steps_per_epoch, None, False)
     now = samples[-1]
     recent = [one for one in samples[:-1] if 0 < now.time_s - one.time_s <= _SECONDS]
-    found = rates(recent[0], now, facts) if recent else None
-    steps_per_s = found.batches / found.over_s if found else 0.0
+    rates = rates_between(recent[0], now, facts) if recent else None
+    steps_per_s = rates.batches / rates.over_s if rates else 0.0
     left = facts.steps_per_epoch - now.batch
     return Row(
         pid,
         name,
-        found.records / found.over_s if found else 0.0,
+        rates.records / rates.over_s if rates else 0.0,
         steps_per_s,
-        found.wait_s / found.step_s if found else 0.0,
+        rates.wait_s / rates.step_s if rates else 0.0,
         now.slots_full / max(1, facts.slots),
         min(1.0, now.windows_ready / max(1, facts.windows)),
         diagnose_samples(samples, facts).verdict,
-        "" if found is None else _workers(found),
+        "" if rates is None else _workers(rates),
         now.workers_restarted,
         now.damaged,
         now.epoch,
@@ -83,19 +83,19 @@ def short(command: str) -> str:
     return " ".join([os.path.basename(words[0]), *words[1:]]) if words else ""
 
 
-def _workers(found: Rates) -> str:
-    if found.outage is not None:
-        return f"no answer for {found.outage.for_s:.0f} s: {found.outage.error}".rstrip(": ")
-    worker_s = max(1e-12, found.step_s * found.facts.workers)
-    shares = sorted(((s / worker_s, name) for name, s in found.stage_s.items()), reverse=True)
+def _workers(rates: Rates) -> str:
+    if rates.outage is not None:
+        return f"no answer for {rates.outage.for_s:.0f} s: {rates.outage.error}".rstrip(": ")
+    worker_s = max(1e-12, rates.step_s * rates.facts.workers)
+    shares = sorted(((s / worker_s, name) for name, s in rates.stage_s.items()), reverse=True)
     return " ".join(f"{name} {share:.0%}" for share, name in shares[:4] if share >= 0.01) or "idle"
 
 
 def bar(share: float) -> str:
     """A share from 0 to 1 as a bar of ``BAR_CELLS`` cells."""
     eighths = round(min(1.0, max(0.0, share)) * 8 * BAR_CELLS)
-    full, rest = divmod(eighths, 8)
-    return ("█" * full + (_STEPS[rest] if rest else "")).ljust(BAR_CELLS)
+    full, part = divmod(eighths, 8)
+    return ("█" * full + (_STEPS[part] if part else "")).ljust(BAR_CELLS)
 
 
 SORTS: dict[str, tuple[str, Callable[[Row], float]]] = {
