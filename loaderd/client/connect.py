@@ -173,10 +173,10 @@ def ask_status(
 
         calls = Calls(address, network_settings([address], token, tls, None, "status"))
         try:
-            found: dict[str, Any] = json.loads(calls.act("status", b"", timeout_s))
+            status: dict[str, Any] = json.loads(calls.act("status", b"", timeout_s))
         except OutOfReach as away:
             raise ServerError(calls.why_not() or str(away), hint=HOW_TO_START) from None
-        return found
+        return status
     require(tls is None, "tls", "None at a Unix socket", tls)
     try:
         return ask_server(address, Status, AskStatus(), timeout_s=timeout_s)[0].report

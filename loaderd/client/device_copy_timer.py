@@ -38,9 +38,9 @@ class DeviceCopyTimer:
     def wait(self, num_records: int, result: Callable[[], _Result]) -> _Result:
         """Return what ``result()`` returns, and count its time as a wait for a copy of ``num_records`` records."""
         began_ns = time.perf_counter_ns()
-        found = result()
+        value = result()
         self.waited(time.perf_counter_ns() - began_ns, num_records)
-        return found
+        return value
 
     def waited(self, waited_ns: float, num_records: int) -> None:
         """Count that the loop waited ``waited_ns`` for a copy of ``num_records`` records."""

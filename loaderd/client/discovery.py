@@ -1,7 +1,7 @@
-"""Finds out which servers there are, by calling a function of the user's again and again.
+"""Finds out which servers there are: calls a function of the user's again and again.
 
-The function may ask DNS, or a registry, and so be slow, or fail. Who connects waits for the first addresses. Each
-later call has a daemon thread of its own: neither a batch nor the end of the program waits for it. The thread that
+The function may ask DNS, or a registry, and so be slow, or fail. ``connect`` waits for the first addresses. Each
+later call has a daemon thread of its own, so neither a batch nor the end of the program waits for it. The thread that
 takes batches picks up the answer, or logs a failure.
 """
 
@@ -33,11 +33,11 @@ def first_addresses(ask: Callable[[], Sequence[str]], limit_s: float) -> tuple[s
     while True:
         cause: Exception | None = None
         try:
-            found = ask()
+            answer = ask()
         except Exception as error:
-            cause, failure = error, f"failed: {_said(error)}"
+            cause, failure = error, f"failed: {_text_of(error)}"
         else:
-            addresses = listed_addresses(found)
+            addresses = listed_addresses(answer)
             if addresses:
                 return addresses
             failure = "returned no address"
@@ -67,7 +67,7 @@ class Discovery:
         """The addresses in an answer that has come since the last call; (): none has, or it failed. Does not wait."""
         is_asking = self._thread is not None and self._thread.is_alive()
         if self._answers:
-            return self._heard(self._answers.popleft())
+            return self._take_answer(self._answers.popleft())
         if not is_asking and time.monotonic() - self._asked_s >= _ASK_AGAIN_S:
             self._begin()
         return ()
@@ -78,16 +78,16 @@ class Discovery:
         try:
             self._thread.start()
         except RuntimeError as error:  # there are too many threads
-            self._answers.append(_said(error))
+            self._answers.append(_text_of(error))
 
     def _find(self) -> None:
         try:
-            found = self._ask()
-            self._answers.append(checked_addresses(found) if found else ())
+            addresses = self._ask()
+            self._answers.append(checked_addresses(addresses) if addresses else ())
         except Exception as error:
-            self._answers.append(_said(error))
+            self._answers.append(_text_of(error))
 
-    def _heard(self, answer: tuple[str, ...] | str) -> tuple[str, ...]:
+    def _take_answer(self, answer: tuple[str, ...] | str) -> tuple[str, ...]:
         failed = isinstance(answer, str)
         if failed and not self._fails:
             _logger.warning("the function given as address failed; still using the servers known before: %s", answer)
@@ -95,6 +95,6 @@ class Discovery:
         return () if isinstance(answer, str) else answer
 
 
-def _said(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     """The text alone: what the exception's frames hold need not live on."""
     return "".join(traceback.format_exception_only(error)).strip()

@@ -54,7 +54,7 @@ _MOST_EMPTY_STEPS = 1_000_000
 
 
 class ReconnectingStream(Stream):
-    """The batches of a source. When a link to it is lost, another one replaces that.
+    """The batches of a source. When the connection to it is lost, another one replaces it.
 
     Threads as in ``Stream``. After an exception, KeyboardInterrupt included, the next call goes on. Of no use in a
     fork of the process.
@@ -91,15 +91,15 @@ class ReconnectingStream(Stream):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {**self._sizes, **self.data.facts, "storage": self._now.storage_counts}
+        return {**self._sizes, **self.data.facts, "storage": self._client.storage_counts}
 
     @property
     def num_lent(self) -> int:
-        return self._now.num_lent
+        return self._client.num_lent
 
     @property
     def watched(self) -> PageView | None:
-        return self._now.watched
+        return self._client.watched
 
     def pass_sequence_of(self, of: Pass | Position) -> PassSequence:
         pass_sequence = self.pass_sequence if of.listing is None else self._pass_sequences.get(of.listing)
@@ -114,11 +114,11 @@ class ReconnectingStream(Stream):
     def list_shards(self, listing: Listing | None) -> None:
         self.check()
         place = Position(listing=listing, of=self.data.of)
-        if self._now.torn:
+        if self._client.torn:
             self._open(place, None)
             return
         try:
-            self._now.list_shards(listing)
+            self._client.list_shards(listing)
         except TransportLost as end:
             self._open(place, end)
         except LoaderdError as error:
@@ -144,7 +144,7 @@ class ReconnectingStream(Stream):
 
     def _use_data(self, wanted: Listing | None) -> None:
         """Take over what the daemon says of its data; the connection is in order from here on."""
-        data = self._now.data
+        data = self._client.data
         listing = data.listing
         compare_listings(wanted, listing)
         self.data = data
@@ -158,17 +158,17 @@ class ReconnectingStream(Stream):
         self._pass_sequences[listing] = self.pass_sequence
         if len(self._pass_sequences) > _MOST_PASS_SEQUENCES:
             del self._pass_sequences[next(iter(self._pass_sequences))]
-        self._now.torn = False
+        self._client.torn = False
 
     # ---------------------------------------------------------------------------------------- batches
 
     def fetch(self, pass_: Pass, step: int) -> Batch | LoaderdError:
         while True:
             try:
-                connection = self._now
+                connection = self._client
                 if not connection.is_at(pass_, step) or self._over is not None:
                     self._start(pass_, step)
-                    connection = self._now
+                    connection = self._client
                 batch = self._take(connection)
             except TransportLost as end:
                 self._open_for(pass_, end, step)
@@ -212,13 +212,13 @@ class ReconnectingStream(Stream):
 
     def _start(self, pass_: Pass, step: int) -> None:
         self.check()
-        if self._now.torn or (pass_.past and pass_.past != self._room_for):
+        if self._client.torn or (pass_.past and pass_.past != self._room_for):
             self._open_for(pass_, None, step)
         elif pass_.listing != self.pass_sequence.listing:
             self.list_shards(pass_.listing)
         pass_of(pass_)
         check_epoch(pass_.first_epoch + self.pass_sequence.batches(pass_).place_of(step)[0])
-        self._now.start(pass_, step)
+        self._client.start(pass_, step)
         self.counts.starts += 1
 
     def _take(self, connection: StreamClient) -> Batch | LoaderdError:
@@ -249,7 +249,7 @@ class ReconnectingStream(Stream):
     # --------------------------------------------------------------------------------- another daemon
 
     @property
-    def _now(self) -> StreamClient:
+    def _client(self) -> StreamClient:
         assert self._connection is not None
         return self._connection
 
@@ -277,7 +277,7 @@ class ReconnectingStream(Stream):
         while True:
             before = self._connection
             if before is not None or end is not None:
-                self._take_leave(before, end, at)
+                self._end_connection(before, end, at)
             try:
                 self._connection = connection = StreamClient(self._source, self.counts, self.skipped, before)
                 self.counts.daemon_restarts += before is not None
@@ -289,7 +289,7 @@ class ReconnectingStream(Stream):
             except ChannelClosed as closed:  # by close(), while its descriptors were taken over
                 end = TransportLost(str(closed))
             except ClosedError:
-                connection.link.close()
+                connection.transport.close()
                 raise
             finally:
                 self._progress.close()
@@ -299,18 +299,18 @@ class ReconnectingStream(Stream):
         self._use_data(place.listing)
         self._source.is_back(at)
 
-    def _take_leave(self, before: StreamClient | None, end: TransportLost | None, at: str) -> None:
-        """End ``before``, and wait until another link may be tried. Raises LoaderdError if none should be."""
+    def _end_connection(self, before: StreamClient | None, end: TransportLost | None, at: str) -> None:
+        """End ``before``, and wait until another connection may be tried. Raises LoaderdError if none should be."""
         self.check()  # a program that is ending must not wait here
         if before is not None:
-            before.link.kill()
+            before.transport.kill()
             before.torn = True
             self._fruitful |= before.delivered
             before.delivered = False
         self.check()
         if end is None:
             return
-        if end.failure is not None and not self._source.may_pass(end.failure):
+        if end.failure is not None and not self._source.may_retry(end.failure):
             self._over = f"the loader ended: {end.failure.message}"
             self.skipped.add_damages("index", end.failure.damages)
             raise end.failure
@@ -324,17 +324,17 @@ class ReconnectingStream(Stream):
     def close(self) -> None:
         super().close()
         if self._connection is not None:
-            self._connection.link.close()
+            self._connection.transport.close()
 
     def end(self, why: str | type[ProgramEnded]) -> None:
         super().end(why)
         with contextlib.suppress(RuntimeError):  # it has ended before
             self._not_over.release()
         if self._connection is not None:
-            self._connection.link.wake()
+            self._connection.transport.wake()
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        process = None if self._connection is None else self._connection.link.process
+        process = None if self._connection is None else self._connection.transport.process
         return [] if process is None else [process]
 
     def leave_to_parent(self) -> None:

@@ -44,7 +44,7 @@ class RemoteSource(EmbeddedSource):
         servers = ", ".join(self._wanted.of.addresses[:3])
         _take_over(self, self._announced, welcome.dataset, f"the servers at {servers}", self._wanted.of.name)
 
-    def may_pass(self, failure: LoaderdError) -> bool:
+    def may_retry(self, failure: LoaderdError) -> bool:
         return isinstance(failure, ServerError) and bool(self._announced)
 
     def pause_s(self, lost: TransportLost, fruitful: bool, at: str) -> float:
@@ -119,7 +119,7 @@ class ServedSource(Source):
         self._tried_s = 0.0
         self._called_s: float | None = None
 
-    def link(self) -> Transport:
+    def connect(self) -> Transport:
         self._called_s = time.monotonic()
         return connect_to_server(self._address)
 
@@ -130,7 +130,7 @@ class ServedSource(Source):
         self._called_s = None
         _take_over(self, self._announced, welcome.dataset, self.what, self._dataset)
 
-    def may_pass(self, failure: LoaderdError) -> bool:
+    def may_retry(self, failure: LoaderdError) -> bool:
         # A server may notice late that a connection is lost, and count us twice until then. One that was started anew
         # while storage is away cannot find or read the shards, and goes on trying.
         return isinstance(failure, (BusyError, NoShardsError, StorageError)) and self._was_open

@@ -165,7 +165,7 @@ def _end_all() -> None:
         return
     with contextlib.suppress(KeyboardInterrupt):
         _drain()
-    # Once more: a thread may have been making a new link the first time.
+    # Once more: a thread may have been making a new connection the first time.
     for stream in _living_streams():
         stream.end(ProgramEnded)
     reap([process for stream in _living_streams() for process in stream.processes()])

@@ -6,10 +6,10 @@
     RemoteSource       servers elsewhere    start a daemon           Open                ◄── Welcome, Listed, Opened
     ServedSource       a server here        connect to its socket    Hello, Subscribe    ◄── Welcome, Listed, Opened
 
-After Opened, all three speak alike (``stream_client``). A source also knows how long to go on trying when the link is
-lost (``pause_s``): a daemon that died is replaced at once, but not after three in a row that delivered nothing; a
-server that is away may be started again, so it is called at growing intervals until ``reconnect_timeout``. Servers
-elsewhere are called by the workers of our own daemon, and not from here.
+After Opened, all three speak alike (``stream_client``). A source also knows how long to go on trying when the
+connection is lost (``pause_s``): a daemon that died is replaced at once, but not after three in a row that
+delivered nothing; a server that is away may be started again, so it is called at growing intervals until
+``reconnect_timeout``. Servers elsewhere are called by the workers of our own daemon, and not from here.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Source(ABC):
         return self.options.window_records(self.row_bytes)
 
     @abstractmethod
-    def link(self) -> Transport:
-        """A new link. Raises TransportLost where another try may succeed, LoaderdError where none will."""
+    def connect(self) -> Transport:
+        """A new connection. Raises TransportLost where another try may succeed, LoaderdError where none will."""
 
     @abstractmethod
     def greeting(self, start: str) -> list[Message]:
@@ -64,19 +64,21 @@ class Source(ABC):
     def welcomed(self, welcome: Welcome) -> None:  # noqa: B027 - a daemon of our own has nothing to say
         """A server says what the data set is. Raises LoaderdError where that is not what it was."""
 
-    def may_pass(self, failure: LoaderdError) -> bool:
-        """Whether it is worth trying again after ``failure``, which the other end has reported."""
+    def may_retry(self, failure: LoaderdError) -> bool:
+        """Whether to try again after ``failure``, which the other end has reported."""
         return False
 
     @abstractmethod
     def pause_s(self, lost: TransportLost, fruitful: bool, at: str) -> float:
-        """How many seconds to wait before the next :meth:`link`; raises LoaderdError where there should be none.
+        """How many seconds to wait before the next :meth:`connect`; raises LoaderdError where there should be none.
 
-        ``fruitful``: whether a batch has come over a link since this was asked last. ``at``: where it would go on.
+        ``fruitful``: whether a batch has come since this was asked last. ``at``: where it would go on.
         """
 
-    def found(self, shards: list[list[str] | None]) -> None:  # noqa: B027 - a server knows its shards itself
-        """A daemon has found these shards, as in Found."""
+    def remember_shards(  # noqa: B027 - a server knows its shards itself
+        self, shards: list[list[str] | None]
+    ) -> None:
+        """A daemon has found these shards, as in ShardsFound: the next one need not list them."""
 
     def news(self) -> Message | None:
         """A message that the other end should get, or None; is asked for now and then."""
@@ -103,14 +105,14 @@ class EmbeddedSource(Source):
         self._shards: list[list[str] | None] | None = None
         self._fruitless = 0
 
-    def link(self) -> Transport:
+    def connect(self) -> Transport:
         return connect_to_daemon(self._path)
 
     def greeting(self, start: str) -> list[Message]:
         # The answer to AskState is a sign of life, and from then on silence counts.
         return [Open(self._pickled, start, self._shards), AskState()]
 
-    def found(self, shards: list[list[str] | None]) -> None:
+    def remember_shards(self, shards: list[list[str] | None]) -> None:
         self._shards = shards
 
     def pause_s(self, lost: TransportLost, fruitful: bool, at: str) -> float:

@@ -81,8 +81,8 @@ class StreamClient:
         self._source = source
         self._counts = counts
         self._skipped = skipped
-        self.link = source.link()
-        self._channel = self.link.channel
+        self.transport = source.connect()
+        self._channel = self.transport.channel
         self._stall_timeout = source.options.stall_timeout
         sock = self._channel.socket
         limit_sending(sock, self._stall_timeout or 0.0)  # a daemon that does not read must not keep us writing
@@ -109,7 +109,7 @@ class StreamClient:
         self._workers_restarted = 0
         # What earlier connections have counted. A server counts the requests of its index again for each connection.
         self._storage_before = (
-            StorageCounts() if before is None else before._storage_counts(before.link.process is not None)
+            StorageCounts() if before is None else before._storage_counts(before.transport.process is not None)
         )
 
     @property
@@ -149,7 +149,7 @@ class StreamClient:
         limit_s = self._stall_timeout
         # Before its first message, a daemon may be importing, from a slow file system or on a busy core.
         start_limit_s = None if limit_s is None else max(limit_s, _MIN_START_LIMIT_S)
-        self._wait(self.link.what, lambda: self._has_answered, start_limit_s)
+        self._wait(self.transport.what, lambda: self._has_answered, start_limit_s)
         if self._opened is None:
             self._wait("the data", lambda: self._opened, limit_s)
         assert self._opened is not None
@@ -160,7 +160,7 @@ class StreamClient:
         specs, batch_size = self._source.schema.specs, self._source.options.batch_size
         self._reader = SlotReader(memory, SlotLayout(specs, batch_size, several_readers=not memory.writable))
         if not memory.writable:
-            self.link.before_end.append(self._reader.make_private)
+            self.transport.before_end.append(self._reader.make_private)
 
     def _open_page(self, num_slots: int, num_seats: int) -> None:
         words = SharedMemory(self._channel.take_fd())
@@ -198,7 +198,7 @@ class StreamClient:
 
     def _begin(self, pass_: Pass | None, step: int) -> None:
         if self._generation == MAX_GENERATION:
-            raise TransportLost(f"{self.link.what} has begun {MAX_GENERATION} times, and can count no further")
+            raise TransportLost(f"{self.transport.what} has begun {MAX_GENERATION} times, and can count no further")
         self._generation += 1
         self._pass = pass_
         self._skips.clear()
@@ -292,12 +292,12 @@ class StreamClient:
             if (news := self._source.news()) is not None:
                 self._send(news)
             if self._bye is not None:
-                self.link.close()
-                raise TransportLost(f"{self.link.what} ends: {self._bye.text}")
+                self.transport.close()
+                raise TransportLost(f"{self.transport.what} ends: {self._bye.text}")
             readable = (sleep or self._poll_for)(stall_timer.tick_s)
             if readable:
                 stall_timer.heard()
-                for message in self.link.receive() if self._socket_fd in readable else []:
+                for message in self.transport.receive() if self._socket_fd in readable else []:
                     if isinstance(message, State) and stall_timer.must_report():
                         _logger.warning("waiting for %s for %.0f s: %s", what, stall_timer.waited_s, message.text)
                     self._handle(message)
@@ -308,7 +308,7 @@ class StreamClient:
             stall_timer.tick()
             if stall_timer.is_over or self._unsent:
                 raise TransportLost(
-                    f"{self.link.what} said nothing for {stall_timer.limit_s:g} s and {self.link.kill()}"
+                    f"{self.transport.what} said nothing for {stall_timer.limit_s:g} s and {self.transport.kill()}"
                 )
             if stall_timer.must_ask():
                 self._send(AskState())
@@ -354,7 +354,7 @@ class StreamClient:
         elif isinstance(message, Progress):
             self._progress(message)
         elif isinstance(message, ShardsFound):
-            self._source.found(message.shards)
+            self._source.remember_shards(message.shards)
         elif isinstance(message, DataListed):
             self._listed = message
         elif isinstance(message, Opened):
@@ -368,5 +368,5 @@ class StreamClient:
             self._outage = from_wire(message.error)
 
     def _give_up(self, error: LoaderdError) -> None:
-        self.link.close()
-        raise TransportLost(f"{self.link.what} gave up: {error.message}", error)
+        self.transport.close()
+        raise TransportLost(f"{self.transport.what} gave up: {error.message}", error)

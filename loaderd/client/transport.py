@@ -1,4 +1,4 @@
-"""The link to a daemon or a server: a channel, and the process at its other end, where that is ours.
+"""A connection to a daemon or a server: a channel, and the process at its other end, if that is a child of ours.
 
 To ask a server something without taking batches, use :func:`ask_server`.
 """
@@ -45,16 +45,19 @@ class TransportLost(Exception):
 
 
 class Transport:
-    """A socket to ``what`` (in words), and its ``process``, if it is a child of ours, which ends with the link."""
+    """A socket, and the ``process`` behind it if that is a child of ours, which ends with it.
+
+    ``what``: what messages call the other end.
+    """
 
     def __init__(self, what: str, sock: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
         self.what = what
         self.channel = Channel(sock)
         self.process = process
         self.before_end: list[Callable[[], object]] = []
-        """Called before the other end can notice that the link ends, in whichever way; maybe several times."""
+        """Called before the other end can notice that the connection ends, however it ends; maybe several times."""
         self._end = weakref.finalize(self, _end, self.channel, process, os.getpid(), self.before_end)
-        self._end.atexit = False  # at exit, client.end ends links
+        self._end.atexit = False  # at exit, client.shutdown ends connections
 
     def receive(self) -> list[Message]:
         """As ``Channel.receive``. Raises TransportLost at the end, ServerError where what comes is no message."""
@@ -70,7 +73,7 @@ class Transport:
             ) from None
 
     def how_it_ended(self) -> str:
-        """Close the link, by which nothing more comes; return how the other end ended, in words."""
+        """Close the connection, over which nothing more comes; return how the other end ended, for a message."""
         self.close()
         if self.process is None:
             return f"{self.what} closed the connection"
@@ -79,7 +82,7 @@ class Transport:
         )
 
     def wake(self) -> None:
-        """End waits for the other end, and let it find out that the link is over. Does not wait for that."""
+        """End waits for the other end, and let it find out that the connection is over. Does not wait for that."""
         _call(self.before_end)
         if self.process is None:
             _say_bye(self.channel)
@@ -87,7 +90,7 @@ class Transport:
             self.channel.socket.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> str:
-        """End it, whatever the other end does; return what became of that. A process of ours and its children die."""
+        """End it, whatever the other end does, and return what became of that. A process of ours and its children die."""
         if self.process is not None:
             self.process.kill()
         self.close()
@@ -185,19 +188,19 @@ def ask_server(
     The caller owns the descriptor. Raises the error with which the server refuses; TransportLost where it is away,
     ends, or says nothing for ``timeout_s`` seconds; ServerError where it is no server of this user's.
     """
-    link = connect_to_server(address)
-    with contextlib.closing(link):
+    transport = connect_to_server(address)
+    with contextlib.closing(transport):
         poll = select.poll()
-        poll.register(link.channel, select.POLLIN)
+        poll.register(transport.channel, select.POLLIN)
         with contextlib.suppress(ChannelClosed):  # what it said before it closed is still to be read
             for message in (Hello(PROTOCOL, VERSION, ""), *questions):
-                link.channel.send(message)
+                transport.channel.send(message)
         while poll.poll(1000 * timeout_s):
-            for message in link.receive():
+            for message in transport.receive():
                 if isinstance(message, kind):
-                    return message, link.channel.take_fd() if link.channel.has_fd else None
+                    return message, transport.channel.take_fd() if transport.channel.has_fd else None
                 if isinstance(message, Failed):
                     raise from_wire(message.error)
                 if isinstance(message, Bye):
-                    raise TransportLost(f"{link.what} ends: {message.text}")
-        raise TransportLost(f"{link.what} said nothing for {timeout_s:g} s")
+                    raise TransportLost(f"{transport.what} ends: {message.text}")
+        raise TransportLost(f"{transport.what} said nothing for {timeout_s:g} s")

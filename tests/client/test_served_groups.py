@@ -72,7 +72,7 @@ def test_what_a_member_holds_stays_as_it_is_when_its_connection_goes(
         if how == "close":
             loader.close()
         elif how == "interrupt":
-            loader._stream._now.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
+            loader._stream._client.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
             next(batches)
         del loader, batches
         thread.join()
@@ -85,7 +85,7 @@ def test_what_was_held_is_gone_when_nobody_holds_it(server: Restarted):
         batches, held, found = iter(loader), [], []
         for _ in range(20):
             held = [*held[-1:], next(batches)]
-            loader._stream._now.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
+            loader._stream._client.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
             found.append(len(Path("/proc/self/maps").read_text().splitlines()))
         assert max(found) <= found[4] + 4
 
@@ -93,7 +93,7 @@ def test_what_was_held_is_gone_when_nobody_holds_it(server: Restarted):
 def test_a_batch_that_is_taken_while_the_loader_is_closed_is_not_given(server: Restarted):
     """By another thread: the server may fill its slot again before anybody sees it."""
     loader = server.connect(5, sharing="mirrored")
-    reader = loader._stream._now.reader  # type: ignore[attr-defined]
+    reader = loader._stream._client.reader  # type: ignore[attr-defined]
     lend = reader.lend
     reader.lend = lambda *slot: (loader.close(), lend(*slot))[1]
     with pytest.raises(ClosedError):

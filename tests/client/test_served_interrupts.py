@@ -35,9 +35,9 @@ def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
     """Whatever is interrupted, the next call connects, and goes on with the next batch."""
     points = points_of(
         reconnecting_stream.ReconnectingStream._open,
-        reconnecting_stream.ReconnectingStream._take_leave,
+        reconnecting_stream.ReconnectingStream._end_connection,
         reconnecting_stream.ReconnectingStream._use_data,
-        served_sources.ServedSource.link,
+        served_sources.ServedSource.connect,
         served_sources.ServedSource.greeting,
         served_sources.ServedSource.welcomed,
         served_sources.ServedSource.pause_s,
@@ -54,7 +54,7 @@ def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
             step = 4 * number % 13
             loader.seek(loaderd.Position(0, step))
             batches, found = iter(loader), []
-            loader._stream._now.link.kill()  # as if the server had hung up
+            loader._stream._client.transport.kill()  # as if the server had hung up
             with InterruptAt(*point) as interrupt:
                 found.append(check_batch(next(batches)))
             came += interrupt.came
@@ -94,7 +94,7 @@ def test_while_it_gives_up_a_connection_of_a_group(server: Restarted, write_numb
         for point in points:
             held = next(batches)
             numbers = check_batch(held)
-            loader._stream._now.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
+            loader._stream._client.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
             with InterruptAt(*point) as interrupt:
                 next(batches)
             came += interrupt.came

@@ -37,7 +37,7 @@ def test_a_relative_address_stays_the_same_in_another_folder(tmp_path: Path, mon
         server.listen()
         source = make("unix:s")
         monkeypatch.chdir("/")
-        source.link().close()
+        source.connect().close()
 
 
 def test_pauses_grow_until_it_is_enough(numbered_schema: loaderd.Schema, caplog: pytest.LogCaptureFixture):
@@ -80,11 +80,11 @@ def test_who_was_never_reached_is_not_called_again():
 def test_what_a_server_that_is_back_may_lack_for_a_while(numbered_schema: loaderd.Schema):
     source = make()
     source.welcomed(welcome(numbered_schema))
-    assert not source.may_pass(NO_SHARDS), "the first time, it is more likely a mistake"
+    assert not source.may_retry(NO_SHARDS), "the first time, it is more likely a mistake"
     source.is_back("")
     passing = (NO_SHARDS, StorageError("storage is away"), BusyError("it is full"))
     final = (ServerError("there is no such data set"), CorruptRecordError("a record is damaged"))
-    assert [source.may_pass(failure) for failure in (*passing, *final)] == [True] * 3 + [False] * 2
+    assert [source.may_retry(failure) for failure in (*passing, *final)] == [True] * 3 + [False] * 2
 
 
 def test_why_a_server_refuses_is_said(numbered_schema: loaderd.Schema, caplog: pytest.LogCaptureFixture):

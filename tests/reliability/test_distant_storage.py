@@ -237,7 +237,7 @@ def test_who_did_not_wait_while_the_store_was_away_is_not_told(store: DistantS3,
         store.away = True
         for _ in range(40):  # and without a wait, all that could be loaded before
             time.sleep(0.1)
-            if loader._stream._now.has_batch:
+            if loader._stream._client.has_batch:
                 found.append(numbers_of(next(batches)))
         assert store.asked["away"] > 0 and len(found) < 40
         store.away = False
