@@ -90,7 +90,7 @@ class Transport:
             self.channel.socket.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> str:
-        """End it, whatever the other end does, and return what became of that. A process of ours and its children die."""
+        """End it, whatever the other end does; a process of ours and its children die. Returns how it ended."""
         if self.process is not None:
             self.process.kill()
         self.close()
