@@ -223,11 +223,13 @@ class Session:
         self._granting = Dispatch(opened, worker_manager, self._tell_members)
         worker_manager.attach(self._granting)
         worker_manager.start(self._description.options.num_workers)
-        self._probe = SchemaCheck(opened.num_blocks, self._description.options.on_corrupt != "raise")
-        worker_manager.add_source(self._probe, opened.task_message)
+        self._probe = SchemaCheck(
+            opened.check_task, opened.num_blocks, self._description.options.on_corrupt != "raise"
+        )
+        worker_manager.scheduler.add_source(self._probe)
 
     def _after_probe(self, probe: SchemaCheck) -> None:
-        self._worker_manager.remove_source(probe)
+        self._worker_manager.scheduler.remove_source(probe)
         self._probe = None
         if probe.error is not None:
             raise probe.error
@@ -239,7 +241,7 @@ class Session:
                 "the records are tf.train.SequenceExamples. Their context is read; their feature_lists are not: "
                 f"{some_of(names)}"
             )
-        self._worker_manager.add_source(opened.stream, opened.task_message)
+        self._worker_manager.scheduler.add_source(opened.stream)
         if self._group is None:
             self.members = PageReader(opened.stream)
         else:
@@ -364,11 +366,11 @@ class Session:
         if self._own is not None:
             self._own.cancel()
         if self._probe is not None:
-            worker_manager.remove_source(self._probe)
+            worker_manager.scheduler.remove_source(self._probe)
         if self.opened is not None:
             if self.members is not None:
                 self.opened.stream.stop()
-                worker_manager.remove_source(self.opened.stream)
+                worker_manager.scheduler.remove_source(self.opened.stream)
             if self._granting is not None:
                 worker_manager.detach(self._granting)
             self.opened.stream_memory.close()

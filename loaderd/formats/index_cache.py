@@ -107,6 +107,7 @@ class IndexCache:
         """``records``: how records of fixed size are stored, because their index depends on it; None: TFRecord."""
         self._where = where
         self.block_records = block_records
+        self.records = records
         self._of = f"{block_records}" if records is None else f"{block_records}\0{records!r}"
 
     def path_of(self, *group: ShardFile) -> Path | None:

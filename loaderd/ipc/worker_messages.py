@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition
+from loaderd.redaction import redacted
 from loaderd.shm.batch_range import ArenaSegment, BatchRange
 from loaderd.snapshots import Kernels, Outage
+from loaderd.storage.names import some_of
 from loaderd.storage.shard_file import Block, Compression, ShardFile
 
 ATTACH_TASK = -1
@@ -111,23 +113,40 @@ class Withdrawn(NamedTuple):
 
 
 class ListTask(NamedTuple):
-    """Daemon: list these shards: paths, globs, URIs. ``storage``: a pickle of ``options.Storage``."""
+    """Daemon: list the shards of set ``set`` (counted from 0): paths, globs, URIs.
 
-    task: int
+    ``storage``: a pickle of ``options.Storage``.
+    """
+
+    set: int
     shards: list[str]
     storage: bytes
+    task: int = -1
+
+    def __str__(self) -> str:
+        return f"the listing of {self.names}"
+
+    @property
+    def names(self) -> str:
+        """The shards, in words: all of them would be too long."""
+        more = f" and {len(self.shards) - 1} more" if len(self.shards) > 1 else ""
+        return redacted(self.shards[0]) + more
 
 
 class AskTask(NamedTuple):
-    """Daemon: ask servers for a table. ``stream``: a pickled ``remote.source.RemoteStream``.
+    """Daemon: ask servers for the table of data set ``name``. ``stream``: a pickled ``remote.source.RemoteStream``.
 
     ``listing`` as in a ticket; ``belongs_to``: the ``of`` of a position in the data that are wanted, or nothing.
     """
 
-    task: int
+    name: str
     stream: bytes
     listing: Listing | None
     belongs_to: dict[str, Any]
+    task: int = -1
+
+    def __str__(self) -> str:
+        return f"the question to servers for data set {self.name}"
 
 
 class UseServers(NamedTuple):
@@ -137,18 +156,23 @@ class UseServers(NamedTuple):
 
 
 class IndexTask(NamedTuple):
-    """Daemon: index this group of files, and keep the indexes in the cache (``options.index_cache``).
+    """Daemon: index this group of files, and keep the indexes in ``cache``.
 
-    ``storage`` as in ListTask. ``records``: a pickle of how records of a fixed size are stored (``FixedRecords``), or
-    of None.
+    ``cache``: a pickle of ``formats.index_cache.IndexCache``; ``storage`` as in ListTask.
     """
 
-    task: int
-    group: list[ShardFile]
-    index_cache: str
-    block_records: int
+    group: tuple[ShardFile, ...]
+    cache: bytes
     storage: bytes
-    records: bytes
+    task: int = -1
+
+    def __str__(self) -> str:
+        return f"the index of {self.names}"
+
+    @property
+    def names(self) -> str:
+        """The shards, in words."""
+        return some_of([redacted(file.uri) for file in self.group], 1)
 
 
 class CheckTask(NamedTuple):
@@ -157,37 +181,65 @@ class CheckTask(NamedTuple):
     ``num_records`` of the block are in the data set. ``place``: as those of LoadTask; None if servers read it.
     """
 
-    task: int
     stream: int
     block: int
     num_records: int
     place: FilePlace | None
     any_fits: bool
+    task: int = -1
+
+    def __str__(self) -> str:
+        return f"the first records of block {self.block}" if self.any_fits else "the first record"
 
 
 class LoadTask(NamedTuple):
-    """Daemon: bring ``slices`` into the window in ``arena``, each row to where ``order`` says.
+    """Daemon: bring ``slices`` into ``window``, which lies in ``arena``, each row to where ``order`` says.
 
     ``due``: when POSITION has come to this key, the task comes before batches. ``places``: where each slice is read;
     empty if servers read it.
     """
 
-    task: int
     stream: int
-    due: int
+    window: int
     arena: int
+    due: int
     order: WindowOrder
-    slices: list[Slice]
-    places: list[FilePlace]
+    slices: tuple[Slice, ...]
+    places: tuple[FilePlace, ...]
+    task: int = -1
+
+    @property
+    def num_rows(self) -> int:
+        return sum(part.stop - part.first for part in self.slices)
+
+    def one_by_one(self) -> list[LoadTask]:
+        """A task for each of the slices."""
+        numbered = enumerate(self.slices)
+        return [self._replace(slices=(part,), places=self.places[n : n + 1]) for n, part in numbered]
+
+    def __str__(self) -> str:
+        return f"the load of {self.num_rows} records of window {self.window}"
 
 
 class TrialTask(NamedTuple):
-    """Daemon: decode the batch of ``segments``, without the rows ``omit`` (as in Granted), and discard it."""
+    """Daemon: decode ``rows`` of batch ``step``, and discard them, to see whether a worker survives it.
 
-    task: int
+    ``segments``: where all rows of the batch lie.
+    """
+
     stream: int
-    segments: list[ArenaSegment]
-    omit: list[int]
+    step: int
+    segments: tuple[ArenaSegment, ...]
+    rows: tuple[int, ...]
+    task: int = -1
+
+    def __str__(self) -> str:
+        return f"the decoding of {len(self.rows)} record{'s' * (len(self.rows) != 1)} of batch {self.step}"
+
+
+WorkerTask = ListTask | AskTask | IndexTask | CheckTask | LoadTask | TrialTask
+"""Each can be done again: a load writes the same rows to the same places. So a task whose worker died, or stalled, is
+given to another. ``str(task)`` says in a message what it was; the daemon numbers it, as ``task``, when it is sent."""
 
 
 class Attached(NamedTuple):

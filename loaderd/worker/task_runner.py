@@ -67,8 +67,8 @@ def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access |
     name all their damage.
     """
     access = access or Access()
-    records = pickle.loads(task.records)
-    indexes = make_indexes(task.group, records, task.block_records, on_read, access)
+    cache: IndexCache = pickle.loads(task.cache)
+    indexes = make_indexes(list(task.group), cache.records, cache.block_records, on_read, access)
     for index in indexes:
         if index.error is not None:
             raise index.error
@@ -77,7 +77,7 @@ def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access |
         text = f"{len(damages):,} records of one shard are damaged, more than an index can name"
         raise CorruptRecordError(f"{text}; the first is {damages[0]}", hint=_HINT_DAMAGES, damage=damages[0])
     encoded = encode_indexes(indexes)
-    unkept = IndexCache(task.index_cache, task.block_records, records).store(task.group, encoded)
+    unkept = cache.store(task.group, encoded)
     asked = list(astuple(access.take_counts()))
     return IndexDone(task.task, encoded, None if unkept is None else str(unkept), asked)
 
@@ -138,7 +138,8 @@ class TaskRunner:
         """Decode a batch, and forget it."""
         # The slots are other batches'.
         room = {name: np.empty_like(view) for name, view in self._slots[0].items()}
-        self._decode(room, task.segments, task.omit)
+        num_rows = sum(stop - start for _, start, stop in task.segments)
+        self._decode(room, task.segments, np.delete(np.arange(num_rows), task.rows).tolist())
         return TrialDone(task.task)
 
     def row_faults(

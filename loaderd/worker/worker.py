@@ -53,6 +53,7 @@ from loaderd.ipc.worker_messages import (
     UseServers,
     Withdrawn,
     WorkerNotice,
+    WorkerTask,
 )
 from loaderd.machine import be_killed_first, remedy
 from loaderd.options import Storage
@@ -75,7 +76,6 @@ _SAY_EVERY_S = 1.0
 _LISTEN_EVERY_S = 0.001
 _MOST_SLEEP_MS = 1000
 
-AnyTask = ListTask | AskTask | IndexTask | CheckTask | LoadTask | TrialTask
 _OF_NO_STREAM = (ListTask, AskTask, IndexTask)
 _DOING = {ListTask: "listing shards", AskTask: "asking a server for its data set", IndexTask: "indexing shards"}
 _DOING |= {CheckTask: "trying records", LoadTask: "loading records", TrialTask: "trying to make a batch"}
@@ -104,7 +104,7 @@ class Worker:
         self._streams: dict[int, _Stream] = {}
         self._turns: deque[_Stream] = deque()
         """The streams, in the order in which they get a batch made."""
-        self._tasks: deque[AnyTask] = deque()
+        self._tasks: deque[WorkerTask] = deque()
         self._task = ATTACH_TASK
         self._said: deque[str] = deque()
         self._told_s = self._listened_s = self._looked_s = 0.0
@@ -129,7 +129,7 @@ class Worker:
         self._listened_s = time.monotonic()
 
     def _received(self, message: Message) -> None:
-        if isinstance(message, AnyTask):
+        if isinstance(message, WorkerTask):
             self._tasks.append(message)
             self._begin(message)
         elif isinstance(message, UseServers):
@@ -149,7 +149,7 @@ class Worker:
             self._seat, self._bell = message.seat, self._channel.take_fd()
             self._poll.register(self._bell, select.POLLIN)
 
-    def _begin(self, task: AnyTask) -> None:
+    def _begin(self, task: WorkerTask) -> None:
         """Begin to fetch what a task needs from far away, before its turn comes."""
         if isinstance(task, LoadTask) and task.stream in self._streams:
             self._streams[task.stream].executor.rows.begin(task)
@@ -328,13 +328,13 @@ class Worker:
         else:
             page.count(self._seat, Counter.WINDOW_WAIT_NS, slept_ns)
 
-    def _is_due(self, task: AnyTask) -> bool:
+    def _is_due(self, task: WorkerTask) -> bool:
         """Whether the task must be done before more batches are made."""
         if not isinstance(task, LoadTask):
             return True
         return self._streams[task.stream].filler.page.words[POSITION] >= task.due
 
-    def _is_there(self, task: AnyTask) -> bool:
+    def _is_there(self, task: WorkerTask) -> bool:
         """Whether the task need not wait for storage. Until then, the worker does others, and makes batches."""
         return not isinstance(task, LoadTask) or self._streams[task.stream].executor.rows.is_there(task)
 
@@ -353,7 +353,7 @@ class Worker:
         stream.filler.not_made(claim)
         self._channel.send(FillFailed(stream.number, *claim.place, omit, faults, all_faults, to_wire(error)))
 
-    def _do_task(self, task: AnyTask) -> None:
+    def _do_task(self, task: WorkerTask) -> None:
         """Do a task, and answer."""
         self._tasks.remove(task)
         self._task, self._done_bytes = task.task, 0
@@ -381,7 +381,7 @@ class Worker:
             for counter, amount in zip(STORAGE_COUNTERS, astuple(rows.access.take_counts()), strict=True):
                 stream.filler.page.count(self._seat, counter, amount)
 
-    def _result_of(self, task: AnyTask) -> Done:
+    def _result_of(self, task: WorkerTask) -> Done:
         if isinstance(task, ListTask):
             return list_set(task, self._tell, self._access_of(task.storage))
         if isinstance(task, AskTask):

@@ -12,9 +12,9 @@ from worker_manager_run import Crew, Job
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, PassEnd
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
-from loaderd.daemon.pool.tasks import MAX_DEATHS, LoadWork, Task, TrialWork
+from loaderd.daemon.pool.tasks import MAX_DEATHS, Task
 from loaderd.errors import ShardReadError, to_wire
-from loaderd.ipc.worker_messages import Done, LoadFault
+from loaderd.ipc.worker_messages import Done, LoadFault, LoadTask, TrialTask
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
@@ -30,7 +30,7 @@ Place = tuple[int, int]
 """(window, place in it, or row of it)."""
 
 
-def rows_of(work: LoadWork) -> set[int]:
+def rows_of(work: LoadTask) -> set[int]:
     """Rows of the window that a load brings."""
     return {row for part in work.slices for row in range(part.row, part.row + part.stop - part.first)}
 
@@ -107,12 +107,12 @@ class Consumer:
     def begin_load(self, task: Task, others: list[Task]) -> None:
         """A worker is given ``task``; ``others`` are those that workers have of this stream."""
         assert task.generation == self.generation and task.deaths < task.most_deaths
-        if not isinstance(task.work, LoadWork):
-            assert isinstance(task.work, TrialWork) and self.losses[task.work.batch.step] >= MAX_DEATHS
+        if not isinstance(task.work, LoadTask):
+            assert isinstance(task.work, TrialTask) and self.losses[task.work.step] >= MAX_DEATHS
             return
         work = task.work
         window = (self.generation, work.window)
-        users = [other for other in others if isinstance(other.work, LoadWork) and other.work.arena == work.arena]
+        users = [other for other in others if isinstance(other.work, LoadTask) and other.work.arena == work.arena]
         if self.arenas.get(work.arena) != window:
             assert not users, "nobody else writes to the arena of a new window"
             assert window not in self.arenas.values(), "a window has one arena"
@@ -121,7 +121,7 @@ class Consumer:
                 assert not self.is_needed(before[1]), "no batch needs the window that was there"
             self.arenas[work.arena] = window
         for other in users:
-            assert isinstance(other.work, LoadWork)
+            assert isinstance(other.work, LoadTask)
             assert not rows_of(other.work) & rows_of(work), "one place, one load"
         assert not any(self.loaded[work.window, row] for row in rows_of(work)), "a row is loaded once"
 
@@ -178,7 +178,7 @@ class Consumer:
     def end(self, job: Job, failed: bool, faults: list[int]) -> Done | None:
         """A worker is to end a job; returns its answer to a task."""
         if job.task is not None:
-            is_load = job.task.generation == self.generation and isinstance(job.task.work, LoadWork)
+            is_load = job.task.generation == self.generation and isinstance(job.task.work, LoadTask)
             return answer_to(job.task, self.end_load(job.task.work, failed, faults) if is_load else [])
         assert job.claim is not None
         generation, step = job.claim.place
@@ -188,7 +188,7 @@ class Consumer:
             self.slots[job.claim.slot] = generation, step
         return None
 
-    def end_load(self, work: LoadWork, failed: bool, faults: list[int]) -> list[LoadFault]:
+    def end_load(self, work: LoadTask, failed: bool, faults: list[int]) -> list[LoadFault]:
         rows = sorted(rows_of(work))
         self.loaded.update((work.window, row) for row in rows)
         wrong = rows if failed else sorted({rows[number % len(rows)] for number in faults})
@@ -211,10 +211,10 @@ class Consumer:
             return
         if task.deaths < MAX_DEATHS:
             return
-        if isinstance(task.work, LoadWork) and len(task.work.slices) == 1:
+        if isinstance(task.work, LoadTask) and len(task.work.slices) == 1:
             self.end_load(task.work, True, [])
-        elif isinstance(task.work, TrialWork) and len(task.work.rows) == 1:
-            self.bad.add(self.places_of(task.work.batch.step)[task.work.rows[0]])
+        elif isinstance(task.work, TrialTask) and len(task.work.rows) == 1:
+            self.bad.add(self.places_of(task.work.step)[task.work.rows[0]])
 
     # -------------------------------------------------------------------------------------- the consumer
 

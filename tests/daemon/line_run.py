@@ -11,7 +11,7 @@ from worker_manager_run import Crew, Hand
 from loaderd.daemon.delivery.events import Delivery, PassEnd
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
-from loaderd.daemon.pool.tasks import LoadWork, TrialWork
+from loaderd.ipc.worker_messages import LoadTask, TrialTask
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
@@ -56,7 +56,7 @@ class Line:
         self.crew.start(workers)
         for hand in self.crew.hands.values():
             hand.start()
-        self.begun: list[LoadWork | TrialWork | Claim] = []
+        self.begun: list[LoadTask | TrialTask | Claim] = []
         self.taken: list[Delivery] = []
         self.ended = False
         self.keeps = False
@@ -90,10 +90,10 @@ class Line:
         hand.begin()
         if hand.job is not None:
             what = hand.job.claim or (hand.job.task and hand.job.task.work)
-            assert isinstance(what, (LoadWork, TrialWork, Claim))
+            assert isinstance(what, (LoadTask, TrialTask, Claim))
             self.begun.append(what)
 
-    def work(self) -> Iterator[LoadWork | TrialWork | Claim]:
+    def work(self) -> Iterator[LoadTask | TrialTask | Claim]:
         """Until nobody has anything to do: what workers begin with, when they do. One after the other gets on."""
         idle = 0
         while idle < 2:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from loaderd.daemon.delivery.stream import Stream
-from loaderd.daemon.pool.tasks import LoadWork, Task
-from loaderd.ipc.worker_messages import Granted, LoadDone, LoadFault, TrialDone, Withdrawn
+from loaderd.daemon.pool.tasks import Task
+from loaderd.ipc.worker_messages import Granted, LoadDone, LoadFault, LoadTask, TrialDone, Withdrawn
 from loaderd.shm.page import Page, words_of
 from loaderd.worker.page_producer import Claim, PageProducer
 
@@ -21,7 +21,7 @@ def new_page(num_slots: int, num_seats: int) -> Page:
 
 def answer_to(task: Task, faults: Sequence[LoadFault] = ()) -> LoadDone | TrialDone:
     """What a worker says when it has done a load, or a trial."""
-    is_load = isinstance(task.work, LoadWork)
+    is_load = isinstance(task.work, LoadTask)
     return LoadDone(task.number, list(faults)) if is_load else TrialDone(task.number)
 
 

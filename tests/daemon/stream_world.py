@@ -11,9 +11,9 @@ from page_run import Consumer, Floor, Hand
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch
 from loaderd.daemon.delivery.stream import Stream
-from loaderd.daemon.pool.tasks import Fault, LoadWork, Task
+from loaderd.daemon.pool.tasks import Fault, Task
 from loaderd.errors import CorruptRecordError, LoaderdError, from_wire
-from loaderd.ipc.worker_messages import FillFailed
+from loaderd.ipc.worker_messages import FillFailed, LoadTask
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
@@ -28,7 +28,7 @@ Row = tuple[int, int, int]
 STALE: Row = (-1, -1, -1)
 
 
-def rows_of_load(work: LoadWork) -> dict[int, tuple[int, int]]:
+def rows_of_load(work: LoadTask) -> dict[int, tuple[int, int]]:
     """(block, record) of each row of the window that a load writes."""
     return {
         part.row + number - part.first: (part.block, number)
@@ -133,16 +133,16 @@ class StreamWorld(RuleBasedStateMachine):
         if self.opened[arena][0] is window:
             return
         assert window.arena == arena
-        assert not [task for task in self.outstanding if isinstance(task.work, LoadWork) and task.work.arena == arena]
+        assert not [task for task in self.outstanding if isinstance(task.work, LoadTask) and task.work.arena == arena]
         self.opened[arena] = window, number, self.plan.order_of(number).places()
         self.arenas[arena] = [None] * len(self.arenas[arena])
 
-    def begin_load(self, work: LoadWork) -> None:
+    def begin_load(self, work: LoadTask) -> None:
         self.open(work.window, work.arena)
         _, window, places = self.opened[work.arena]
         assert window == work.window
         for task in self.outstanding:
-            if isinstance(task.work, LoadWork) and task.work.arena == work.arena:
+            if isinstance(task.work, LoadTask) and task.work.arena == work.arena:
                 assert (task.generation, task.work.window) == (self.stream.generation, window)
                 assert not set(rows_of_load(task.work)) & set(rows_of_load(work))
         for row in rows_of_load(work):
@@ -168,7 +168,7 @@ class StreamWorld(RuleBasedStateMachine):
     def read(self, segments: tuple[ArenaSegment, ...]) -> list[Row | None]:
         return [row for arena, start, stop in segments for row in self.arenas[arena][start:stop]]
 
-    def finish_load(self, task: Task, work: LoadWork, faults: list[int]) -> list[Fault]:
+    def finish_load(self, task: Task, work: LoadTask, faults: list[int]) -> list[Fault]:
         _, window, places = self.opened[work.arena]
         rows = rows_of_load(work)
         bad = sorted({int(places[list(rows)[number % len(rows)]]) for number in faults} - {-1})

@@ -18,7 +18,7 @@ from page_workers import answer_to
 
 from loaderd.daemon.delivery.dispatch import Dispatch
 from loaderd.daemon.delivery.stream import Stream
-from loaderd.daemon.pool.tasks import IndexWork, LoadWork, Task
+from loaderd.daemon.pool.tasks import Task
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.errors import DaemonError, LoaderdError, to_wire
 from loaderd.ipc.worker_messages import (
@@ -28,10 +28,13 @@ from loaderd.ipc.worker_messages import (
     Done,
     FillFailed,
     Granted,
+    IndexTask,
+    LoadTask,
     TaskFailed,
     Withdrawn,
+    WorkerTask,
 )
-from loaderd.shm.page import POSITION, Page, key_of, new_bell, step_of
+from loaderd.shm.page import POSITION, Page, new_bell, step_of
 from loaderd.worker.page_producer import Claim, PageProducer
 
 
@@ -48,6 +51,8 @@ class _Wires:
 
     def __init__(self) -> None:
         self.inboxes: dict[int, deque[Any]] = {}
+        self.sent: list[int] = []
+        """The numbers of the tasks that were given out."""
 
     def add(self, number: int, channel: Any, death_fd: int | None) -> None:
         self.inboxes[number] = deque()
@@ -60,6 +65,8 @@ class _Wires:
 
     def post(self, number: int, message: Any, fds: tuple[int, ...] = ()) -> None:
         self.inboxes[number].append(message)
+        if isinstance(message, WorkerTask):
+            self.sent.append(message.task)
 
 
 class _Pool:
@@ -155,8 +162,8 @@ class Hand:
     def read(self) -> None:
         """Take the next thing that it was told."""
         message = self.inbox.popleft()
-        if isinstance(message, Task):
-            self.tasks.append(message)
+        if isinstance(message, WorkerTask):
+            self.tasks.append(self._crew.task_of(message))
         elif isinstance(message, Granted):
             self.fillers[message.stream].granted(message.generation, message.runs)
         elif isinstance(message, Withdrawn):
@@ -221,10 +228,10 @@ class Hand:
         return Job(task, self._crew.stream_of(task))
 
     def _is_due(self, task: Task) -> bool:
-        if not isinstance(task.work, LoadWork):
+        if not isinstance(task.work, LoadTask):
             return True
         page = self._crew.pages[self._crew.stream_of(task)]
-        return bool(page.words[POSITION] >= key_of(task.generation, task.work.due))
+        return bool(page.words[POSITION] >= task.work.due)
 
     def end(self, answer: Done | None = None, error: LoaderdError | None = None) -> None:
         """Have it end what it is at, and say what there is to say; ``answer``: of a task, if it is no usual one."""
@@ -259,7 +266,8 @@ class Hand:
     def task_numbers(self) -> list[int]:
         """Of all tasks that the daemon must believe it to have."""
         numbers = [message.task for message in self.said if isinstance(message, (Done, TaskFailed))]
-        tasks = [*self.tasks, *[message for message in self.inbox if isinstance(message, Task)]]
+        unread = [self._crew.task_of(message) for message in self.inbox if isinstance(message, WorkerTask)]
+        tasks = [*self.tasks, *unread]
         if self.job is not None and self.job.task is not None:
             tasks.insert(0, self.job.task)
         return [*numbers, *[task.number for task in tasks]]
@@ -276,7 +284,6 @@ class Crew:
         self.hands: dict[int, Hand] = {}
         self.pages: dict[int, Page] = {}
         self._streams: dict[Stream, int] = {}
-        self._given: list[Task] = []
 
     def close(self) -> None:
         for bell in [*self.pool.bells, self.worker_manager.bell]:
@@ -284,7 +291,7 @@ class Crew:
 
     def stream_of(self, task: Task) -> int:
         """The number of the stream that a task is of; NO_STREAM: of none."""
-        return NO_STREAM if isinstance(task.work, IndexWork) else self._streams[task.source]
+        return NO_STREAM if isinstance(task.work, IndexTask) else self._streams[task.source]
 
     def attach(self, stream: Stream, tell_consumers: Callable[[], None] = nobody) -> Dispatch:
         """Have the workers know of a stream, and do its tasks."""
@@ -297,18 +304,17 @@ class Crew:
         return granting
 
     def add_source(self, source: Any) -> None:
-        """Messages of its tasks are the tasks themselves."""
-        self.worker_manager.add_source(source, self._give)
+        self.worker_manager.scheduler.add_source(source)
 
-    def _give(self, task: Task) -> Any:
-        self._given.append(task)
-        return task
+    def task_of(self, message: Any) -> Task:
+        """What the daemon has sent as this message."""
+        return self.worker_manager.scheduler._tasks[message.task]
 
     def assign(self) -> list[Task]:
         """Have tasks given out; returns them in order."""
-        self._given = []
+        self.event_loop.sent = []
         self.worker_manager.assign()
-        return self._given
+        return [self.worker_manager.scheduler._tasks[number] for number in self.event_loop.sent]
 
     def start(self, number: int) -> None:
         """So many workers more, who have yet to start."""

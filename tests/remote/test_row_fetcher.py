@@ -88,7 +88,7 @@ def test_a_probe_of_records_that_come_in_several_requests(fit_from: int):
         of = RemoteSet((f"grpc://127.0.0.1:{server.port}",), Settings(), "train", 10.0)
         spent = [0] * len(Stage)
         rows = RowFetcher(RemoteRows(of, "digest", ROW_BYTES), lambda _: None, print, lambda: None, spent)
-        task = CheckTask(0, 0, 0, 50, None, True)
+        task = CheckTask(0, 0, 50, None, True)
         if fit_from < 50:
             rows.check_fits(task, 1000)
         else:

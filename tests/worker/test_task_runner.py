@@ -80,13 +80,14 @@ class Stage:
         slices = self.plan.slices_of(window)
         places = [self.table.place(part.block, 3, part.epoch) for part in slices]
         tasks = [
-            LoadTask(i, 0, 0, arena, order, slices[i : i + 2], places[i : i + 2]) for i in range(0, len(slices), 2)
+            LoadTask(0, window, arena, 0, order, (*slices[i : i + 2],), (*places[i : i + 2],), i)
+            for i in range(0, len(slices), 2)
         ]
         return [fault for task in tasks for fault in self.executor.load(task).faults]
 
     def probe(self, any_fits: bool) -> None:
         place = self.table.place(0)
-        self.executor.probe(CheckTask(0, 0, 0, place.block.num_records, place, any_fits))
+        self.executor.probe(CheckTask(0, 0, place.block.num_records, place, any_fits))
 
     def numbers(self, window: int) -> list[int]:
         """The planned number of each place of a window: records are numbered through in the order of the blocks."""
@@ -311,12 +312,12 @@ def test_a_trial_decodes_the_rows_that_are_left_and_writes_nothing(write_numbere
     assert 77 not in planned
     tried.clear()
     segments = [ArenaSegment(2, 50, 57), ArenaSegment(0, 0, 9)]
-    stage.executor.try_out(TrialTask(0, 0, segments, [0, *range(3, 16)]))
+    stage.executor.try_out(TrialTask(0, 0, (*segments,), (1, 2)))
     assert tried == planned[1:3]
     (window,) = [window for window in range(3) if 77 in stage.numbers(window)]
     place = stage.numbers(window).index(77)
     with pytest.raises(WorkerError, match="raised KeyError: 77"):
-        stage.executor.try_out(TrialTask(0, 0, [ArenaSegment((2, 0, 1)[window], place, place + 1)], []))
+        stage.executor.try_out(TrialTask(0, 0, (ArenaSegment((2, 0, 1)[window], place, place + 1),), (0,)))
     assert set(stage.slots.bytes.tobytes()) == {UNTOUCHED}
     assert np.array_equal(stage.windows.bytes, before)
 
@@ -366,7 +367,7 @@ def test_an_index_is_made_and_kept(write_numbered: Write, tmp_path: Path):
 
     def index(where: Path) -> IndexDone:
         return index_group(
-            IndexTask(0, [file], str(where), 30, pickle.dumps(Storage()), pickle.dumps(None)),
+            IndexTask((file,), pickle.dumps(IndexCache(str(where), 30)), pickle.dumps(Storage())),
         )
 
     _, encoded, unkept, _ = index(tmp_path / "cache")
@@ -390,7 +391,7 @@ def test_a_shard_with_more_damage_than_a_message_holds_is_refused(
     for record in range(30):
         loaderd.testing.damage(path, record=record)
     (file,) = list_shards(str(path))
-    task = IndexTask(0, [file], str(tmp_path / "cache"), 30, pickle.dumps(Storage()), pickle.dumps(None))
+    task = IndexTask((file,), pickle.dumps(IndexCache(str(tmp_path / "cache"), 30)), pickle.dumps(Storage()))
     damages = build_index(file, 30).damage_bytes
     monkeypatch.setattr(task_runner, "_MOST_DAMAGE_BYTES", damages - 1)
     for _ in range(2):  # it is not kept either

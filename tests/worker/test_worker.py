@@ -23,6 +23,7 @@ import loaderd
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.dataset import StreamDescription
+from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import build_index
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import Message
@@ -146,14 +147,14 @@ def test_a_worker_that_may_open_too_few_files_says_so_and_ends():
 
 def test_a_stream_ends_while_a_worker_waits_for_news_of_it(daemon: Daemon):
     part = Slice(0, 0, 50, 0, 0)
-    load = LoadTask(7, 0, MAX_STEP, 0, WindowOrder(1, 50, 0, 50), [part], daemon.data.places([part], 0))
+    load = LoadTask(0, 0, 0, MAX_STEP, WindowOrder(1, 50, 0, 50), (part,), (*daemon.data.places([part], 0),), 7)
     daemon.opened.page.add_news(0)  # so the worker, which has a load that is not due, waits for a Granted
     daemon.channel.send(load)
     time.sleep(0.1)
     daemon.channel.send(Detach(0))
     failed = daemon.hear()
     assert isinstance(failed, TaskFailed) and failed.task == 7
-    daemon.channel.send(ListTask(8, [file.uri for file in daemon.data.files], pickle.dumps(DEFAULT_STORAGE)))
+    daemon.channel.send(ListTask(0, [file.uri for file in daemon.data.files], pickle.dumps(DEFAULT_STORAGE), 8))
     assert daemon.hear() == ListDone(8, daemon.data.files), "it goes on"
 
 
@@ -184,7 +185,7 @@ def test_storage_is_accessed_in_one_way_by_all_tasks_and_streams(
     daemon = Daemon(*write_numbered([100]), numbered_schema, storage)
     others = [pickle.dumps(Storage(retry_s=5), protocol) for protocol in (2, 4)]
     for number, one in enumerate([pickled, pickled, *others], 8):
-        daemon.channel.send(ListTask(number, [file.uri for file in daemon.data.files], one))
+        daemon.channel.send(ListTask(0, [file.uri for file in daemon.data.files], one, number))
         assert daemon.hear() == ListDone(number, daemon.data.files)
     daemon.close()
     assert daemon.failed is None
@@ -211,12 +212,12 @@ def test_what_is_asked_of_storage_is_counted_for_who_asked(
             return [page.total(Counter.STORAGE_BYTES) for page in pages]
 
         def load(number: int, stream: int) -> LoadTask:
-            return LoadTask(number, stream, MAX_STEP, 0, WindowOrder(1, 50, 0, 50), [part], [place])
+            return LoadTask(stream, 0, 0, MAX_STEP, WindowOrder(1, 50, 0, 50), (part,), (place,), number)
 
-        assert counted(CheckTask(7, 1, 0, 50, place, False)) == [0, 0], "it is counted with the next load"
+        assert counted(CheckTask(1, 0, 50, place, False, 7)) == [0, 0], "it is counted with the next load"
         assert counted(load(8, 0)) == [one, 0], "not what was read for the other stream"
-        file, options = daemon.data.files[0], (pickle.dumps(storage), pickle.dumps(None))
-        daemon.channel.send(IndexTask(9, [file], "none", 50, *options))
+        file = daemon.data.files[0]
+        daemon.channel.send(IndexTask((file,), pickle.dumps(IndexCache("none", 50)), pickle.dumps(storage), 9))
         indexed = daemon.hear()
         assert isinstance(indexed, IndexDone) and indexed.asked[1] == file.size_bytes
         mine, its = counted(load(10, 1))

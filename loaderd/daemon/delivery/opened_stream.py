@@ -9,16 +9,16 @@ from loaderd.daemon.delivery.page_facts import facts_of
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.delivery.stream_memory import StreamMemory
 from loaderd.daemon.indexing.local_data import LocalData
-from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, CheckWork, LoadWork, Task, TrialWork
+from loaderd.daemon.pool.tasks import TASKS_PER_WORKER
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, OptionError, to_wire
 from loaderd.ipc.messages import DataListed, Opened, PageSize
-from loaderd.ipc.worker_messages import Attach, CheckTask, LoadTask, TrialTask
+from loaderd.ipc.worker_messages import Attach, CheckTask
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence, Position, order_of
-from loaderd.shm.page import POSITION, key_of, split_key
+from loaderd.shm.page import POSITION, split_key
 from loaderd.shm.samples import Gauge, encode_facts
 from loaderd.snapshots import Kernels
 
@@ -74,6 +74,8 @@ class OpenedStream:
                 records, error, survived=survived
             ),
             tasks_per_worker=_TASKS_FAR_AWAY if data.is_far_away else TASKS_PER_WORKER,
+            number=number,
+            places_of=lambda slices: self._data.places(slices, options.seed),
         )
         self.kernels: Kernels = "numpy"
         """What the workers unpack bits with: known when the probe is finished."""
@@ -178,22 +180,11 @@ class OpenedStream:
             None if error is None else to_wire(error),
         )
 
-    def task_message(self, task: Task) -> LoadTask | TrialTask | CheckTask:
-        """The message that gives a task to a worker."""
-        work = task.work
-        if isinstance(work, LoadWork):
-            assert self.stream.plan is not None
-            order = self.stream.plan.order_of(work.window)
-            seed = self._description.options.seed
-            places = self._data.places(work.slices, seed)
-            due = key_of(task.generation, work.due)
-            return LoadTask(task.number, self.number, due, work.arena, order, list(work.slices), places)
-        if isinstance(work, TrialWork):
-            return TrialTask(task.number, self.number, list(work.batch.arena_segments), work.omit)
-        assert isinstance(work, CheckWork)
-        block, count = work.block, self._data.count(work.block)
+    def check_task(self, block: int, any_fits: bool) -> CheckTask:
+        """See whether the first record of a block fits the schema; with ``any_fits``, any of its first records."""
+        count = self._data.count(block)
         (place,) = self._data.places([Slice(block, 0, count, 0, 0)], 0) or (None,)
-        return CheckTask(task.number, self.number, block, count, place, work.any_fits)
+        return CheckTask(self.number, block, count, place, any_fits)
 
 
 def _check_batch_size(options: StreamOptions, num_records: int) -> None:

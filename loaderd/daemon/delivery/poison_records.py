@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from loaderd.daemon.pool.tasks import MAX_DEATHS, PlannedBatch, TrialWork
+from loaderd.daemon.pool.tasks import MAX_DEATHS, PlannedBatch
 from loaderd.errors import WorkerError
-from loaderd.ipc.worker_messages import MOST_ROW_FAULTS
+from loaderd.ipc.worker_messages import MOST_ROW_FAULTS, TrialTask
 
 _MOST_STALLING_ROWS = 3
 """More are not looked for: each one costs several times the seconds after which a worker counts as stalled."""
@@ -21,9 +21,13 @@ RowNumbers = tuple[int, ...]
 
 
 class PoisonSearch:
-    """The trial of ``batch``, one task at a time; with ``first_only``, it ends with the first row that is guilty."""
+    """The trial of ``batch`` of a stream, one task at a time.
 
-    def __init__(self, batch: PlannedBatch, first_only: bool) -> None:
+    With ``first_only``, it ends with the first row that is guilty.
+    """
+
+    def __init__(self, stream: int, batch: PlannedBatch, first_only: bool) -> None:
+        self._stream = stream
         self.batch = batch
         self.guilty: dict[int, WorkerError] = {}
         self.is_hopeless = False
@@ -39,18 +43,19 @@ class PoisonSearch:
         over = not self._waiting or (self._first_only and bool(self.guilty)) or self.is_hopeless
         return over and not self.under_way
 
-    def next_work(self) -> TrialWork | None:
+    def next_work(self) -> TrialTask | None:
         """What to try next; None while something is being tried."""
         if self.under_way or self.finished:
             return None
         self.under_way = True
-        return TrialWork(self.batch, self._waiting.popleft())
+        batch = self.batch
+        return TrialTask(self._stream, batch.step, batch.arena_segments, self._waiting.popleft())
 
-    def most_deaths(self, work: TrialWork) -> int:
+    def most_deaths(self, work: TrialTask) -> int:
         """How many workers may be lost at it: one is enough to try halves of it, but not to find a row guilty."""
         return MAX_DEATHS if len(work.rows) == 1 else 1
 
-    def tried(self, work: TrialWork, error: WorkerError | None, stalled: bool) -> None:
+    def tried(self, work: TrialTask, error: WorkerError | None, stalled: bool) -> None:
         """What was tried is acquitted, or, if there is an ``error``, not: then a single row is guilty.
 
         Several are tried in halves.

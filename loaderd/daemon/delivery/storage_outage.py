@@ -15,8 +15,9 @@ load fails: as long as it has batches to take, storage may come back before it n
 
 from __future__ import annotations
 
-from loaderd.daemon.pool.tasks import LoadWork
 from loaderd.errors import ServerError, StorageError
+from loaderd.ipc.worker_messages import LoadTask
+from loaderd.plan.epoch import Slice
 from loaderd.snapshots import Outage
 
 NotAnswered = StorageError | ServerError
@@ -30,9 +31,9 @@ class StorageOutage:
     def __init__(self) -> None:
         self.error: NotAnswered | None = None
         """What the consumer should be told now, if it waits."""
-        self._told: set[LoadWork] = set()
-        """Loads whose failures are covered by what the consumer was told."""
-        self._resting: list[tuple[LoadWork, float]] = []
+        self._told: set[tuple[Slice, ...]] = set()
+        """The slices of loads whose failures are covered by what the consumer was told."""
+        self._resting: list[tuple[LoadTask, float]] = []
         """Each load that rests, and for how many more seconds."""
         self._num_failed, self._failure = 0, ""
         """Loads that have failed since one was done, and why the last of them did."""
@@ -60,16 +61,16 @@ class StorageOutage:
         """A load begins, while no other is under way: what workers waited for before is not waited for any more."""
         self._quiet_s = 0.0
 
-    def failed(self, work: LoadWork, error: NotAnswered) -> None:
+    def failed(self, work: LoadTask, error: NotAnswered) -> None:
         """A load has failed; it rests."""
-        if not self._told or work in self._told:
+        if not self._told or work.slices in self._told:
             self._told.clear()
             self.error = error
-        self._told.add(work)
+        self._told.add(work.slices)
         self._num_failed, self._failure = self._num_failed + 1, error.message
         self._resting.append((work, REST_S))
 
-    def tick(self, seconds: float) -> list[LoadWork]:
+    def tick(self, seconds: float) -> list[LoadTask]:
         """So much time has passed. Returns the loads that are to be tried again."""
         self._quiet_s += seconds
         resting = [(work, left_s - seconds) for work, left_s in self._resting]

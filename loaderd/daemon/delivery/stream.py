@@ -20,7 +20,7 @@ The owner first sends what is in ``notes`` to the consumer, then what is in ``gr
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from loaderd.daemon.delivery.events import FailedBatch, Note, UnreadNotices, note_of
 from loaderd.daemon.delivery.grants import Grant, Grants, Withdrawal
@@ -34,16 +34,22 @@ from loaderd.daemon.pool.tasks import (
     MAX_DEATHS,
     TASKS_PER_WORKER,
     Fault,
-    LoadWork,
     PlannedBatch,
     Task,
     TaskSource,
-    TrialWork,
 )
 from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError, from_wire
-from loaderd.ipc.worker_messages import MOST_ROW_FAULTS, Done, FillFailed, LoadDone
-from loaderd.options import MAX_STEP
+from loaderd.ipc.worker_messages import (
+    MOST_ROW_FAULTS,
+    Done,
+    FilePlace,
+    FillFailed,
+    LoadDone,
+    LoadTask,
+    TrialTask,
+)
 from loaderd.plan.batches import Segment
+from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.shm.page import (
     CONSUMER_SLEEPS_FOR,
@@ -60,7 +66,7 @@ from loaderd.snapshots import Outage
 
 
 class Stream(TaskSource):
-    """See the module's docstring. ``plan_pass`` makes the plan of a pass.
+    """See the module's docstring. ``plan_pass`` makes the plan of a pass. ``number``: by which workers know it.
 
     ``limits_mismatches``: whether records that do not match the schema are an error where they are many, though
     ``skip_damaged``.
@@ -77,8 +83,12 @@ class Stream(TaskSource):
         error_context: ErrorContext,
         limits_mismatches: bool = False,
         tasks_per_worker: int = TASKS_PER_WORKER,
+        number: int = 0,
+        places_of: Callable[[Sequence[Slice]], Iterable[FilePlace]] = lambda slices: (),
     ) -> None:
+        """``places_of``: where slices are read, as in LoadTask."""
         self._tasks_per_worker = tasks_per_worker
+        self._number = number
         self.notes: deque[Note] = deque()
         self.grants: deque[list[Grant] | Withdrawal] = deque()
         self.generation = 0  # none
@@ -89,9 +99,9 @@ class Stream(TaskSource):
         self._limits_mismatches = limits_mismatches
         self._mismatches = Mismatches()
         self._error_context = error_context
-        self._windows = Windows(num_arenas, num_workers)
+        self._windows = Windows(num_arenas, num_workers, number, places_of)
         self._in_flight: set[Task] = set()
-        self._loads_alone: deque[LoadWork] = deque()
+        self._loads_alone: deque[LoadTask] = deque()
         self._granted = Grants()
         self._said = UnreadNotices()
         self._trials: dict[int, PoisonSearch] = {}
@@ -133,7 +143,7 @@ class Stream(TaskSource):
         self.plan = self.plan_pass(pass_)
         self._next = self._taken = step
         if not self._past_end(step):
-            self._windows.begin(self.plan, self.plan.first_window_from(step), step)
+            self._windows.begin(self.plan, generation, self.plan.first_window_from(step), step)
         self.grants.append([])
         self.look()
 
@@ -163,12 +173,12 @@ class Stream(TaskSource):
         if self._forget_stale(task):
             return
         self._in_flight.remove(task)
-        if isinstance(task.work, LoadWork):
+        if isinstance(task.work, LoadTask):
             self.storage.is_back()
             assert isinstance(result, LoadDone)
             faults = [Fault(tuple(fault.places), from_wire(fault.error)) for fault in result.faults]
             self._windows.loaded(task.work, faults)
-        elif isinstance(task.work, TrialWork):
+        elif isinstance(task.work, TrialTask):
             self._tried_rows(task.work)
 
     def failed(self, task: Task, error: LoaderdError) -> None:
@@ -176,15 +186,15 @@ class Stream(TaskSource):
         if self._forget_stale(task):
             return
         self._in_flight.remove(task)
-        if isinstance(task.work, LoadWork) and isinstance(error, (StorageError, ServerError)):
+        if isinstance(task.work, LoadTask) and isinstance(error, (StorageError, ServerError)):
             # Tried again after all batches that can be made, so that it delays none of them.
-            self.storage.failed(task.work._replace(due=MAX_STEP), error)
-        elif isinstance(task.work, LoadWork):
+            self.storage.failed(task.work._replace(due=NEVER), error)
+        elif isinstance(task.work, LoadTask):
             unforeseen = isinstance(error, WorkerError)
             self._windows.lost(
                 task.work, lambda record: self._error_context([record], error) if unforeseen else error
             )
-        elif isinstance(task.work, TrialWork):
+        elif isinstance(task.work, TrialTask):
             self._tried_rows(task.work)  # the worker survived; the error comes again with the whole batch
 
     @property
@@ -194,7 +204,7 @@ class Stream(TaskSource):
 
     @property
     def _is_loading(self) -> bool:
-        under_way = any(isinstance(task.work, LoadWork) for task in self._in_flight)
+        under_way = any(isinstance(task.work, LoadTask) for task in self._in_flight)
         return under_way or bool(self._loads_alone or self.storage.num_resting)
 
     def tick(self, seconds: float) -> None:
@@ -212,11 +222,11 @@ class Stream(TaskSource):
             return
         self._in_flight.remove(task)
         work = task.work
-        if isinstance(work, LoadWork) and len(work.slices) > 1:
-            self._loads_alone.extend(LoadWork(work.window, work.arena, (part,), work.due) for part in work.slices)
-        elif isinstance(work, LoadWork):
+        if isinstance(work, LoadTask) and len(work.slices) > 1:
+            self._loads_alone.extend(work.one_by_one())
+        elif isinstance(work, LoadTask):
             self._windows.lost(work, lambda record: self._error_context([record], error))
-        elif isinstance(work, TrialWork):
+        elif isinstance(work, TrialTask):
             self._tried_rows(work, error, stalled)
 
     def retry(self, task: Task) -> bool:
@@ -238,7 +248,7 @@ class Stream(TaskSource):
             self.storage.begin()
         return self._begin(load, MAX_DEATHS)
 
-    def _begin(self, work: LoadWork | TrialWork, most_deaths: int) -> Task:
+    def _begin(self, work: LoadTask | TrialTask, most_deaths: int) -> Task:
         task = Task(self, work, self.generation, most_deaths)
         self._in_flight.add(task)
         return task
@@ -368,20 +378,20 @@ class Stream(TaskSource):
             self.notes.append(FailedBatch(step, self._error_context(records, error)))
             return
         self._tried.add(step)
-        self._trials[step] = PoisonSearch(batch, first_only=not self._skip_damaged)
+        self._trials[step] = PoisonSearch(self._number, batch, first_only=not self._skip_damaged)
 
-    def _tried_rows(self, work: TrialWork, error: WorkerError | None = None, stalled: bool = False) -> None:
+    def _tried_rows(self, work: TrialTask, error: WorkerError | None = None, stalled: bool = False) -> None:
         """Rows of a batch have been tried; at the end of the trial, the batch is made without the guilty ones."""
-        trial, step = self._trials[work.batch.step], work.batch.step
+        trial, step = self._trials[work.step], work.step
         trial.tried(work, error, stalled)
         if not trial.finished:
             return
         del self._trials[step]
         if step >= self._taken and not trial.is_hopeless:
-            self._make_without(work.batch, trial.guilty)
+            self._make_without(trial.batch, trial.guilty)
             return
         if step >= self._taken:
-            records = self._windows.records_of(work.batch, [min(trial.guilty)])
+            records = self._windows.records_of(trial.batch, [min(trial.guilty)])
             self.notes.append(FailedBatch(step, self._error_context(records, trial.too_many())))
         self.grants.append(Withdrawal(step))  # a worker that keeps a slot for it may free the slot
 

@@ -16,11 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from loaderd.daemon.pool.tasks import Fault, LoadWork, PlannedBatch, Task
+from loaderd.daemon.pool.tasks import Fault, PlannedBatch, Task
 from loaderd.errors import LoaderdError
+from loaderd.ipc.worker_messages import FilePlace, LoadTask
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice, record_at
 from loaderd.plan.passes import PassPlan
+from loaderd.shm.page import key_of
 
 _ROWS_PER_LOAD = 16_384  # with half as many, the daemon spends 38 ns on a record instead of 29
 
@@ -45,10 +47,22 @@ class _Window:
 
 
 class Windows:
-    """The windows of one pass at a time. Loads of older ones keep their arenas until they are done."""
+    """The windows of one pass of ``stream`` at a time. Loads of older ones keep their arenas until they are done.
 
-    def __init__(self, num_arenas: int, num_workers: int) -> None:
+    ``places_of``: where slices are read, as in LoadTask.
+    """
+
+    def __init__(
+        self,
+        num_arenas: int,
+        num_workers: int,
+        stream: int = 0,
+        places_of: Callable[[Sequence[Slice]], Iterable[FilePlace]] = lambda slices: (),
+    ) -> None:
         self._num_workers = num_workers
+        self._stream = stream
+        self._places_of = places_of
+        self._generation = 0
         self._free_arenas = list(range(num_arenas))
         self._stale_arenas: Counter[int] = Counter()
         self._open: dict[int, _Window] = {}
@@ -62,9 +76,10 @@ class Windows:
         assert self._plan is not None
         return self._plan
 
-    def begin(self, plan: PassPlan, first: int, step: int) -> None:
+    def begin(self, plan: PassPlan, generation: int, first: int, step: int) -> None:
         """Open windows of ``plan`` from number ``first`` on; ``step`` is the first batch that is wanted."""
         self._plan = plan
+        self._generation = generation
         self._next = first
         self._last_due = self._due = step
         self._open_more()
@@ -125,30 +140,31 @@ class Windows:
 
     # -------------------------------------------------------------------------------------------- loads
 
-    def next_load(self) -> LoadWork | None:
+    def next_load(self) -> LoadTask | None:
         """The next load, if there is one: the loads of a window are spread over the batches of the one before it."""
         for number, window in self._open.items():
             if window.pending:
                 begin, end = window.due
-                due = begin + (end - begin) * window.assigned_rows // window.rows
-                work = LoadWork(number, window.arena, window.pending.popleft(), due)
+                step = begin + (end - begin) * window.assigned_rows // window.rows
+                due, slices = key_of(self._generation, step), window.pending.popleft()
+                order, places = self.plan.order_of(number), tuple(self._places_of(slices))
+                work = LoadTask(self._stream, number, window.arena, due, order, slices, places)
                 window.assigned_rows += work.num_rows
                 return work
         return None
 
-    def loaded(self, work: LoadWork, faults: Sequence[Fault]) -> None:
+    def loaded(self, work: LoadTask, faults: Sequence[Fault]) -> None:
         """A load is done, except for the places that ``faults`` name."""
         window = self._open[work.window]
         window.loaded_rows += work.num_rows
         for fault in faults:
             window.bad_places.update(dict.fromkeys(fault.places, fault))
 
-    def lost(self, work: LoadWork, error_context: Callable[[Slice], LoaderdError]) -> None:
+    def lost(self, work: LoadTask, error_context: Callable[[Slice], LoaderdError]) -> None:
         """A load cannot be done at all; ``error_context`` says why, of each record."""
-        order = self.plan.order_of(work.window)
         faults = []
         for part in work.slices:
-            places = order.places(part.row, part.row + part.stop - part.first).tolist()
+            places = work.order.places(part.row, part.row + part.stop - part.first).tolist()
             faults += [Fault((place,), error_context(part.record(n))) for n, place in enumerate(places) if place >= 0]
         self.loaded(work, faults)
 
@@ -206,7 +222,7 @@ class Windows:
 
 
 def _arenas_of(task: Task) -> set[int]:
-    return {task.work.arena} if isinstance(task.work, LoadWork) else set()
+    return {task.work.arena} if isinstance(task.work, LoadTask) else set()
 
 
 def _group(slices: list[Slice], rows_per_load: int) -> deque[tuple[Slice, ...]]:

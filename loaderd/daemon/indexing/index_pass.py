@@ -10,20 +10,19 @@ Pure but for the cache: a source of tasks that the scheduler asks like any other
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task, TaskSource
+from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task, TaskSource
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardFormatError, StorageError
 from loaderd.formats.framing import TOO_LARGE
 from loaderd.formats.index_cache import IndexCache, groups_of
 from loaderd.formats.shard_index import ShardIndex, decode_indexes
-from loaderd.ipc.worker_messages import Done, IndexDone
-from loaderd.redaction import redacted
+from loaderd.ipc.worker_messages import Done, IndexDone, IndexTask
 from loaderd.snapshots import Progress, StorageCounts
 from loaderd.storage.access import PIECE_BYTES
-from loaderd.storage.names import some_of
 from loaderd.storage.shard_file import ShardFile, is_remote
 
 MAX_NAMED_DAMAGES = 1000
@@ -40,8 +39,11 @@ class IndexPass(TaskSource):
         cache: IndexCache,
         known: Mapping[ShardFile, ShardIndex] | None = None,
         requests: int = TASKS_PER_WORKER,
+        storage: bytes = b"",
     ) -> None:
         """``known``: indexes that are here already. ``requests``: how many a worker may have under way.
+
+        ``storage``: as in IndexTask.
 
         A group of which only some are known is indexed anew, so that its indexes are kept together.
         """
@@ -49,10 +51,12 @@ class IndexPass(TaskSource):
         self.counts = [0] * len(fields(StorageCounts))
         """What was asked of storage: the fields of ``StorageCounts``."""
         self._requests = requests
+        self._storage = storage
         self.indexes: dict[ShardFile, ShardIndex] = {}
         self.unstored: str | None = None
         self._num_files = len(files)
         self._cache = cache
+        self._pickled_cache = pickle.dumps(cache)
         known = {file: index for file, index in (known or {}).items() if index.error is None}
         missing: list[tuple[ShardFile, ...]] = []
         for group in groups_of(files):
@@ -104,18 +108,18 @@ class IndexPass(TaskSource):
         if not self._waiting:
             return None
         group = self._waiting.popleft()
-        shards = some_of([redacted(file.uri) for file in group], 1)
         # A group of several is given up sooner: its shards, one by one, tell which of them is to blame.
-        return Task(self, IndexWork(group, shards), most_deaths=MAX_DEATHS if len(group) == 1 else 1)
+        work = IndexTask(group, self._pickled_cache, self._storage)
+        return Task(self, work, most_deaths=MAX_DEATHS if len(group) == 1 else 1)
 
     def done(self, task: Task, result: Done) -> None:
-        assert isinstance(task.work, IndexWork) and isinstance(result, IndexDone)
+        assert isinstance(task.work, IndexTask) and isinstance(result, IndexDone)
         self.unstored = self.unstored or result.unkept
         self.counts = [before + more for before, more in zip(self.counts, result.asked, strict=True)]
         self._take(task, decode_indexes(result.encoded, task.work.group))
 
     def _take(self, task: Task, indexes: list[ShardIndex]) -> None:
-        assert isinstance(task.work, IndexWork)
+        assert isinstance(task.work, IndexTask)
         self.indexes.update(zip(task.work.group, indexes, strict=True))
         self._begun_bytes.pop(task, None)
         self._done_bytes += _bytes_of(task.work.group)
@@ -125,7 +129,7 @@ class IndexPass(TaskSource):
 
         Any other one is unreadable.
         """
-        assert isinstance(task.work, IndexWork)
+        assert isinstance(task.work, IndexTask)
         group = task.work.group
         if isinstance(error, (StorageError, ShardFormatError)):
             self.error = self.error or error

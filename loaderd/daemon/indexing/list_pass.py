@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from loaderd.daemon.pool.tasks import ListWork, Task, TaskSource
+from loaderd.daemon.pool.tasks import Task, TaskSource
 from loaderd.errors import LoaderdError, ShardReadError, WorkerError
-from loaderd.ipc.worker_messages import Done, ListDone
-from loaderd.redaction import redacted
+from loaderd.ipc.worker_messages import Done, ListDone, ListTask
 from loaderd.storage.shard_file import HINT_STORAGE, ShardFile
 
 
@@ -25,7 +24,11 @@ class ListPass(TaskSource):
     seconds without progress a worker is ended; then the listing fails.
     """
 
-    def __init__(self, sets: Sequence[str | Sequence[str]], stall_timeout: float | None) -> None:
+    def __init__(
+        self, sets: Sequence[str | Sequence[str]], stall_timeout: float | None, storage: bytes = b""
+    ) -> None:
+        """``storage``: as in ListTask."""
+        self._storage = storage
         self.sets = sets
         self.files: dict[int, list[ShardFile]] = {}
         self.error: LoaderdError | None = None
@@ -50,10 +53,12 @@ class ListPass(TaskSource):
         if not self._waiting:
             return None
         number = self._waiting.popleft()
-        return Task(self, ListWork(number, _in_words(self.sets[number])), survives_stalls=False)
+        names = self.sets[number]
+        shards = [names] if isinstance(names, str) else list(names)
+        return Task(self, ListTask(number, shards, self._storage), survives_stalls=False)
 
     def done(self, task: Task, result: Done) -> None:
-        assert isinstance(task.work, ListWork) and isinstance(result, ListDone)
+        assert isinstance(task.work, ListTask) and isinstance(result, ListDone)
         self._begun.pop(task, None)
         self.files[task.work.set] = result.files
 
@@ -61,17 +66,10 @@ class ListPass(TaskSource):
         self.error = self.error or error
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
-        assert isinstance(task.work, ListWork)
+        assert isinstance(task.work, ListTask)
         if not stalled:
             self.failed(task, error)
             return
-        text = f"{task.work.shards} cannot be listed: the storage has not answered for {self._stall_timeout:g} s"
+        text = f"{task.work.names} cannot be listed: the storage has not answered for {self._stall_timeout:g} s"
         hint = f"{HINT_STORAGE} Where it takes longer, pass a larger stall_timeout."
         self.failed(task, ShardReadError(text, hint=hint))
-
-
-def _in_words(shards: str | Sequence[str]) -> str:
-    """The shards of a set, for a message: all of them would be too long."""
-    if isinstance(shards, str):
-        return redacted(shards)
-    return redacted(shards[0]) + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")

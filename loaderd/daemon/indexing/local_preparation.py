@@ -10,7 +10,6 @@ One preparation may serve many streams of the same data set.
 from __future__ import annotations
 
 import math
-import pickle
 import time
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +18,6 @@ from loaderd.daemon.indexing.list_pass import ListPass
 from loaderd.daemon.indexing.local_data import LocalData, of_listing
 from loaderd.daemon.indexing.preparation import Preparation
 from loaderd.daemon.indexing.shard_manifest import Manifest, choose_by
-from loaderd.daemon.pool.tasks import IndexWork, ListWork, Task
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.dataset import AnyDataset
 from loaderd.errors import LoaderdError
@@ -66,14 +64,13 @@ class LocalPreparation(Preparation):
         self._options = options
         self._known = known
         self._storage = pickled_storage(options.storage)
-        self._records = pickle.dumps(dataset.schema.records)
         self._slow_said: set[type] = set()
         self._finished_s = self._began_s
         self.sets: list[list[ShardFile]] = []
         self.list_pass: ListPass | None = ListPass(
-            [leaf.shards for leaf in dataset.leaves()], worker_manager.stall_timeout
+            [leaf.shards for leaf in dataset.leaves()], worker_manager.stall_timeout, self._storage
         )
-        worker_manager.add_source(self.list_pass, self._list_message)
+        worker_manager.scheduler.add_source(self.list_pass)
         worker_manager.start(1)
 
     @property
@@ -92,16 +89,6 @@ class LocalPreparation(Preparation):
     def age_s(self) -> float:
         """Seconds since it was finished; 0: it is not."""
         return time.monotonic() - self._finished_s if self.finished else 0.0
-
-    def _list_message(self, task: Task) -> ListTask:
-        assert self.list_pass is not None and isinstance(task.work, ListWork)
-        names = self.list_pass.sets[task.work.set]
-        return ListTask(task.number, [names] if isinstance(names, str) else list(names), self._storage)
-
-    def _index_message(self, task: Task) -> IndexTask:
-        assert isinstance(task.work, IndexWork)
-        group, options = list(task.work.group), self._options
-        return IndexTask(task.number, group, options.index_cache, options.block_records, self._storage, self._records)
 
     def advance(self) -> None:
         if self.list_pass is not None:
@@ -136,8 +123,9 @@ class LocalPreparation(Preparation):
             IndexCache(options.index_cache, options.block_records, self._dataset.schema.records),
             self._known,
             options.storage.requests,
+            self._storage,
         )
-        self._worker_manager.add_source(self.index_pass, self._index_message)
+        self._worker_manager.scheduler.add_source(self.index_pass)
         if not self.index_pass.finished:
             self._worker_manager.start(options.num_workers)
 
@@ -151,18 +139,18 @@ class LocalPreparation(Preparation):
         if task is None:
             return
         self._slow_said.add(type(source))
-        assert isinstance(task.work, (ListWork, IndexWork))
-        first = task.work.shards if isinstance(task.work, ListWork) else task.work.group[0].uri
-        asked = asked_of(first) and f". Asked was {asked_of(first)}"
+        assert isinstance(task.work, (ListTask, IndexTask))
+        is_listing, names = isinstance(task.work, ListTask), task.work.names
+        asked = asked_of(names) and f". Asked was {asked_of(names)}"
         if outage is not None and is_away:
             self._warnings.append(f"{outage.in_words()}{asked}. Requests are made again until there are answers")
             return
-        doing = "listed" if isinstance(task.work, ListWork) else "read for its index"
+        doing = "listed" if is_listing else "read for its index"
         limit_s = self._worker_manager.stall_timeout
-        if isinstance(task.work, ListWork):
+        if is_listing:
             limit_s = min(limit_s or math.inf, self._options.storage.retry_s)
         until = "" if limit_s is None else f"; that is given up after {limit_s:g} s"
-        is_being = f"{task.work.shards} is being {doing}"
+        is_being = f"{names} is being {doing}"
         self._warnings.append(f"{is_being}, and the storage has not answered for {_SLOW_S:g} s{until}{asked}")
 
     def _after_indexing(self, done: IndexPass) -> None:
@@ -202,7 +190,7 @@ class LocalPreparation(Preparation):
     def cancel(self) -> None:
         for source in (self.list_pass, self.index_pass):
             if source is not None:
-                self._worker_manager.remove_source(source)
+                self._worker_manager.scheduler.remove_source(source)
         self.list_pass = self.index_pass = None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from loaderd.daemon.indexing.preparation import Preparation
 from loaderd.daemon.indexing.remote_data import RemoteData
-from loaderd.daemon.pool.tasks import AskWork, Task, TaskSource
+from loaderd.daemon.pool.tasks import Task, TaskSource
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError
@@ -43,7 +43,7 @@ class RemotePreparation(Preparation, TaskSource):
         self._belongs_to = dict(belongs_to or {})
         self._is_begun = False
         self._is_source = True
-        worker_manager.add_source(self, self._message)
+        worker_manager.scheduler.add_source(self)
         worker_manager.start(1)
 
     @property
@@ -64,14 +64,13 @@ class RemotePreparation(Preparation, TaskSource):
         assert self.table is not None
         return welcome_to(self.table.dataset, self.table.schema, self.table.row_bytes)
 
-    def _message(self, task: Task) -> AskTask:
-        return AskTask(task.number, pickle.dumps(self._stream()), self.listing, self._belongs_to)
-
     def next_task(self) -> Task | None:
         if self._is_begun:
             return None
         self._is_begun = True
-        return Task(self, AskWork(self._stream().of.name), survives_stalls=False)
+        stream = self._stream()
+        work = AskTask(stream.of.name, pickle.dumps(stream), self.listing, self._belongs_to)
+        return Task(self, work, survives_stalls=False)
 
     def done(self, task: Task, result: Done) -> None:
         assert isinstance(result, AskDone)
@@ -93,4 +92,4 @@ class RemotePreparation(Preparation, TaskSource):
     def cancel(self) -> None:
         if self._is_source:
             self._is_source = False
-            self._worker_manager.remove_source(self)
+            self._worker_manager.scheduler.remove_source(self)

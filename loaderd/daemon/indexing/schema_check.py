@@ -8,10 +8,11 @@ some blocks, spread over all of them, one after the other until a record fits.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
-from loaderd.daemon.pool.tasks import CheckWork, Task, TaskSource
+from loaderd.daemon.pool.tasks import Task, TaskSource
 from loaderd.errors import LoaderdError, RecordMismatchError
-from loaderd.ipc.worker_messages import CheckDone, Done
+from loaderd.ipc.worker_messages import CheckDone, CheckTask, Done
 from loaderd.snapshots import Kernels
 
 _MAX_BLOCKS = 8
@@ -20,7 +21,9 @@ _MAX_BLOCKS = 8
 class SchemaCheck(TaskSource):
     """See the module's docstring. In the end it is ``finished``, with or without an ``error``."""
 
-    def __init__(self, num_blocks: int, skips: bool) -> None:
+    def __init__(self, task_of: Callable[[int, bool], CheckTask], num_blocks: int, skips: bool) -> None:
+        """``task_of``: the task for (block, whether it is enough that any record fits)."""
+        self._task_of = task_of
         self.finished = False
         self.error: LoaderdError | None = None
         self.kernels: Kernels = "numpy"
@@ -37,7 +40,7 @@ class SchemaCheck(TaskSource):
         if not self._may_give or self.finished:
             return None
         self._may_give = False
-        return Task(self, CheckWork(self._waiting.popleft(), self._skips))
+        return Task(self, self._task_of(self._waiting.popleft(), self._skips))
 
     def done(self, task: Task, result: Done) -> None:
         assert isinstance(result, CheckDone)

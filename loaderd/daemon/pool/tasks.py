@@ -1,8 +1,6 @@
-"""The units of work that the daemon hands to workers, and what a source of them does.
+"""Tasks that were handed out to workers, and what a source of them does.
 
-Every task can be done again: a load writes the same rows to the same places. So a task whose worker died, or stalled,
-is given to another. ``str(work)`` says in a message what it was. Batches are no tasks: workers choose them themselves
-(see ``shm.page``).
+Batches are no tasks: workers choose them themselves (see ``shm.page``).
 """
 
 from __future__ import annotations
@@ -12,66 +10,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from loaderd.errors import LoaderdError, WorkerError
-from loaderd.ipc.worker_messages import Done
+from loaderd.ipc.worker_messages import Done, LoadTask, TrialTask, WorkerTask
 from loaderd.plan.batches import Segment
-from loaderd.plan.epoch import Slice
 from loaderd.shm.batch_range import ArenaSegment
-from loaderd.storage.shard_file import ShardFile
-
-
-class ListWork(NamedTuple):
-    """List the shards of set ``set`` (counted from 0), which the user calls ``shards``."""
-
-    set: int
-    shards: str
-
-    def __str__(self) -> str:
-        return f"the listing of {self.shards}"
-
-
-class AskWork(NamedTuple):
-    """Ask servers what data set ``name`` is."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f"the question to servers for data set {self.name}"
-
-
-class IndexWork(NamedTuple):
-    """Index the shards of a group, which the user knows as ``shards``."""
-
-    group: tuple[ShardFile, ...]
-    shards: str
-
-    def __str__(self) -> str:
-        return f"the index of {self.shards}"
-
-
-class CheckWork(NamedTuple):
-    """See whether the first record of ``block`` fits the schema; or, with ``any_fits``, any of its first ones."""
-
-    block: int
-    any_fits: bool
-
-    def __str__(self) -> str:
-        return f"the first records of block {self.block}" if self.any_fits else "the first record"
-
-
-class LoadWork(NamedTuple):
-    """Bring ``slices`` into ``window``, which lies in ``arena``, before batch ``due`` is taken."""
-
-    window: int
-    arena: int
-    slices: tuple[Slice, ...]
-    due: int = 0
-
-    @property
-    def num_rows(self) -> int:
-        return sum(part.stop - part.first for part in self.slices)
-
-    def __str__(self) -> str:
-        return f"the load of {self.num_rows} records of window {self.window}"
 
 
 class PlannedBatch(NamedTuple):
@@ -111,40 +52,23 @@ class Fault(NamedTuple):
     error: LoaderdError
 
 
-class TrialWork(NamedTuple):
-    """Decode these rows of a batch, to see whether a worker survives it."""
-
-    batch: PlannedBatch
-    rows: tuple[int, ...]
-
-    @property
-    def omit(self) -> list[int]:
-        """The other rows."""
-        return sorted(set(range(self.batch.num_rows)).difference(self.rows))
-
-    def __str__(self) -> str:
-        return f"the decoding of {len(self.rows)} record{'s' * (len(self.rows) != 1)} of batch {self.batch.step}"
-
-
 TASKS_PER_WORKER = 2
 """One it works on and one that waits, so that a worker never idles while the daemon thinks."""
 MAX_DEATHS = 3
 HINT_OF_DEATHS = "A derived field that crashes or never ends, or too little memory, are the usual causes."
 
-Work = ListWork | AskWork | IndexWork | CheckWork | LoadWork | TrialWork
-
 
 class Task:
-    """Work that was handed out: by which source, in which generation of it, and how often its worker died.
+    """What becomes of ``work`` that is handed out: of which source it is, and how often its worker died.
 
-    It is given up after ``most_deaths`` deaths; unless it ``survives_stalls``, also after the first stall,
-    or after the second one if the worker may not have begun it.
+    ``generation``: of the source. It is given up after ``most_deaths`` deaths; unless it ``survives_stalls``, also
+    after the first stall, or after the second one if the worker may not have begun it.
     """
 
     def __init__(
         self,
         source: TaskSource,
-        work: Work,
+        work: WorkerTask,
         generation: int = 0,
         most_deaths: int = MAX_DEATHS,
         survives_stalls: bool = True,
@@ -161,7 +85,7 @@ class Task:
         """Whether it begins with the part of a block that is right behind the part with which ``other`` ends."""
         if self.source is not other.source:
             return False
-        if not isinstance(self.work, LoadWork) or not isinstance(other.work, LoadWork):
+        if not isinstance(self.work, LoadTask) or not isinstance(other.work, LoadTask):
             return False
         first, last = self.work.slices[0], other.work.slices[-1]
         return first.first > 0 and (first.epoch, first.block, first.first) == (last.epoch, last.block, last.stop)
@@ -172,7 +96,7 @@ def current_task(tasks: Iterable[Task]) -> Task | None:
 
     Workers say on the page when they begin a load or a trial; a load that waits for storage lets later tasks pass.
     """
-    return next((task for task in tasks if not isinstance(task.work, (LoadWork, TrialWork))), None)
+    return next((task for task in tasks if not isinstance(task.work, (LoadTask, TrialTask))), None)
 
 
 class TaskSource(ABC):

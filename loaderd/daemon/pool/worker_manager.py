@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from loaderd.daemon.pool.scheduler import Scheduler
-from loaderd.daemon.pool.tasks import LoadWork, Task, TaskSource, TrialWork, current_task
+from loaderd.daemon.pool.tasks import Task, TaskSource, current_task
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.pool.worker_usage import WorkerUsage
 from loaderd.errors import DaemonError, LoaderdError, from_wire
@@ -33,10 +33,12 @@ from loaderd.ipc.worker_messages import (
     Done,
     FillFailed,
     Granted,
+    LoadTask,
     OutageReport,
     Seat,
     TaskFailed,
     TaskProgress,
+    TrialTask,
     Withdrawn,
     WorkerNotice,
 )
@@ -52,8 +54,6 @@ _SAID_AGAIN_S = 10.0
 _HANGS_S = 2.0
 # While it starts, a worker imports what the schema needs.
 _MIN_START_TIMEOUT_S = 60.0
-
-MakeMessage = Callable[[Task], Message]
 
 
 class Attachable(Protocol):
@@ -106,7 +106,6 @@ class WorkerManager:
         self._event_loop = event_loop
         self._warn = warn
         self._streams: dict[int, Attachable] = {}
-        self._messages_of: dict[TaskSource, MakeMessage] = {}
         self._num_fills = 0
         self._num_missing = 0
         """Workers that are lost, and could not be replaced yet."""
@@ -127,16 +126,6 @@ class WorkerManager:
         return _MAX_TICK_S if self.stall_timeout is None else min(_MAX_TICK_S, self.stall_timeout / _MIN_TICKS)
 
     # ---------------------------------------------------------------------------------- what there is to do
-
-    def add_source(self, source: TaskSource, message_of: MakeMessage) -> None:
-        """Have the tasks of ``source`` done; ``message_of`` puts them in words."""
-        self._messages_of[source] = message_of
-        self.scheduler.add_source(source)
-
-    def remove_source(self, source: TaskSource) -> None:
-        """Forget a source. It still hears of tasks that end later, and ignores them."""
-        self.scheduler.remove_source(source)
-        del self._messages_of[source]
 
     def attach(self, stream: Attachable) -> None:
         """Have all workers, present and future ones, know of a stream. Call it again when the shards are others."""
@@ -292,7 +281,7 @@ class WorkerManager:
         """A read that does not return, as of a mount whose server is gone, keeps the worker from saying so itself."""
         task, pid, seat = self.task_of(worker), self.pool.pid_of(worker), self.pool.seat_of(worker)
         asleep_s = self.use.asleep_s(pid, time.monotonic())
-        hangs = asleep_s >= _HANGS_S and task is not None and isinstance(task.work, LoadWork) and not is_stopped(pid)
+        hangs = asleep_s >= _HANGS_S and task is not None and isinstance(task.work, LoadTask) and not is_stopped(pid)
         for stream in self._streams.values():
             is_there = hangs and task is not None and stream.page.task(seat) == task.number
             stream.read_hangs(seat, asleep_s if is_there else 0.0)
@@ -359,7 +348,7 @@ class WorkerManager:
         task, what = self.task_of(worker), self._lost_at(worker, stalled)
         seat, pid = self.pool.seat_of(worker), self.pool.pid_of(worker)
         was_idle = self.scheduler.is_ready(worker) and self._at(worker) is None
-        at_batch = self.batch_of(worker) is not None or (task is not None and isinstance(task.work, TrialWork))
+        at_batch = self.batch_of(worker) is not None or (task is not None and isinstance(task.work, TrialTask))
         num_fills = sum(stream.page.total(Counter.FILLS) for stream in self._streams.values())
         if num_fills != self._num_fills:
             self._num_fills = num_fills
@@ -377,4 +366,4 @@ class WorkerManager:
     def assign(self) -> None:
         """Send tasks to the workers that have room for more."""
         for worker, task in self.scheduler.assign():
-            self._event_loop.post(worker, self._messages_of[task.source](task))
+            self._event_loop.post(worker, task.work._replace(task=task.number))

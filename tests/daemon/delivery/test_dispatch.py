@@ -12,9 +12,8 @@ from worker_manager_run import Crew, was_rung
 
 from loaderd.daemon.delivery.events import Note
 from loaderd.daemon.delivery.stream import Stream
-from loaderd.daemon.pool.tasks import LoadWork
 from loaderd.errors import CorruptRecordError, to_wire
-from loaderd.ipc.worker_messages import Granted, LoadFault
+from loaderd.ipc.worker_messages import Granted, LoadFault, LoadTask
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
@@ -92,7 +91,7 @@ class Damaged:
         self._consumer.begin(1, 0)
         self.stream.start(1, Pass(0, 1), 0)
         while (task := self.stream.next_task()) is not None:
-            assert isinstance(task.work, LoadWork)
+            assert isinstance(task.work, LoadTask)
             rows = [row for part in task.work.slices for row in range(part.row, part.row + part.stop - part.first)]
             faults = [LoadFault([row], to_wire(CorruptRecordError("no"))) for row in rows[::every]]
             self.stream.done(task, answer_to(task, faults))

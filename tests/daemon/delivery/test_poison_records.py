@@ -9,8 +9,8 @@ import pytest
 from stream_run import Run
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, Omission
-from loaderd.daemon.pool.tasks import LoadWork, TrialWork
 from loaderd.errors import LoaderdError, ShardError, WorkerError
+from loaderd.ipc.worker_messages import LoadTask, TrialTask
 from loaderd.worker.page_producer import Claim
 
 Deadly = Callable[[Any], bool]
@@ -36,8 +36,8 @@ def rows_decoded(work: Any) -> set[tuple[int, int]]:
     """(step, row) of what a claim or a trial decodes."""
     if isinstance(work, Claim):
         num_rows, step, omit = work.run.num_records + len(work.run.omit), work.step, work.run.omit
-    elif isinstance(work, TrialWork):
-        num_rows, step, omit = work.batch.num_rows, work.batch.step, tuple(work.omit)
+    elif isinstance(work, TrialTask):
+        return {(work.step, row) for row in work.rows}
     else:
         return set()
     return {(step, row) for row in range(num_rows) if row not in omit}
@@ -55,7 +55,7 @@ def decodes_rows(*deadly: tuple[int, int]) -> Deadly:
 def loads_place(run: Run, window: int, place: int) -> Deadly:
     row = run.plan.order_of(window).places().tolist().index(place)
     return lambda work: (
-        isinstance(work, LoadWork)
+        isinstance(work, LoadTask)
         and work.window == window
         and any(part.row <= row < part.row + part.stop - part.first for part in work.slices)
     )
@@ -123,13 +123,13 @@ def test_workers_that_are_killed_by_chance_cost_no_record(new_run: NewRun, worke
     sent = run.to_the_end(is_deadly=lambda work: decodes(1)(work) and next(deaths, False))
     assert delivered(sent) == dict.fromkeys(range(4), 100)
     assert run.deaths == 7
-    assert any(isinstance(task.work, TrialWork) for task in run.assigned)
+    assert any(isinstance(task.work, TrialTask) for task in run.assigned)
 
 
 def test_no_more_than_one_trial_for_a_batch_that_dies_only_as_a_whole(new_run: NewRun):
     run = new_run(400, 100, 200, slots=2, skip_damaged=True)
     whole = decodes(1)
-    sent = run.to_the_end(is_deadly=lambda work: whole(work) and not isinstance(work, TrialWork))
+    sent = run.to_the_end(is_deadly=lambda work: whole(work) and not isinstance(work, TrialTask))
     assert delivered(sent) == dict.fromkeys([0, 2, 3], 100)
     assert f"{LOST} the decoding of batch 1; the last one was killed by SIGSEGV" in broken(sent)[1]
     assert run.deaths == 6
@@ -275,13 +275,13 @@ def test_records_that_kill_and_records_at_which_a_function_raises_are_both_skipp
     assert not broken(sent) and delivered(sent)[12] == 7 and omitted(sent)[12].num_skipped == 3
 
 
-def run_up_to_trial(new_run: NewRun, step: int) -> tuple[Run, TrialWork]:
+def run_up_to_trial(new_run: NewRun, step: int) -> tuple[Run, TrialTask]:
     """A run that has just begun with the trial of a batch."""
     run = new_run(200, 10, 100, slots=20)
-    begun: list[TrialWork] = []
+    begun: list[TrialTask] = []
 
     def stop(work: Any) -> LoaderdError | None:
-        if isinstance(work, TrialWork):
+        if isinstance(work, TrialTask):
             begun.append(work)
             raise StopIteration
         return None
@@ -309,7 +309,7 @@ def test_a_start_ends_a_trial(new_run: NewRun, ends: str):
 
 def test_a_batch_on_trial_is_granted_to_nobody(new_run: NewRun):
     run, work = run_up_to_trial(new_run, 3)
-    assert work.batch.step == 3
+    assert work.step == 3
     assert 3 not in [step for grant in run.stream.all_granted() for step in range(grant.first.step, grant.stop)]
     while (claim := run.claims(0)) is not None:
         assert claim.step != 3
@@ -323,7 +323,7 @@ def test_a_load_that_kills_workers_costs_the_records_of_one_block(new_run: NewRu
     run = new_run(200, 10, 100, workers=2, skip_damaged=skip)
     is_deadly = loads_place(run, 1, 55)
     sent = run.to_the_end(is_deadly)
-    loads = [task.work for task in run.assigned if isinstance(task.work, LoadWork) and is_deadly(task.work)]
+    loads = [task.work for task in run.assigned if isinstance(task.work, LoadTask) and is_deadly(task.work)]
     (part,) = loads[-1].slices
     places = run.plan.order_of(1).places(part.row, part.row + part.stop - part.first).tolist()
     lost = f"{LOST} the load of {len(places)} records of window 1; the last one was killed by SIGSEGV"
@@ -374,7 +374,7 @@ def test_what_workers_are_lost_at_may_be_delivered_by_another_one(
             run.floor.hands[0].made()
     if starts_anew:
         run.start(2, 0)
-    for task in [task for _, task in run.working if isinstance(task.work, TrialWork)]:
+    for task in [task for _, task in run.working if isinstance(task.work, TrialTask)]:
         if is_guilty:
             run.die(run.workers.index(next(worker for worker, other in run.working if other is task)), task)
         else:

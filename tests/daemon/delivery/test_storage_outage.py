@@ -6,8 +6,8 @@ import pytest
 from stream_run import Run
 
 from loaderd.daemon.delivery.storage_outage import REST_S
-from loaderd.daemon.pool.tasks import LoadWork
 from loaderd.errors import StorageError
+from loaderd.ipc.worker_messages import LoadTask
 from loaderd.snapshots import Outage
 
 REFUSED = StorageError("403 Forbidden")
@@ -30,7 +30,7 @@ def test_a_load_that_is_refused_rests_before_it_is_tried_again(seeks: bool):
         run.stream.tick(1)
         run.hand_out()
         again = [task.work for _, task in run.working]
-        assert [work.slices for work in again if isinstance(work, LoadWork)] == ([] if seeks else [load.work.slices])
+        assert [work.slices for work in again if isinstance(work, LoadTask)] == ([] if seeks else [load.work.slices])
         run.to_the_end()
         assert [item.step for item in run.sent] == [0, 1, 2, 3]
 

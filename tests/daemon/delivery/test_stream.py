@@ -16,9 +16,9 @@ from stream_world import Row, StreamWorld
 
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
-from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Fault, LoadWork, Task, TrialWork
+from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Fault, Task
 from loaderd.errors import LoaderdError, from_wire, to_wire
-from loaderd.ipc.worker_messages import Done, LoadFault
+from loaderd.ipc.worker_messages import Done, LoadFault, LoadTask, TrialTask
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
@@ -211,7 +211,7 @@ class StreamMachine(StreamWorld):
     def assign(self) -> None:
         for worker, task in self.scheduler.assign():
             assert task.generation == self.stream.generation and task not in self.outstanding
-            if isinstance(task.work, LoadWork):
+            if isinstance(task.work, LoadTask):
                 self.begin_load(task.work)
             self.tasks[self.workers.index(worker)].append(task)
         for worker, tasks in zip(self.workers, self.tasks, strict=True):
@@ -278,7 +278,7 @@ class StreamMachine(StreamWorld):
     @rule(which=st.integers(0, 5), faults=st.lists(st.integers(0, 20), max_size=2) | st.just([]) | st.just([]))
     def finish(self, which: int, faults: list[int]) -> None:
         seat, task = list(self.working.items())[which % len(self.working)]
-        found = self.finish_load(task, task.work, faults) if isinstance(task.work, LoadWork) else []
+        found = self.finish_load(task, task.work, faults) if isinstance(task.work, LoadTask) else []
         self.end_task(seat, task, answer_to(task, [LoadFault([*each.places], to_wire(each.error)) for each in found]))
 
     def end_task(self, seat: int, task: Task, result: Done | LoaderdError) -> None:
@@ -292,7 +292,7 @@ class StreamMachine(StreamWorld):
     def fail(self, which: int) -> None:
         seat, task = list(self.working.items())[which % len(self.working)]
         error = self.new_error()
-        if isinstance(task.work, LoadWork) and task.generation == self.stream.generation:
+        if isinstance(task.work, LoadTask) and task.generation == self.stream.generation:
             places = self.opened[task.work.arena][2]
             for part in task.work.slices:
                 wanted = places[part.row : part.row + part.stop - part.first]
@@ -306,7 +306,7 @@ class StreamMachine(StreamWorld):
         seat = which % len(self.hands)
         hand = self.hands[seat]
         task = self.tasks[seat][0] if self.tasks[seat] and hand.claim is None else None
-        may_be_halved = task is not None and isinstance(task.work, TrialWork) and len(task.work.rows) > 1
+        may_be_halved = task is not None and isinstance(task.work, TrialTask) and len(task.work.rows) > 1
         if task is not None and self.deaths[task] == task.most_deaths - 1 and not may_be_halved:
             return
         claimed = [(self.stream.generation, step) for step in self.floor.steps_claimed(seat)]
@@ -329,7 +329,7 @@ class StreamMachine(StreamWorld):
     def an_arena_has_one_owner(self) -> None:
         begun = [*self.outstanding, *self.scheduler._again]  # those that wait for another worker are nowhere else
         stale = {
-            t.work.arena for t in begun if isinstance(t.work, LoadWork) and t.generation != self.stream.generation
+            t.work.arena for t in begun if isinstance(t.work, LoadTask) and t.generation != self.stream.generation
         }
         held = [window.arena for window in self.stream._windows._open.values()]
         owned = [*free_arenas(self.stream), *held, *stale]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from loaderd.daemon.indexing.index_pass import IndexPass, damage_error
-from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task
+from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError, WorkerError
 from loaderd.formats import index_cache
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import build_index, encode_indexes
-from loaderd.ipc.worker_messages import IndexDone
+from loaderd.ipc.worker_messages import IndexDone, IndexTask
 from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile
 
@@ -38,7 +38,7 @@ def tasks_of(index_pass: IndexPass) -> list[Task]:
 
 
 def group_of(task: Task) -> tuple[ShardFile, ...]:
-    assert isinstance(task.work, IndexWork)
+    assert isinstance(task.work, IndexTask)
     return task.work.group
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from loaderd.daemon.indexing.list_pass import ListPass
 from loaderd.daemon.pool.scheduler import Scheduler
-from loaderd.daemon.pool.tasks import IndexWork, Task
+from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import NoShardsError, ShardReadError, WorkerError
-from loaderd.ipc.worker_messages import ListDone
+from loaderd.ipc.worker_messages import IndexTask, ListDone
 from loaderd.storage.shard_file import ShardFile
 
 SETS = ["s3://bucket/*.tfrecord", ["a", "b", "c"], ["d"]]
@@ -101,4 +101,4 @@ def test_which_task_is_silent():
 
 
 def test_a_task_of_another_kind_survives_stalls():
-    assert Task(ListPass([], None), IndexWork((), "a")).survives_stalls
+    assert Task(ListPass([], None), IndexTask((), b"", b"")).survives_stalls

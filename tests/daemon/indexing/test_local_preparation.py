@@ -21,8 +21,7 @@ def test_the_age_of_a_failed_listing_counts_from_its_end(monkeypatch: pytest.Mon
     monkeypatch.setattr("loaderd.daemon.indexing.preparation.time", local_preparation.time)
     worker_manager: Any = SimpleNamespace(
         stall_timeout=None,
-        add_source=lambda *_: None,
-        remove_source=lambda *_: None,
+        scheduler=SimpleNamespace(add_source=lambda _: None, remove_source=lambda _: None),
         start=lambda _: None,
         silent=lambda *_: None,
         outage=lambda _: None,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import pytest
 
 from loaderd.daemon.indexing.schema_check import SchemaCheck
-from loaderd.daemon.pool.tasks import CheckWork
 from loaderd.errors import RecordMismatchError, WorkerError
-from loaderd.ipc.worker_messages import CheckDone
+from loaderd.ipc.worker_messages import CheckDone, CheckTask
+
+
+def check_of(block: int, any_fits: bool) -> CheckTask:
+    return CheckTask(0, block, 1, None, any_fits)
 
 
 def tried(probe: SchemaCheck, *, fits: int | None) -> list[int]:
     """Answer until the probe is finished: only block ``fits`` does. Returns the blocks that it asked for."""
     found = []
     while (task := probe.next_task()) is not None:
-        assert isinstance(task.work, CheckWork) and probe.next_task() is None
+        assert isinstance(task.work, CheckTask) and probe.next_task() is None
         found.append(task.work.block)
         if task.work.block == fits:
             probe.done(task, CheckDone(task.number, "numpy", []))
@@ -25,10 +28,10 @@ def tried(probe: SchemaCheck, *, fits: int | None) -> list[int]:
 
 
 def test_the_first_record_tells_where_nothing_is_skipped():
-    probe = SchemaCheck(100, skips=False)
+    probe = SchemaCheck(check_of, 100, skips=False)
     assert tried(probe, fits=None) == [0]
     assert str(probe.error) == "block 0 differs\nChange it."
-    probe = SchemaCheck(100, skips=False)
+    probe = SchemaCheck(check_of, 100, skips=False)
     assert tried(probe, fits=0) == [0] and probe.error is None
 
 
@@ -37,9 +40,9 @@ def test_the_first_record_tells_where_nothing_is_skipped():
 )
 def test_where_some_are_skipped_any_block_will_do(num_blocks: int, blocks: list[int]):
     for number, fits in enumerate(blocks):
-        probe = SchemaCheck(num_blocks, skips=True)
+        probe = SchemaCheck(check_of, num_blocks, skips=True)
         assert tried(probe, fits=fits) == blocks[: number + 1] and probe.error is None
-    probe = SchemaCheck(num_blocks, skips=True)
+    probe = SchemaCheck(check_of, num_blocks, skips=True)
     assert tried(probe, fits=None) == blocks
     which = "the only block" if num_blocks == 1 else f"{len(blocks)} blocks, spread over all of them,"
     text = f"no record of {which} fits the schema; the first of them: block 0 differs\nChange it."
@@ -47,7 +50,7 @@ def test_where_some_are_skipped_any_block_will_do(num_blocks: int, blocks: list[
 
 
 def test_workers_that_are_lost_at_it():
-    probe = SchemaCheck(1, skips=True)
+    probe = SchemaCheck(check_of, 1, skips=True)
     task = probe.next_task()
     assert task is not None
     lost = WorkerError("3 workers in a row were lost")

@@ -8,11 +8,11 @@ import pytest
 from stream_run import scheduler_of
 
 from loaderd.daemon.indexing.index_pass import IndexPass
-from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, ListWork, LoadWork, Task, TaskSource
+from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task, TaskSource
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.formats.index_cache import IndexCache
-from loaderd.ipc.worker_messages import Done
-from loaderd.plan.epoch import Slice
+from loaderd.ipc.worker_messages import Done, IndexTask, ListTask, LoadTask
+from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.storage.shard_file import ShardFile
 
 _STALL_TIMEOUT_S = 8.0
@@ -29,7 +29,7 @@ def shards_of(assigned: list[tuple[int, Task]]) -> list[tuple[int, str]]:
     """(worker, name of the shard) of index tasks."""
     found = []
     for worker, task in assigned:
-        assert isinstance(task.source, IndexPass) and isinstance(task.work, IndexWork)
+        assert isinstance(task.source, IndexPass) and isinstance(task.work, IndexTask)
         (file,) = task.work.group
         found.append((worker, file.uri))
     return found
@@ -66,6 +66,10 @@ def test_who_has_yet_to_start_gets_no_task():
     assert shards_of(scheduler.assign()) == [(1, "a2"), (1, "a3")]
 
 
+def load_of(part: Slice) -> LoadTask:
+    return LoadTask(0, 0, 0, 0, WindowOrder(None, 100, 0, 100), (part,), ())
+
+
 class Loads:
     """A source of loads, each of one part of a block: (block, first, stop)."""
 
@@ -75,7 +79,7 @@ class Loads:
         self.parts: list[tuple[int, int, int]] = []
 
     def next_task(self) -> Task | None:
-        return Task(self, LoadWork(0, 0, (Slice(*self.parts.pop(0), row=0, epoch=0),))) if self.parts else None
+        return Task(self, load_of(Slice(*self.parts.pop(0), row=0, epoch=0))) if self.parts else None
 
     def done(self, task: Task, result: Any) -> None:
         """Nothing becomes of it."""
@@ -195,7 +199,7 @@ class Listing(TaskSource):
     """One listing, which no stall may outlive."""
 
     def __init__(self) -> None:
-        self.task: Task | None = Task(self, ListWork(0, "s3://bucket/*"), survives_stalls=False)
+        self.task: Task | None = Task(self, ListTask(0, ["s3://bucket/*"], b""), survives_stalls=False)
         self.error: LoaderdError | None = None
 
     def next_task(self) -> Task | None:

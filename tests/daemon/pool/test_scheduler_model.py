@@ -20,11 +20,11 @@ from page_workers import free_arenas
 from worker_manager_run import Crew, Hand, Job
 
 from loaderd.daemon.indexing.index_pass import IndexPass
-from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, IndexWork, Task, TrialWork
+from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task
 from loaderd.errors import ShardReadError
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import ShardIndex, encode_indexes
-from loaderd.ipc.worker_messages import NO_STREAM, IndexDone
+from loaderd.ipc.worker_messages import NO_STREAM, IndexDone, IndexTask, TrialTask
 from loaderd.shm.page import MAX_GENERATION, step_of
 from loaderd.storage.shard_file import ShardFile
 
@@ -112,7 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not holders:
                 break
             if target not in holders:
-                trials = [name for name in holders if isinstance(name, Task) and isinstance(name.work, TrialWork)]
+                trials = [name for name in holders if isinstance(name, Task) and isinstance(name.work, TrialTask)]
                 target = (trials or list(holders))[victim % len(trials or holders)]
             self.lose(holders[target])
             self.all_get_ready()
@@ -127,7 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.error_context(hand, False)
         for task, before in deaths.items():
             # Of one that is no stream's, nobody sees whether it is begun.
-            may_be = isinstance(task.work, IndexWork) and (hand.job is None or not self.is_wanted(hand.job))
+            may_be = isinstance(task.work, IndexTask) and (hand.job is None or not self.is_wanted(hand.job))
             # And of one who keeps a slot for a batch, it may look as if he were at that.
             must_be = task is at and not keeps_slots
             assert before + must_be <= task.deaths <= before + (task is at or may_be), "who is at it is blamed"
@@ -216,7 +216,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if job.stream != NO_STREAM:
             answer = self.consumers[job.stream].end(job, failed, faults)
         else:
-            assert job.task is not None and isinstance(job.task.work, IndexWork)
+            assert job.task is not None and isinstance(job.task.work, IndexTask)
             encoded = encode_indexes([no_records(file) for file in job.task.work.group])
             answer = IndexDone(job.task.number, encoded, None, [0] * 5)
         hand.end(answer, ShardReadError("unreadable") if failed else None)
@@ -269,7 +269,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def drop_index_pass(self) -> None:
         """Before or behind its end: tasks of it may be with workers still."""
         assert self.index_pass is not None
-        self.crew.worker_manager.remove_source(self.index_pass)
+        self.crew.worker_manager.scheduler.remove_source(self.index_pass)
         self.index_pass = None
 
     # ----------------------------------------------------------------------------------- after each event
@@ -289,7 +289,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for consumer in self.consumers:
                 if task.source is consumer.stream:
                     consumer.begin_load(task, [one for one in others if one.source is consumer.stream])
-            assert not isinstance(task.work, IndexWork) or task.source is self.index_pass, "of a source that is there"
+            assert not isinstance(task.work, IndexTask) or task.source is self.index_pass, "of a source that is there"
             others.append(task)
 
     def settle(self, daemon_is_awake: bool = False) -> None:

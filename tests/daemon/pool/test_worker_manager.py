@@ -9,11 +9,12 @@ from line_run import STALL_TICKS, at_a_batch
 from page_workers import answer_to
 
 from loaderd.daemon.delivery.events import PassEnd
-from loaderd.daemon.pool.tasks import MAX_DEATHS, IndexWork, LoadWork, Task, TaskSource
+from loaderd.daemon.pool.tasks import MAX_DEATHS, Task, TaskSource
 from loaderd.errors import LoaderdError
-from loaderd.ipc.worker_messages import Done
+from loaderd.ipc.worker_messages import Done, IndexTask, LoadTask
 from loaderd.plan.passes import Pass
 from loaderd.shm.page import POSITION, Counter, split_key
+from loaderd.storage.shard_file import ShardFile
 from loaderd.worker.page_producer import Claim
 
 
@@ -23,7 +24,7 @@ def test_the_next_window_is_loaded_while_this_one_is_decoded(line_of: Any, worke
     rows_per_load, rows_in_flight = 5000 // (2 * workers), 12 * 20
     loaded, decoded = [0] * 5, [0] * 4
     for what in line.work():
-        if isinstance(what, LoadWork):
+        if isinstance(what, LoadTask):
             loaded[what.window] += what.num_rows
             continue
         (segment,) = line.plan.segments_of(what.step)
@@ -43,7 +44,7 @@ def test_a_consumer_that_gives_nothing_back_does_not_stop_the_loads(line_of: Any
     line.keeps = True
     assert all(True for _ in line.work())
     assert [item.step for item in line.taken] == [0, 1, 2]
-    assert sum(what.num_rows for what in line.begun if isinstance(what, LoadWork)) == 200, "as there are arenas for"
+    assert sum(what.num_rows for what in line.begun if isinstance(what, LoadTask)) == 200, "as there are arenas for"
     slot = line.taken[1].slot
     line.feed.give_back(slot, 0)
     more = list(line.work())
@@ -184,7 +185,7 @@ class Indexing(TaskSource):
     def next_task(self) -> Task | None:
         if self.task is not None:
             return None
-        self.task = Task(self, IndexWork((), "a shard"))
+        self.task = Task(self, IndexTask((ShardFile("/a", 1, 1),), b"", b""))
         return self.task
 
     def done(self, task: Task, result: Done) -> None:
@@ -206,14 +207,14 @@ def test_an_index_is_blamed_and_not_a_load_before_it_that_waits(line_of: Any):
     line.crew.assign()
     for _ in range(MAX_DEATHS):
         assert indexing.task in worker_manager.scheduler.tasks_of(worker)
-        assert worker_manager.doing(worker) == "the index of a shard"
+        assert worker_manager.doing(worker) == "the index of /a"
         assert worker_manager.scheduler.silent(indexing, 0) is indexing.task
         line.crew.kill(worker)
         ((worker, hand),) = line.crew.hands.items()
         hand.start()
         line.listen()
     assert load.deaths == 0 and indexing.error is not None
-    assert "3 workers in a row were lost at the index of a shard" in indexing.error.message
+    assert "3 workers in a row were lost at the index of /a" in indexing.error.message
 
 
 def test_the_load_that_a_worker_has_begun_is_blamed_and_not_one_that_stands_before_it(line_of: Any):
