@@ -30,7 +30,7 @@ from loaderd.options import (
     require_choice,
 )
 from loaderd.plan.rows import ConcatRows, MixRows, RowSequence
-from loaderd.plan.selection import HASHES, HashSplit, Newest, Operation, Selection, Skip, Take
+from loaderd.plan.selection import HASHES, HashSplit, Operation, Range, Selection
 from loaderd.redaction import redacted, shown
 from loaderd.schema import Schema
 from loaderd.storage.names import absolute_names, checked_names
@@ -88,18 +88,18 @@ class Dataset:
         (folder by folder, however ``shards`` names them), and from front to back in each shard. Records that were
         found damaged are not counted. Raises OptionError for a ``count`` below 0.
         """
-        return self._with(Take(count))
+        return self._with(Range("take", count))
 
     def skip(self, count: int) -> Dataset:
         """All but the first ``count`` records, counted as in :meth:`take`."""
-        return self._with(Skip(count))
+        return self._with(Range("skip", count))
 
     def newest(self, count: int) -> Dataset:
         """The last ``count`` records, counted as in :meth:`take`, or all if there are fewer.
 
         With ``refresh="epoch"`` and shards whose paths sort by age, each epoch has the records that are newest then.
         """
-        return self._with(Newest(count))
+        return self._with(Range("newest", count))
 
     def split(
         self, *fractions: float, by: Literal["record", "shard"] = "record", seed: int = 0

@@ -16,9 +16,9 @@ are empty.)
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -32,18 +32,6 @@ class Segment(NamedTuple):
     window: int
     start: int
     stop: int
-
-
-class _WholeShares(dict[int, HostShare]):
-    """What each host gets of a whole epoch: made when it is asked for, as there may be thousands of hosts."""
-
-    def __init__(self, like: HostShare) -> None:
-        super().__init__()
-        self._like = like
-
-    def __missing__(self, host: int) -> HostShare:
-        share = self[host] = replace(self._like, rest=EpochRemainder(self._like.rest.num_records), host=host)
-        return share
 
 
 @dataclass(frozen=True)
@@ -62,13 +50,15 @@ class BatchPlan:
         if epoch == 0:
             return self.first
         if self.remainder != "carry":
-            return self._whole[self.first.host]
+            return self._whole(self.first.host)
         # In each epoch other hosts get a row more, so that over the whole pass hosts differ by a row at most.
-        return self._whole[(self.first.host - self._all_rows_before(epoch)) % self.first.num_hosts]
+        return self._whole((self.first.host - self._all_rows_before(epoch)) % self.first.num_hosts)
 
     @cached_property
-    def _whole(self) -> _WholeShares:
-        return _WholeShares(self.first)
+    def _whole(self) -> Callable[[int], HostShare]:
+        """What a host gets of a whole epoch: made when it is asked for, as there may be thousands of hosts."""
+        whole = EpochRemainder(self.first.rest.num_records)
+        return cache(lambda host: replace(self.first, rest=whole, host=host))
 
     def _all_rows_before(self, epoch: int) -> int:
         """Rows of all hosts in front of an epoch of the pass."""
@@ -80,14 +70,14 @@ class BatchPlan:
             return split_evenly(self._all_rows_before(epoch), self.first.num_hosts, host)
         if epoch == 0:
             return 0
-        return split_evenly(self.first.rest.size, self.first.num_hosts, host) + (epoch - 1) * self._whole[host].size
+        return split_evenly(self.first.rest.size, self.first.num_hosts, host) + (epoch - 1) * self._whole(host).size
 
     def _epoch_of_row(self, row: int, host: int) -> int:
         """The epoch of the pass that row ``row`` of ``host`` is in: the last with at most ``row`` rows before it."""
         if self.remainder == "carry":
             first, size, row = self.first.rest.size, self.first.rest.num_records, row * self.first.num_hosts + host
         else:
-            first, size = self._rows_before(1, host), self._whole[host].size
+            first, size = self._rows_before(1, host), self._whole(host).size
         return 0 if row < first else 1 + (row - first) // size
 
     # ------------------------------------------------------------------------------------------- steps
@@ -95,7 +85,7 @@ class BatchPlan:
     @cached_property
     def steps_per_epoch(self) -> int:
         """Batches that begin in one whole epoch ("carry": in the first of a pass)."""
-        return self._steps_in(self._whole[0])
+        return self._steps_in(self._whole(0))
 
     @cached_property
     def _first_steps(self) -> int:
@@ -189,14 +179,14 @@ class BatchPlan:
             epoch, batch = self.place_of(step)
             return list(self._segments_in(epoch, *self._rows_in_epoch(epoch, batch)))
         start, stop = self.rows_of(step)
-        found: list[Segment] = []
+        segments: list[Segment] = []
         while start < stop:
             epoch = self._epoch_of_row(start, self.first.host)
             before = self._rows_before(epoch, self.first.host)
             end = min(stop, before + self.share_of(epoch).size)
-            found += self._segments_in(epoch, start - before, end - before)
+            segments += self._segments_in(epoch, start - before, end - before)
             start = end
-        return found
+        return segments
 
     def _segments_in(self, epoch: int, start: int, stop: int) -> Iterator[Segment]:
         """Where rows ``start`` to ``stop - 1`` of an epoch's share lie."""
@@ -210,13 +200,13 @@ class BatchPlan:
     # ----------------------------------------------------------------------------------------- windows
 
     def _first_window_of(self, epoch: int) -> int:
-        return 0 if epoch == 0 else self.first.num_windows + (epoch - 1) * self._whole[0].num_windows
+        return 0 if epoch == 0 else self.first.num_windows + (epoch - 1) * self._whole(0).num_windows
 
     def locate(self, window: int) -> tuple[int, int]:
         """(epoch of the pass, number in that epoch's share) of a window."""
         if window < self.first.num_windows:
             return 0, window
-        epoch, index = divmod(window - self.first.num_windows, self._whole[0].num_windows)
+        epoch, index = divmod(window - self.first.num_windows, self._whole(0).num_windows)
         return 1 + epoch, index
 
     def last_step_in(self, window: int) -> int:
@@ -241,7 +231,7 @@ class BatchPlan:
     @cached_property
     def max_windows_of_a_batch(self) -> int:
         """How many windows one batch can touch."""
-        whole = self._whole[self.first.num_hosts - 1]
+        whole = self._whole(self.first.num_hosts - 1)
         smallest = whole.size // whole.num_windows
         most = (self.batch_size + smallest - 2) // smallest + 1
         if not self.first.rest.parts:
@@ -257,4 +247,4 @@ class BatchPlan:
     @cached_property
     def largest_window(self) -> int:
         """Rows of the largest window."""
-        return max(self.first.largest_window, self._whole[0].largest_window)
+        return max(self.first.largest_window, self._whole(0).largest_window)

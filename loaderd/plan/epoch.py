@@ -97,10 +97,10 @@ class WindowOrder(NamedTuple):
         -1: the row was delivered before.
         """
         end = self.size if end is None else end
-        found = np.arange(begin, end) if self.key is None else places(self.key, self.size, begin, end)
+        whole = np.arange(begin, end) if self.key is None else places(self.key, self.size, begin, end)
         if self.num_places == self.size:
-            return found
-        return np.where((found >= self.first) & (found < self.stop), found - self.first, -1)
+            return whole
+        return np.where((whole >= self.first) & (whole < self.stop), whole - self.first, -1)
 
 
 def window_key(seed: int, epoch: int, start: int) -> int:

@@ -110,19 +110,19 @@ class PassPlan:
         if self.num_steps is None:
             return None
         steps = reversed(range(self.num_steps))
-        return next((found[-1].window for step in steps if (found := self.batches.segments(step))), -1)
+        return next((segments[-1].window for step in steps if (segments := self.batches.segments(step))), -1)
 
     def first_window_from(self, step: int) -> int:
         """The first window that batch ``step`` or one behind it reads from: a batch without rows reads from none."""
         steps = count(step) if self.num_steps is None else range(step, self.num_steps)
-        return next((found[0].window for step in steps if (found := self.batches.segments(step))), 0)
+        return next((segments[0].window for step in steps if (segments := self.batches.segments(step))), 0)
 
     def _find(self, window: int) -> tuple[int, Window]:
         epoch, number = self.batches.locate(window)
-        found = self.batches.share_of(epoch).window(number)
+        place = self.batches.share_of(epoch).window(number)
         if not self._shuffle:  # then a part is itself a window, and the rest need not be read
-            found = Window(found.start + found.first, found.num_places, 0, found.num_places)
-        return self._first_epoch + epoch, found
+            place = Window(place.start + place.first, place.num_places, 0, place.num_places)
+        return self._first_epoch + epoch, place
 
     def stop_of_run(self, step: int) -> int:
         """The step behind the batches from ``step`` on that lie one behind the other in a window, all of one size.
@@ -144,14 +144,14 @@ class PassPlan:
 
     def slices_of(self, window: int) -> list[Slice]:
         """The records that make up ``window``, in order of row."""
-        epoch, found = self._locate(window)
-        return self._rows.slices(epoch, found.start, found.start + found.size)
+        epoch, place = self._locate(window)
+        return self._rows.slices(epoch, place.start, place.start + place.size)
 
     def order_of(self, window: int) -> WindowOrder:
         """Where the rows of ``window`` go."""
-        epoch, found = self._locate(window)
-        key = window_key(self._seed, epoch, found.start) if self._shuffle else None
-        return WindowOrder(key, found.size, found.first, found.stop)
+        epoch, place = self._locate(window)
+        key = window_key(self._seed, epoch, place.start) if self._shuffle else None
+        return WindowOrder(key, place.size, place.first, place.stop)
 
     def place_of(self, step: int) -> tuple[int, int]:
         """(epoch, number of the batch in it) of ``step``."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -32,23 +32,11 @@ Int64s = npt.NDArray[np.int64]
 _MOST_EPOCHS_OF_A_SET = 1 << 32
 
 
-class RowSequence(Protocol):
-    """The rows of all epochs of one or more data sets."""
-
-    @property
-    def num_records(self) -> int:
-        """Rows of an epoch."""
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks, numbered through all sets."""
-
-    def slices(self, epoch: int, start: int, stop: int) -> list[Slice]:
-        """What rows ``start`` to ``stop - 1`` of an epoch consist of; in the slices, rows count from 0."""
-
-
 class DatasetRows:
-    """One data set. Takes 16 bytes a block for each of two epochs."""
+    """One data set. Takes 16 bytes a block for each of two epochs.
+
+    ``num_records``: rows of an epoch. ``num_blocks``: blocks, which are numbered through all sets.
+    """
 
     def __init__(self, counts: Int64s, seed: int, shuffle: bool) -> None:
         """``counts``: integers, (blocks,): records of each block, in the order of the shards."""
@@ -58,6 +46,7 @@ class DatasetRows:
         self._order = lru_cache(maxsize=2)(lambda epoch: EpochOrder(counts, seed, epoch, shuffle))
 
     def slices(self, epoch: int, start: int, stop: int) -> list[Slice]:
+        """What rows ``start`` to ``stop - 1`` of an epoch consist of; in the slices, rows count from 0."""
         return self._order(epoch).slices(start, stop)
 
 
@@ -66,41 +55,36 @@ class ConcatRows:
 
     def __init__(self, sets: Sequence[RowSequence]) -> None:
         self._sets = sets
-        self.num_records = sum(one.num_records for one in sets)
-        self.num_blocks = sum(one.num_blocks for one in sets)
+        self.num_records: int = sum(one.num_records for one in sets)
+        self.num_blocks: int = sum(one.num_blocks for one in sets)
 
     def slices(self, epoch: int, start: int, stop: int) -> list[Slice]:
-        found: list[Slice] = []
+        slices: list[Slice] = []
         first_row = first_block = 0
         for one in self._sets:
             begin, end = max(start, first_row), min(stop, first_row + one.num_records)
             if begin < end:
-                slices = one.slices(epoch, begin - first_row, end - first_row)
-                found += _moved(slices, first_block, begin - start)
+                part = one.slices(epoch, begin - first_row, end - first_row)
+                slices += _moved(part, first_block, begin - start)
             first_row += one.num_records
             first_block += one.num_blocks
-        return found
+        return slices
 
 
-class Proportions(NamedTuple):
-    """How many of the first rows of an epoch come from each set, in exact proportion to ``weights``."""
+def rows_of_each(weights: Sequence[Fraction], rows: int) -> list[int]:
+    """For each set, how many of the first ``rows`` rows of an epoch are its own, in exact proportion to ``weights``.
 
-    weights: tuple[Fraction, ...]
-
-    def of_first(self, rows: int) -> list[int]:
-        """For each set, how many of the first ``rows`` rows are its own.
-
-        The first set takes its part, rounded down, the second its part of what is left, and so on: none of them, nor
-        what is left, gets less when a row is added.
-        """
-        found: list[int] = []
-        weight_left: Fraction | int = 1
-        for weight in self.weights:
-            taken = rows if weight == weight_left else rows * weight // weight_left
-            found.append(int(taken))
-            rows -= found[-1]
-            weight_left -= weight
-        return found
+    The first set takes its part, rounded down, the second its part of what is left, and so on: none of them, nor
+    what is left, gets less when a row is added.
+    """
+    counts: list[int] = []
+    weight_left: Fraction | int = 1
+    for weight in weights:
+        taken = rows if weight == weight_left else rows * weight // weight_left
+        counts.append(int(taken))
+        rows -= counts[-1]
+        weight_left -= weight
+    return counts
 
 
 class MixRows:
@@ -121,34 +105,29 @@ class MixRows:
         self._sets = sets
         self._anew = anew
         self.num_records = num_records
-        self.num_blocks = sum(one.num_blocks for one in sets)
-        self._proportions = [(epoch, Proportions(tuple(weights[epoch]))) for epoch in sorted(weights)]
-
-    def proportions(self, epoch: int) -> Proportions:
-        """The weights of an epoch."""
-        return [proportions for first, proportions in self._proportions if first <= epoch][-1]
+        self.num_blocks: int = sum(one.num_blocks for one in sets)
+        self._weights = [(epoch, tuple(weights[epoch])) for epoch in sorted(weights)]
 
     def rows_before(self, epoch: int) -> list[int]:
         """How many rows of each set were used in front of an epoch."""
         used = [0] * len(self._sets)
-        for number, (first, proportions) in enumerate(self._proportions):
-            following = self._proportions[number + 1][0] if number + 1 < len(self._proportions) else epoch
+        firsts = [first for first, _ in self._weights]
+        for (first, weights), following in zip(self._weights, [*firsts[1:], epoch], strict=True):
             epochs = max(0, min(following, epoch) - first)
-            used = [
-                rows + epochs * part for rows, part in zip(used, proportions.of_first(self.num_records), strict=True)
-            ]
+            parts = rows_of_each(weights, self.num_records)
+            used = [rows + epochs * part for rows, part in zip(used, parts, strict=True)]
         return used
 
     def slices(self, epoch: int, start: int, stop: int) -> list[Slice]:
-        found: list[Slice] = []
+        slices: list[Slice] = []
         first_block = row = 0
-        proportions = self.proportions(epoch)
+        weights = [weights for first, weights in self._weights if first <= epoch][-1]
         for one, anew, used, begin, end in zip(
             self._sets,
             self._anew,
             self.rows_before(epoch),
-            proportions.of_first(start),
-            proportions.of_first(stop),
+            rows_of_each(weights, start),
+            rows_of_each(weights, stop),
             strict=True,
         ):
             first_epoch = epoch * _MOST_EPOCHS_OF_A_SET if anew else 0
@@ -157,11 +136,15 @@ class MixRows:
                 of_set, first = divmod(at, one.num_records)
                 of_set += first_epoch
                 take = min(last - at, one.num_records - first)
-                found += _moved(one.slices(of_set, first, first + take), first_block, row)
+                slices += _moved(one.slices(of_set, first, first + take), first_block, row)
                 at += take
                 row += take
             first_block += one.num_blocks
-        return found
+        return slices
+
+
+RowSequence = DatasetRows | ConcatRows | MixRows
+"""The rows of all epochs of one or more data sets."""
 
 
 def _moved(slices: list[Slice], blocks: int, rows: int) -> list[Slice]:

@@ -1,12 +1,10 @@
 """Which records are in a data set: operations on the list of all records, in the order of the files.
 
 A **selection** is a tuple of operations; each works on what the ones before it left. :class:`HashSplit` keeps the
-records (or the shards) whose hash lies in a range, :class:`Take`, :class:`Skip` and :class:`Newest` part of the list.
-All keep the records' order, so what is left of a block is a range of its record numbers, less those that a hash
-leaves out. The daemon counts what is left; a worker finds out which records these are, from a :data:`Condition` for
-each hash.
+records (or the shards) whose hash lies in a range, :class:`Range` a part of the list. All keep the records' order, so
+what is left of a block is a range of its record numbers, less those that a hash leaves out. The daemon counts what is
+left; a worker finds out which records these are, from a :data:`Condition` for each hash.
 
-A hash depends only on the shard's name and on the record's number in the shard. So a record stays on its side of a
 split when shards are added, or moved to another folder.
 """
 
@@ -60,54 +58,26 @@ class HashSplit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
-    """A range of the list. In errors, it has the name of the method of ``loaderd.Dataset`` that makes it."""
+class Range:
+    """A range of the list: its first ``count`` records, all but those ("skip"), or its last ones ("newest")."""
 
+    kind: Literal["take", "skip", "newest"]
     count: int
 
     def __post_init__(self) -> None:
-        what = f"the number of records of {self._name}"
+        what = f"the number of records of {self.kind}"
         object.__setattr__(self, "count", as_count(self.count, what, "an integer of at least 0", 0))
 
     def __str__(self) -> str:
-        return f"{self._name}({self.count})"
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__.lower()
-
-
-class Take(_Range):
-    """The first ``count`` records."""
-
-    __slots__ = ()
+        return f"{self.kind}({self.count})"
 
     def range_of(self, total: int) -> tuple[int, int]:
         """(start, stop) of what is left of ``total`` records."""
-        return 0, min(self.count, total)
+        count = min(self.count, total)
+        return {"take": (0, count), "skip": (count, total), "newest": (total - count, total)}[self.kind]
 
 
-class Skip(_Range):
-    """All but the first ``count`` records."""
-
-    __slots__ = ()
-
-    def range_of(self, total: int) -> tuple[int, int]:
-        """(start, stop) of what is left of ``total`` records."""
-        return min(self.count, total), total
-
-
-class Newest(_Range):
-    """The last ``count`` records: of shards that are appended, the newest."""
-
-    __slots__ = ()
-
-    def range_of(self, total: int) -> tuple[int, int]:
-        """(start, stop) of what is left of ``total`` records."""
-        return max(0, total - self.count), total
-
-
-Operation = HashSplit | Take | Skip | Newest
+Operation = HashSplit | Range
 Selection = tuple[Operation, ...]
 
 
@@ -133,9 +103,9 @@ def counts_that(conditions: Sequence[Condition], lows: Int64s, highs: Int64s) ->
     chunks = range(int(edges[0]), int(edges[-1]), _CHUNK_RECORDS) if len(edges) else range(0)
     for start in chunks:
         stop = min(start + _CHUNK_RECORDS, int(edges[-1]))
-        found = numbers_that(conditions, start, stop)
+        numbers = numbers_that(conditions, start, stop)
         # The edges behind `start` up to `stop`; nothing is before the very first.
         here = slice(*np.searchsorted(edges, [start, stop], side="right"))
-        met_before[here] = total + np.searchsorted(found, edges[here])
-        total += len(found)
+        met_before[here] = total + np.searchsorted(numbers, edges[here])
+        total += len(numbers)
     return met_before[1::2] - met_before[::2]

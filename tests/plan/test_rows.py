@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderd.plan.rows import ConcatRows, DatasetRows, MixRows, Proportions, RowSequence
+from loaderd.plan.rows import ConcatRows, DatasetRows, MixRows, RowSequence, rows_of_each
 
 counts = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 weights = st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any)
@@ -31,8 +31,8 @@ def records(rows: RowSequence, epoch: int, start: int, stop: int) -> list[tuple[
 
 @given(parts=weights, rows=st.integers(0, 500), more=st.integers(0, 50))
 def test_shares_are_exact_and_only_grow(parts: list[int], rows: int, more: int):
-    proportions = Proportions(exact(parts))
-    found, later = proportions.of_first(rows), proportions.of_first(rows + more)
+    weights = exact(parts)
+    found, later = rows_of_each(weights, rows), rows_of_each(weights, rows + more)
     assert sum(found) == rows
     assert all(before <= behind for before, behind in zip(found, later, strict=True))
     for share, part in zip(found, exact(parts), strict=True):

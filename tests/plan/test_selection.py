@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from loaderd.errors import OptionError
 from loaderd.plan import selection
-from loaderd.plan.selection import HASHES, HashSplit, Newest, Skip, Take, counts_that, numbers_that
+from loaderd.plan.selection import HASHES, HashSplit, Range, counts_that, numbers_that
 
 
 def part(start: float, stop: float, seed: int = 0, level: int = 0) -> HashSplit:
@@ -101,16 +102,16 @@ def test_whole_shards_are_on_a_side():
 def test_take_skip_and_last_are_slices(total: int, count: int):
     records = list(range(total))
     for operation, expected in (
-        (Take(count), records[:count]),
-        (Skip(count), records[count:]),
-        (Newest(count), records[total - count :] if count < total else records),
+        (Range("take", count), records[:count]),
+        (Range("skip", count), records[count:]),
+        (Range("newest", count), records[total - count :] if count < total else records),
     ):
         start, stop = operation.range_of(total)
         assert records[start:stop] == expected and 0 <= start <= stop <= total
 
 
-@pytest.mark.parametrize("operation", [Take, Skip, Newest])
+@pytest.mark.parametrize("kind", ["take", "skip", "newest"])
 @pytest.mark.parametrize("count", [-1, 1.5, "3", True, None])
-def test_a_number_of_records_is_one(operation: type, count: object):
-    with pytest.raises(OptionError, match=f"of {operation.__name__.lower()} must be an integer of at least 0, got"):
-        operation(count)
+def test_a_number_of_records_is_one(kind: Literal["take", "skip", "newest"], count: object):
+    with pytest.raises(OptionError, match=f"of {kind} must be an integer of at least 0, got"):
+        Range(kind, count)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from loaderd.options import OnCorrupt, StreamOptions, pickled_storage
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Listing
 from loaderd.plan.rows import DatasetRows
-from loaderd.plan.selection import Skip, Take, numbers_that
+from loaderd.plan.selection import Range, numbers_that
 from loaderd.redaction import redacted
 from loaderd.storage.names import some_of
 from loaderd.storage.shard_file import ShardFile, is_remote
@@ -248,7 +248,7 @@ def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> _Ent
     """
     if not leaf.grows:
         return None
-    counts_all = any(isinstance(operation, (Take, Skip)) for operation in leaf.selection)
+    counts_all = any(isinstance(each, Range) and each.kind != "newest" for each in leaf.selection)
     first = 0 if counts_all else table.place(0).block.shard - table.first_shard
     folders = [file.path.split("/")[:-1] for file in (files[0], files[-1])]  # the others lie between
     depth = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*folders, strict=False)))

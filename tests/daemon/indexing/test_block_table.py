@@ -18,7 +18,7 @@ from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.errors import NoShardsError
 from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, shrunk
 from loaderd.kernels.crc import masked_crc
-from loaderd.plan.selection import HASHES, HashSplit, Newest, Operation, Skip, Take, numbers_that
+from loaderd.plan.selection import HASHES, HashSplit, Operation, Range, numbers_that
 from loaderd.randomness import key_of
 from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile
@@ -127,11 +127,11 @@ def records_of(table: BlockTable) -> list[Record]:
 def plainly(records: list[Record], names: list[str], selection: list[Operation]) -> list[Record]:
     """What a selection leaves of a list."""
     for operation in selection:
-        if isinstance(operation, Take):
+        if isinstance(operation, Range) and operation.kind == "take":
             records = records[: operation.count]
-        elif isinstance(operation, Skip):
+        elif isinstance(operation, Range) and operation.kind == "skip":
             records = records[operation.count :]
-        elif isinstance(operation, Newest):
+        elif isinstance(operation, Range) and operation.kind == "newest":
             records = records[max(0, len(records) - operation.count) :]
         elif operation.by == "shard":
             records = [(shard, n) for shard, n in records if operation.has_shard(names[shard])]
@@ -143,9 +143,9 @@ def plainly(records: list[Record], names: list[str], selection: list[Operation])
 
 counts_to_cut = st.integers(0, 400)
 operations = st.one_of(
-    st.builds(Take, counts_to_cut),
-    st.builds(Skip, st.integers(0, 100)),
-    st.builds(Newest, counts_to_cut),
+    st.builds(Range, st.just("take"), counts_to_cut),
+    st.builds(Range, st.just("skip"), st.integers(0, 100)),
+    st.builds(Range, st.just("newest"), counts_to_cut),
     st.builds(
         lambda by, seed, level, edges: HashSplit(by, seed, level, *sorted(edges)),
         st.sampled_from(["record", "shard"]),
@@ -211,21 +211,23 @@ def test_the_error_says_which_operation_leaves_nothing():
     indexes = [made_up(f"{number}.tfrecord", [(10, 0)]) for number in range(3)]
     nothing = HashSplit("shard", 5, 0, HASHES - 1, HASHES)
     with pytest.raises(NoShardsError) as caught:
-        BlockTable(indexes, "raise", (Take(25), nothing, Take(3)))
+        BlockTable(indexes, "raise", (Range("take", 25), nothing, Range("take", 3)))
     assert str(caught.value).startswith(
         'the part from 1 to 1 of split(by="shard", seed=5) holds no shard, of 25 records in 3 shards'
     )
     assert 'by="record"' in caught.value.hint
     with pytest.raises(NoShardsError, match=r"^skip\(30\) holds no record, of 30 records in 3 shards"):
-        BlockTable(indexes, "raise", (Skip(30),))
+        BlockTable(indexes, "raise", (Range("skip", 30),))
 
 
 def test_a_block_costs_the_messages_more_only_where_something_is_left_out():
     table = BlockTable(
-        [made_up("a", [(40, 0), (50, 0), (60, 0), (70, 0)])], "raise", (Skip(50), Newest(100), Take(80))
+        [made_up("a", [(40, 0), (50, 0), (60, 0), (70, 0)])],
+        "raise",
+        (Range("skip", 50), Range("newest", 100), Range("take", 80)),
     )
     assert [table.place(number).left for number in range(2)] == [(120, 150, []), (150, 200, [])]
-    table = BlockTable([made_up("a", [(40, 0), (50, 0), (60, 0)])], "raise", (Skip(40),))
+    table = BlockTable([made_up("a", [(40, 0), (50, 0), (60, 0)])], "raise", (Range("skip", 40),))
     assert [table.place(number).left for number in range(2)] == [None, None]
 
 
@@ -243,7 +245,11 @@ def digest(shards: list[ShardIndex], *selection: Operation) -> str:
 def test_the_digest_never_changes():
     """A position that was saved by one version must be taken by the next."""
     shards = [made_up("a", [(40, 0), (30, 2)], 7), made_up("b", [(20, 0)], 8)]
-    assert [digest(shards), digest(shards, HALF), digest(shards, Take(50))] == ["dd0e1bb9", "1b589c2b", "a34b16b1"]
+    assert [digest(shards), digest(shards, HALF), digest(shards, Range("take", 50))] == [
+        "dd0e1bb9",
+        "1b589c2b",
+        "a34b16b1",
+    ]
 
 
 def test_what_changes_the_digest():
@@ -261,8 +267,8 @@ def test_what_changes_the_digest():
         digest(shards, HashSplit("record", 1, 0, 0, HASHES // 2)),
         digest(shards, HashSplit("record", 0, 0, HASHES // 2, HASHES)),
         digest([made_up("z", blocks, 7), shards[1]], HALF),
-        digest(shards, Take(100)),
-        digest(shards, Skip(1)),
+        digest(shards, Range("take", 100)),
+        digest(shards, Range("skip", 1)),
     ]
     assert len(set(different)) == len(different)
 
@@ -272,8 +278,8 @@ def test_what_does_not_change_the_digest():
     shards = [made_up("a", blocks, 7), made_up("b", blocks, 8)]
     assert digest([made_up("elsewhere/x", blocks, 7), shards[1]]) == digest(shards), "names, where no hash uses them"
     assert digest([made_up("elsewhere/a", blocks, 7), shards[1]], HALF) == digest(shards, HALF), "folders"
-    assert digest(shards, Take(140)) == digest(shards), "what leaves everything"
-    assert digest(shards, Take(70)) == digest(shards[:1]), "what is not in the data set"
+    assert digest(shards, Range("take", 140)) == digest(shards), "what leaves everything"
+    assert digest(shards, Range("take", 70)) == digest(shards[:1]), "what is not in the data set"
 
 
 def test_the_digest_of_real_shards(write_numbered: Write, tmp_path: Path):
