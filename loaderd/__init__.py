@@ -36,8 +36,8 @@ if TYPE_CHECKING:
         Schema,
         Spread,
     )
+    from loaderd.schemas.symmetry import board_symmetry
     from loaderd.snapshots import StorageCounts
-    from loaderd.symmetry import board_symmetry
     from loaderd.tls import TLS
 
 __version__ = VERSION
@@ -96,7 +96,7 @@ _HOME = {
     "Statistics": "observe.statistics",
     "StorageCounts": "snapshots",
     "TLS": "tls",
-    "board_symmetry": "symmetry",
+    "board_symmetry": "schemas.symmetry",
 }
 
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from loaderd.client.base import BaseLoader, checked_start
 from loaderd.client.in_memory_stream import BatchOrError, InMemoryStream, as_array
-from loaderd.encode.example_writer import Rows, encode_examples
+from loaderd.decode.example_writer import Rows, encode_examples
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.formats.compression import detect_compression
 from loaderd.kernels.crc import FRAME_BYTES, HEADER_BYTES, framed

@@ -28,13 +28,12 @@ LAYERS = [
         "loaderd.stages",
         "loaderd.version",
     ],
-    ["loaderd.randomness", "loaderd.grids", "loaderd.kernels", "loaderd.progress", "loaderd.user_modules"],
+    ["loaderd.randomness", "loaderd.kernels", "loaderd.progress", "loaderd.user_modules"],
     ["loaderd.schema"],
-    ["loaderd.symmetry"],
     ["loaderd.schemas", "loaderd.options"],
     ["loaderd.subscription", "loaderd.tls"],
     ["loaderd.storage"],
-    ["loaderd.formats", "loaderd.decode", "loaderd.encode", "loaderd.shm", "loaderd.plan"],
+    ["loaderd.formats", "loaderd.decode", "loaderd.shm", "loaderd.plan"],
     ["loaderd.observe"],
     ["loaderd.ipc"],
     ["loaderd.dataset", "loaderd.convert"],
@@ -63,7 +62,7 @@ BINDINGS = {
 # What a binding may use beside the face of the package.
 BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
 BELOW = {
-    "loaderd_tf": ["loaderd.grids", "loaderd.schema"],
+    "loaderd_tf": ["loaderd.schema"],
     "loaderd_ray": [
         "loaderd.progress",
         "loaderd.redaction",

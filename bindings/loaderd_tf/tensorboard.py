@@ -24,8 +24,8 @@ import tensorflow as tf
 import loaderd
 from loaderd.client.base import BaseLoader
 from loaderd.errors import OptionError
-from loaderd.grids import picture, planes_of
 from loaderd.options import as_count, is_count, is_path, require
+from loaderd.schema.grids import picture, planes_of
 from loaderd_tf.dataset_attributes import loader_of
 from loaderd_tf.graphs import unconverted
 

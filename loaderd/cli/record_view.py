@@ -19,9 +19,9 @@ from loaderd.decode.example import Listed, RecordFault
 from loaderd.decode.example_rows import RowParser
 from loaderd.decode.fixed_rows import FixedParser
 from loaderd.errors import OptionError, RecordMismatchError, WorkerError
-from loaderd.grids import Values, draw, picture, planes_of, stacked
 from loaderd.schema import Schema
 from loaderd.schema.features import is_numpys
+from loaderd.schema.grids import Values, draw, picture, planes_of, stacked
 from loaderd.storage.shard_file import ShardFile
 
 _SHOWN_VALUES = 8

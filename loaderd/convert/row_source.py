@@ -8,8 +8,8 @@ import numpy as np
 
 from loaderd.convert.work_units import BlockSpan
 from loaderd.decode.example_rows import RowParser
+from loaderd.decode.example_writer import Rows
 from loaderd.decode.fixed_rows import FixedParser
-from loaderd.encode.example_writer import Rows
 from loaderd.errors import CorruptRecordError, Damage, LoaderdError, RecordMismatchError, ShardReadError, at_damage
 from loaderd.formats.blocks import BlockReader
 from loaderd.formats.fixed_blocks import FixedBlockReader

@@ -28,7 +28,7 @@ from loaderd.convert.shard_writers import (
     schema_of_format,
 )
 from loaderd.convert.work_units import WorkUnit, spans_of
-from loaderd.encode.example_writer import Rows
+from loaderd.decode.example_writer import Rows
 from loaderd.errors import LoaderdError, ShardError, ShardReadError
 from loaderd.formats.indexer import make_index
 from loaderd.options import DEFAULT_BLOCK_RECORDS

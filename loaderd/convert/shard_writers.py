@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from loaderd.encode.example_writer import Rows, encode_examples
+from loaderd.decode.example_writer import Rows, encode_examples
 from loaderd.errors import OptionError
 from loaderd.kernels.crc import framed
 from loaderd.schema import Feature, Schema

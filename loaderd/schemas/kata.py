@@ -12,7 +12,7 @@ import numpy as np
 
 from loaderd.schema import Array, Bits, Field, FixedRecords, Schema
 from loaderd.schema.features import check_integer
-from loaderd.symmetry import has_any, with_symmetries
+from loaderd.schemas.symmetry import has_any, with_symmetries
 
 NUM_PLANES = 22
 _WEIGHT = 25  # the place of a row's weight in globalTargetsNC

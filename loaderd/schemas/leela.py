@@ -16,7 +16,7 @@ import numpy.typing as npt
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Fill, FixedRecords, Planes, Schema, Spread
 from loaderd.schemas.leela_moves import mirrored_moves
-from loaderd.symmetry import check_symmetries, has_any
+from loaderd.schemas.symmetry import check_symmetries, has_any
 
 RECORD = np.dtype(
     [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from loaderd.schema import Array, Float, Raw, Schema
 from loaderd.schema.features import check_integer
-from loaderd.symmetry import has_any, with_symmetries
+from loaderd.schemas.symmetry import has_any, with_symmetries
 
 
 def minigo(board_size: int = 19, num_planes: int = 17, symmetries: Sequence[int] = ()) -> Schema:

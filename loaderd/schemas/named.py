@@ -39,8 +39,8 @@ def load_schema(name: str) -> Schema:
     add_working_directory(name)
     module, _, attribute = name.partition(":")
     try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-        schema = found if isinstance(found, Schema) else found()
+        named: Any = getattr(importlib.import_module(module), attribute)
+        schema = named if isinstance(named, Schema) else named()
     except Exception as error:
         raise not_loaded(name, error) from None
     if not isinstance(schema, Schema):

@@ -21,7 +21,7 @@ from own_processes import family_of, newest_daemon
 import loaderd
 from loaderd import testing
 from loaderd.errors import OptionError
-from loaderd.grids import picture
+from loaderd.schema.grids import picture
 
 COUNTS = ("workers_restarted", "daemon_restarts", "records_skipped")
 

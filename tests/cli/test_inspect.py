@@ -14,7 +14,8 @@ import pytest
 from commands import COMMAND, run
 
 import loaderd
-from loaderd import grids, testing
+from loaderd import testing
+from loaderd.schema import grids
 
 BOARDS = np.zeros((300, 3, 3, 2), bool)
 BOARDS[7, 1, 2, 0] = BOARDS[7, 0, 0, 1] = BOARDS[7, 0, 1, 1] = True
