@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -15,7 +16,7 @@ from loaderd import Schema
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, anchored
 from loaderd.errors import Damage, LoaderdError, OptionError
 from loaderd.formats.index_cache import groups_of
-from loaderd.formats.indexer import Indexer, RecordFormat
+from loaderd.formats.indexer import FindIndexes, RecordFormat, find_indexes
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_STORAGE, Shuffle, as_count, pickled_storage, require
 from loaderd.progress import ProgressDisplay
 from loaderd.snapshots import Progress
@@ -64,8 +65,9 @@ def index(
     is_shared = where not in (None, "none") and (where != "user" or index_cache == "user")
     hint = 'Indexes are kept there. If all nodes have the same home folders, pass index_cache="user".'
     require(is_shared, "index_cache", must, where, hint)
-    indexer = Indexer(_absolute(where), as_count(block_records, "block_records"), _stored_of(shards, schema))
-    return _run(shards, indexer, progress, "indexing shards")
+    block_records = as_count(block_records, "block_records")
+    find = partial(find_indexes, _absolute(where), block_records, _stored_of(shards, schema))
+    return _run(shards, find, progress, "indexing shards")
 
 
 def verify(shards: Any, *, schema: Schema | None = None, progress: bool | None = None) -> Findings:
@@ -74,8 +76,8 @@ def verify(shards: Any, *, schema: Schema | None = None, progress: bool | None =
     Records of fixed size have no CRCs; the archive or compression around them is checked. A shard that cannot be read
     at all counts as one damage, which says why. Raises what :func:`index` raises.
     """
-    indexer = Indexer("none", DEFAULT_BLOCK_RECORDS, _stored_of(shards, schema))
-    return _run(shards, indexer, progress, "checking shards")
+    find = partial(find_indexes, "none", DEFAULT_BLOCK_RECORDS, _stored_of(shards, schema))
+    return _run(shards, find, progress, "checking shards")
 
 
 def _stored_of(shards: Any, schema: Schema | None) -> RecordFormat:
@@ -95,7 +97,7 @@ def _absolute(where: Any) -> str:
     return str(where) if where in ("user", "beside") else os.path.abspath(os.path.expanduser(where))
 
 
-def _run(shards: Any, indexer: Indexer, progress: bool | None, what: str) -> Findings:
+def _run(shards: Any, find: FindIndexes, progress: bool | None, what: str) -> Findings:
     names, storage = [shards], DEFAULT_STORAGE
     if isinstance(shards, (Dataset, Concat, Mix)):
         leaves = anchored(shards).leaves()
@@ -113,7 +115,7 @@ def _run(shards: Any, indexer: Indexer, progress: bool | None, what: str) -> Fin
         display(Progress(what, len(found), len(files), done_bytes, total_bytes))
 
     with closing(display):
-        for group, of_group in _results(groups_of(files), indexer, pickled_storage(storage), show):
+        for group, of_group in _results(groups_of(files), find, pickled_storage(storage), show):
             found.update(zip(group, of_group, strict=True))
             done_bytes += sum(file.size_bytes for file in group)
             show()
@@ -133,14 +135,14 @@ class _ShardFindings:
 
 
 def _results(
-    groups: Sequence[Sequence[ShardFile]], indexer: Indexer, storage: bytes, show: Callable[[], None]
+    groups: Sequence[Sequence[ShardFile]], find: FindIndexes, storage: bytes, show: Callable[[], None]
 ) -> Iterator[tuple[Sequence[ShardFile], list[_ShardFindings]]]:
     """Each group of shards and what was found in them, in the order in which the tasks end.
 
     ``show`` is called every second while none ends.
     """
     task = ray.remote(_read).options(**_TASK)
-    running = {task.remote(group, indexer, storage): group for group in groups}
+    running = {task.remote(group, find, storage): group for group in groups}
     try:
         while running:
             over, _ = ray.wait(list(running), num_returns=1, timeout=_SHOW_EVERY_S)
@@ -162,9 +164,9 @@ def _result(done: Any) -> list[_ShardFindings]:
     return found
 
 
-def _read(group: Sequence[ShardFile], indexer: Indexer, storage: bytes) -> list[_ShardFindings]:
+def _read(group: Sequence[ShardFile], find: FindIndexes, storage: bytes) -> list[_ShardFindings]:
     """A task: index shards, unless their indexes are kept already. ``storage``: as ``pickled_storage`` gives it."""
-    found = indexer(group, access=Access(pickle.loads(storage)))
+    found = find(group, access=Access(pickle.loads(storage)))
     for one in found:
         if one.unkept is not None:
             raise OptionError(

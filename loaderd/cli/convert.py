@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from loaderd.errors import (
     StorageError,
 )
 from loaderd.formats.detect import detect_records
-from loaderd.formats.indexer import Indexer
+from loaderd.formats.indexer import find_indexes
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.machine import usable_cores
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
@@ -184,9 +185,9 @@ def _plan(arguments: argparse.Namespace, display: ProgressDisplay) -> _Plan:
     first = next((file for file in files if file.size_bytes), files[0])  # an empty one does not tell what it is
     features = _told(first) if schema is None else schema.features
     records = features if isinstance(features, FixedRecords) else None
-    indexer = Indexer("user", DEFAULT_BLOCK_RECORDS, records)
+    find = partial(find_indexes, "user", DEFAULT_BLOCK_RECORDS, records)
     indexes = []
-    for one in read_all(arguments, "reading the sources", indexer, display):
+    for one in read_all(arguments, "reading the sources", find, display):
         if isinstance(one.index.error, ShardFormatError):
             raise one.index.error
         indexes.append(one.index)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from loaderd.cli.parallel_scan import add_shards, count, rate, read_all, record_format_of, say
 from loaderd.errors import LoaderdError
-from loaderd.formats.indexer import Indexer
+from loaderd.formats.indexer import find_indexes
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable_line
@@ -55,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     began_s = time.monotonic()
     try:
         block_records = as_count(arguments.block_records, "--block-records")
-        indexer = Indexer(arguments.index_cache, block_records, record_format_of(arguments.schema))
-        found = list(read_all(arguments, "indexing shards", indexer, ProgressDisplay(None)))
+        find = partial(find_indexes, arguments.index_cache, block_records, record_format_of(arguments.schema))
+        found = list(read_all(arguments, "indexing shards", find, ProgressDisplay(None)))
     except LoaderdError as error:
         sys.stderr.write(f"{error}\n")
         return 2

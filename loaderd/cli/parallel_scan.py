@@ -59,7 +59,7 @@ def record_format_of(schema: str | None) -> RecordFormat:
 def read_all(
     arguments: argparse.Namespace, doing: str, look: Look[_Seen], display: ProgressDisplay
 ) -> Iterator[_Seen]:
-    """What ``look`` (such as an ``Indexer``, called in threads) finds for each shard, in the order of their paths.
+    """What ``look`` (such as ``find_indexes``, called in threads) finds for each shard, in the order of their paths.
 
     ``display`` shows how far it is with what it is ``doing``. Closing the iterator stops the threads. Raises
     OptionError, NoShardsError and StorageError.

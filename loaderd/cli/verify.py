@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from loaderd.cli.parallel_scan import add_shards, count, rate, read_all, say
 from loaderd.errors import Damage, LoaderdError, RecordMismatchError, ShardFormatError, ShardReadError
 from loaderd.formats.compression import OnRead
-from loaderd.formats.indexer import Indexer
+from loaderd.formats.indexer import RecordFormat, find_indexes
 from loaderd.formats.reader import Reading
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.options import DEFAULT_BLOCK_RECORDS
@@ -99,12 +100,13 @@ class _Check:
 
     def __init__(self, schema: Schema | None) -> None:
         self._schema = schema
-        self._indexer = Indexer("none", DEFAULT_BLOCK_RECORDS, "detect" if schema is None else schema.records)
+        stored: RecordFormat = "detect" if schema is None else schema.records
+        self._find_indexes = partial(find_indexes, "none", DEFAULT_BLOCK_RECORDS, stored)
 
     def __call__(
         self, group: Sequence[ShardFile], on_read: OnRead, access: Access
     ) -> list[tuple[ShardIndex, _Mismatches]]:
-        indexes = [found.index for found in self._indexer(group, on_read, access)]
+        indexes = [found.index for found in self._find_indexes(group, on_read, access)]
         num_bytes = sum(file.size_bytes for file in group)
         return [(index, self._mismatches(index, lambda: on_read(num_bytes), access)) for index in indexes]
 

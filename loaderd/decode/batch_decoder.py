@@ -3,7 +3,7 @@
 ::
 
     rows (n, row_bytes) ──┬── Bits ─────► loaderd.kernels.bits
-                          ├── Packed ───► CopyBytes
+                          ├── Packed ───► CastValues
                           ├── Array ────► CastValues or LookUpValues
                           ├── Spread, Fill, Planes ──► loaderd.decode.planes
                           └── other fields ── Derived ──► loaderd.decode.derive_field: the user's function
@@ -58,7 +58,7 @@ class BatchDecoder:
         self._row_bytes = schema.row_bytes
         self.specs = schema.specs
         self._values: dict[str, AnyArray] = {}
-        """Of the chunk that is being decoded, the fields by name, which derived ones read."""
+        """By name, the fields of the chunk that is being decoded: derived ones read them."""
         self._fields = {name: _engine(schema, name, self._values) for name in schema.made_fields}
         self._clock = _SampledTimer()
         self._spent: StageTimes = [0] * len(self._fields) if spent is None else spent
@@ -172,11 +172,10 @@ def _engine_of(schema: Schema, name: str, what: str, definition: Field, values: 
         return bits_engine(layout_of(definition, start))
     if isinstance(definition, Spread):
         return SpreadValues(what, definition, feature, start)
-    columns = slice(start, start + feature.num_bytes)
+    columns, stored = slice(start, start + feature.num_bytes), feature.row_dtype.base
     if isinstance(definition, Packed):
-        return CopyBytes(columns)
+        return CastValues(columns, stored, stored, Array(definition.feature), what)
     spec = spec_of(name, definition, schema.features)
-    stored = feature.row_dtype.base
     if definition.first is not None:
         first = start + definition.first * stored.itemsize
         columns = slice(first, first + math.prod(spec.shape) * stored.itemsize)
@@ -209,16 +208,6 @@ class _SampledTimer:
         """A call that was timed is over."""
         is_long = time.monotonic_ns() - self._began_ns > _LONG_NS
         self._gap = self._left = 1 if is_long else _GAP
-
-
-class CopyBytes(Engine):
-    """The bytes of a feature as they are."""
-
-    def __init__(self, columns: slice) -> None:
-        self._columns = columns
-
-    def decode(self, rows: Bytes, out: AnyArray) -> None:
-        out[...] = rows[:, self._columns]
 
 
 class CastValues(Engine):

@@ -139,7 +139,7 @@ def list_features(record: bytes) -> dict[str, Listed] | RecordFault:
     For people to look at: a name that is no UTF-8 is shown with backslashes. Nothing is raised.
     """
     kinds = {tag: kind for kind, tag in _LIST_TAGS.items()}
-    found = {}
+    features = {}
     try:
         for name, start, stop in _entries(record):
             if start < stop:
@@ -147,10 +147,10 @@ def list_features(record: bytes) -> dict[str, Listed] | RecordFault:
                 if kind is None:
                     raise _Mismatch(f"a list in feature {name!r}", f"tag {record[start]:#04x} at byte {start}")
                 value = _LIST_READERS[kind](record, *_delimited(record, start + 1, stop), len(record))
-                found[name.decode(errors="backslashreplace")] = Listed(kind, _plain(kind, record, value))
+                features[name.decode(errors="backslashreplace")] = Listed(kind, _plain(kind, record, value))
     except _Mismatch as mismatch:
         return RecordFault(0, *mismatch.args)
-    return found
+    return features
 
 
 def feature_lists(record: bytes) -> list[str]:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.decode.example import RecordFault
+from loaderd.kernels.views import items_at
 from loaderd.schema import FixedRecords, Schema
 
 Bytes = npt.NDArray[np.uint8]
@@ -34,39 +35,31 @@ class FixedParser:
             return []
         follow = len(starts) > 1 and bool((np.diff(starts) == self._records.record_bytes).all())
         for row_offset, offset, num_bytes in self._runs:
-            # To gather and put void items is a memcpy for each; rows of a two-dimensional view cost five times that.
             # Records that follow each other, as they mostly do, need not be gathered.
             if follow:
                 first = int(starts[0]) + offset
-                stored = _items(buffer, first, num_bytes, self._records.record_bytes)[: len(starts)]
+                stored = items_at(buffer, num_bytes, first, self._records.record_bytes)[: len(starts)]
             else:
-                stored = _items(buffer, offset, num_bytes, 1)[starts]
-            _items(out, row_offset, num_bytes, out.shape[1])[places] = stored
+                stored = items_at(buffer, num_bytes, offset)[starts]
+            items_at(out, num_bytes, row_offset, out.shape[1])[places] = stored
         return self._faults(buffer, starts)
 
     def _faults(self, buffer: Bytes, starts: npt.NDArray[np.int64]) -> list[RecordFault]:
         faults: dict[int, RecordFault] = {}
         for name, expected in self._records.expect.items():
-            found = _values(self._records, name, buffer, starts)
-            wrong = found != np.asarray(expected, found.dtype)
+            values = _values(self._records, name, buffer, starts)
+            wrong = values != np.asarray(expected, values.dtype)
             for record in np.flatnonzero(wrong.reshape(len(starts), -1).any(axis=1)).tolist():
-                said = found[record].tolist()
-                faults.setdefault(record, RecordFault(record, f"{name} {expected}", f"{name} {said}"))
+                fault = RecordFault(record, f"{name} {expected}", f"{name} {values[record].tolist()}")
+                faults.setdefault(record, fault)
         return [faults[record] for record in sorted(faults)]
-
-
-def _items(memory: Bytes, offset: int, num_bytes: int, stride: int) -> npt.NDArray[np.void]:
-    """Void items of ``num_bytes``: the first at byte ``offset`` of memory, each next one ``stride`` bytes on."""
-    count = max(0, (memory.size - offset - num_bytes) // stride + 1)
-    items: npt.NDArray[np.void] = np.ndarray((count,), f"V{num_bytes}", memory.data, offset, (stride,))
-    return items
 
 
 def _values(records: FixedRecords, name: str, buffer: Bytes, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """The values of a field, (n, *shape), of the records that begin at ``starts``."""
     assert records.dtype.fields is not None
     field = records.dtype.fields[name][0]
-    items = _items(buffer, records.offset_of(name), field.itemsize, 1)[starts]
+    items = items_at(buffer, field.itemsize, records.offset_of(name))[starts]
     values: npt.NDArray[Any] = items.view(field.base).reshape(len(starts), *field.shape)
     return values
 

@@ -21,9 +21,9 @@ from dataclasses import replace
 import numpy as np
 
 from loaderd.errors import Damage
-from loaderd.formats.compression import InflatedStream, PlainStream, most_record_bytes, open_stream
+from loaderd.formats.compression import ByteStream, most_record_bytes, open_stream
 from loaderd.formats.framing import RecordChunk, scan
-from loaderd.formats.reader import ShardFiles
+from loaderd.formats.reader import Reader
 from loaderd.formats.shard_index import ANCHOR_RECORDS
 from loaderd.kernels.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, check_data_crcs
 from loaderd.kernels.frames import CHAIN_SLACK_BYTES, Ends, walk_chains
@@ -31,23 +31,20 @@ from loaderd.stages import Stage
 from loaderd.storage.shard_file import Block
 from loaderd.storage.timed import TimedFile, inflating
 
-Stream = PlainStream | InflatedStream
 _ANCHOR_BYTES = 4
 
 
-class BlockReader(ShardFiles):
+class BlockReader(Reader):
     """Reads blocks of TFRecord files."""
 
     def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
-        """As in ``Reader``."""
         return ends[:-1] + HEADER_BYTES, np.diff(ends) - FRAME_BYTES
 
     def memory_bytes(self, block: Block) -> int:
-        """As in ``Reader``."""
         return block.num_bytes
 
     def narrowed(self, block: Block, first: int, stop: int) -> Block:
-        """As in ``Reader``: from one anchor to another."""
+        """From one anchor to another."""
         if len(block.anchors) <= _ANCHOR_BYTES:
             return block
         offsets = np.frombuffer(block.anchors, dtype="<u4")
@@ -65,12 +62,7 @@ class BlockReader(ShardFiles):
         )
 
     def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
-        """Records ``first`` to ``stop - 1`` of ``block``, in order; both CRCs of each are checked.
-
-        The pieces may go beyond that range. A Damage comes in front of the piece in which its record would be, or in
-        which it is as a ``bad`` one. Raises ShardReadError where the file cannot be read, or is not the one that was
-        indexed; if that error comes at the end, what was yielded does not count.
-        """
+        """As in ``Reader``; both CRCs of each record are checked."""
         self._file(block.shard).check_unchanged()
         is_whole = not block.anchors or self._find_frames([block]) is not None
         for part in [block] if is_whole else _parts(block):
@@ -85,22 +77,17 @@ class BlockReader(ShardFiles):
         spent = self._spent
         while True:
             began_ns = time.monotonic_ns() - spent[Stage.READ] - spent[Stage.INFLATE]
-            found = next(pieces, None)
+            piece = next(pieces, None)
             spent[Stage.CHECK] += time.monotonic_ns() - spent[Stage.READ] - spent[Stage.INFLATE] - began_ns
-            if found is None:
+            if piece is None:
                 return
-            yield found
+            yield piece
 
     def can_read_together(self, block: Block) -> bool:
-        """Whether :meth:`read_together` may be tried."""
         return bool(block.anchors)
 
     def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
-        """The records of several plain blocks: the buffer that they are in and the ends of their frames, in order.
-
-        ``ends``: int64, (records + 1,), as in :class:`~loaderd.formats.framing.RecordChunk`; both CRCs of each record
-        are checked. None where anything at all is wrong: :meth:`read` will say what. About 90 ns a record.
-        """
+        """As in ``Reader``; both CRCs of each record are checked. About 90 ns a record."""
         run = self._find_frames(blocks)
         began_ns = time.monotonic_ns()
         is_damaged = run is not None and check_data_crcs(*run)
@@ -139,22 +126,22 @@ class BlockReader(ShardFiles):
         last = reached = part.first_record + part.num_records
         damages: list[Damage] = []
         tail_count, tail_offset, tail_stop = 0, -1, -1
-        for found in found_in_part:
-            reached = found.record + 1 if isinstance(found, Damage) else found.first_record + found.num_records
-            if isinstance(found, Damage):
-                damages.append(found)
-            elif found.offset == offset and number + found.num_records <= last:
+        for piece in found_in_part:
+            reached = piece.record + 1 if isinstance(piece, Damage) else piece.first_record + piece.num_records
+            if isinstance(piece, Damage):
+                damages.append(piece)
+            elif piece.offset == offset and number + piece.num_records <= last:
                 # Nothing is missing in front of it: the damages are of damaged records in it.
                 yield from damages
                 damages.clear()
-                yield found
-                number, offset = number + found.num_records, found.stop_offset
+                yield piece
+                number, offset = number + piece.num_records, piece.stop_offset
                 if number >= stop:
                     return
             else:
-                if found.offset != tail_stop:
-                    tail_count, tail_offset = 0, found.offset
-                tail_count, tail_stop = tail_count + found.num_records, found.stop_offset
+                if piece.offset != tail_stop:
+                    tail_count, tail_offset = 0, piece.offset
+                tail_count, tail_stop = tail_count + piece.num_records, piece.stop_offset
         if stream.damage is None and damages and reached == last:
             yield from self._scan(part, offset, number)[1]
             return
@@ -169,7 +156,7 @@ class BlockReader(ShardFiles):
         if tail_count:
             yield from self._scan(part, tail_offset, last - tail_count)[1]
 
-    def _scan(self, part: Block, offset: int, record: int) -> tuple[Stream, Iterator[RecordChunk | Damage]]:
+    def _scan(self, part: Block, offset: int, record: int) -> tuple[ByteStream, Iterator[RecordChunk | Damage]]:
         """The shard's stream, and what it holds from ``offset``, where ``record`` begins, to the end of ``part``."""
         uri = self._files[part.shard].uri
         timed = TimedFile(self._file(part.shard), self._spent)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Protocol
 
 from loaderd.errors import Damage
 from loaderd.formats.framing import MAX_RECORD_BYTES
@@ -24,6 +23,8 @@ _EXPECTED = "a TFRecord file, plain, GZIP or ZLIB"
 _HINT_FIXED = "Where it holds records of a fixed size, give a schema of FixedRecords, which may be wrapped so."
 _READ_BYTES = 1 << 18
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
+ALL_BYTES = 1 << 62
+"""For ``ByteStream.skip``: up to the end."""
 MOST_INFLATED = 1032
 """Bytes that deflate can make of one (zlib.net/zlib_tech.html)."""
 # A bomb is what hardly any data is: deflate makes 1032 bytes of one where all of them are the same.
@@ -38,7 +39,7 @@ def detect_compression(shard: str, file: Readable, size_bytes: int) -> Compressi
 
     Raises ShardFormatError where it is plainly a file of another kind than TFRecord, or holds one, compressed.
     """
-    content = Content.of_file(file, size_bytes)
+    content = Content(file.read_at, size_bytes)
     head = content.head
     if is_frame(head):
         return "none"
@@ -65,19 +66,35 @@ def _begins_like_zlib(head: bytes) -> bool:
 def front_of(stream: ByteStream, num_bytes: int = HEAD_BYTES) -> Content:
     """What is at the front of a stream, which is read for it."""
     buffer = memoryview(bytearray(num_bytes))
-    filled = 0
-    while filled < num_bytes and (got := stream.read_into(buffer[filled:])):
-        filled += got
+    filled = stream.fill(buffer)
     return Content.of_bytes(buffer[:filled], is_whole=filled < num_bytes and stream.damage is None)
 
 
-class ByteStream(Protocol):
-    """Bytes from front to back, up to their end or to ``damage``."""
+class ByteStream:
+    """Bytes from front to back, up to their end or to ``damage``.
 
-    damage: Damage | None
+    ``is_garbled``: whether what came before the damage may be wrong as well: nobody knows where the damage begins.
+    """
+
+    damage: Damage | None = None
+    is_garbled = False
 
     def read_into(self, view: memoryview) -> int:
         """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
+        raise NotImplementedError
+
+    def fill(self, view: memoryview) -> int:
+        """Fill ``view``; returns the bytes written, fewer only at the end."""
+        filled = 0
+        while filled < len(view) and (got := self.read_into(view[filled:])):
+            filled += got
+        return filled
+
+    def skip(self, num_bytes: int) -> None:
+        """Read and forget so many bytes, or all that there are."""
+        scratch = memoryview(bytearray(min(num_bytes, _READ_BYTES)))
+        while num_bytes and (got := self.read_into(scratch[: min(num_bytes, len(scratch))])):
+            num_bytes -= got
 
 
 def no_callback(offset: int) -> None:
@@ -91,9 +108,7 @@ def most_record_bytes(compression: Compression, size_bytes: int) -> int:
     return min(MAX_RECORD_BYTES, max(_ANY_RECORD_BYTES, _RECORD_BYTES_PER_BYTE * size_bytes))
 
 
-def open_stream(
-    shard: str, file: Readable, compression: Compression, on_read: OnRead = no_callback
-) -> PlainStream | InflatedStream:
+def open_stream(shard: str, file: Readable, compression: Compression, on_read: OnRead = no_callback) -> ByteStream:
     """The bytes of a shard from front to back, without their compression; ``shard`` is its name."""
     if compression == "none":
         return PlainStream(file, on_read)
@@ -109,21 +124,8 @@ def bomb(shard: str, inflated_bytes: int, compressed_bytes: int) -> Damage | Non
     return Damage(shard, -1, inflated_bytes, expected, found, lost_bytes=-1)
 
 
-def read_over(read_into: Callable[[memoryview], int], num_bytes: int) -> None:
-    """Read so many bytes, or all that there are, and forget them."""
-    scratch = memoryview(bytearray(min(num_bytes, _READ_BYTES)))
-    while num_bytes:
-        got = read_into(scratch[: min(num_bytes, len(scratch))])
-        if not got:
-            break
-        num_bytes -= got
-
-
-class PlainStream:
+class PlainStream(ByteStream):
     """A file from front to back."""
-
-    damage: Damage | None = None
-    is_garbled = False
 
     def __init__(self, file: Readable, on_read: OnRead) -> None:
         self._file = file
@@ -131,14 +133,12 @@ class PlainStream:
         self._offset = 0
 
     def read_into(self, view: memoryview) -> int:
-        """Fill ``view``; returns the bytes read, 0 at the end."""
         got = self._file.read_at(self._offset, view)
         self._offset += got
         self._on_read(self._offset)
         return got
 
     def skip(self, num_bytes: int) -> None:
-        """Go on ``num_bytes`` further on, without reading them."""
         self._offset += num_bytes
 
     def jump_to(self, offset: int) -> bool:
@@ -151,7 +151,7 @@ class PlainStream:
         return False
 
 
-class InflatedStream:
+class InflatedStream(ByteStream):
     """A compressed file from front to back, inflated; GZIP members that follow each other are one stream.
 
     Where the compressed data is damaged or cut, the stream ends there and ``damage`` says so. zlib delivers nothing
@@ -176,12 +176,8 @@ class InflatedStream:
         self._is_behind_gzip = False
         self._buffer = bytearray(_READ_BYTES)
         self._inflated_bytes = 0
-        self.damage: Damage | None = None
-        self.is_garbled = False
-        """Whether what came before the damage may be wrong as well: nobody knows where the damage begins."""
 
     def read_into(self, view: memoryview) -> int:
-        """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
         while self.damage is None:
             got = self._refill() if not self._pending else 1
             if self._is_behind_gzip and self._pending and self._pending[0] == 0:  # padding, as for gzip(1)
@@ -251,10 +247,6 @@ class InflatedStream:
         self._on_read(self._compressed_offset)
         self._pending = memoryview(bytes(memoryview(self._buffer)[:got]))
         return got
-
-    def skip(self, num_bytes: int) -> None:
-        """Inflate and forget so many bytes, or all that there are."""
-        read_over(self.read_into, num_bytes)
 
     def _fail(self, expected: str, found: str) -> None:
         self.damage = Damage(

@@ -1,6 +1,6 @@
-"""What a shard holds, told by its content: TFRecord, or the records of a schema that ships.
+"""What a shard holds, detected by its content: TFRecord, or the records of a schema that ships.
 
-A loader has a schema, which says what records are. A command that looks at shards may have none; it tells
+A loader has a schema, which says what records are. A command that looks at shards may have none; it detects
 
 - **TFRecord**, plain, GZIP or ZLIB, by the CRC of the first length;
 - **KataGo's** npz by the names of their arrays, and board and targets by their shapes;
@@ -41,9 +41,9 @@ class DetectedSchema(NamedTuple):
 
 
 def detect_records(file: ShardFile, access: Access | None = None) -> FixedRecords | None:
-    """The records of the schema that :func:`detect_schema` tells, if any."""
-    told = detect_schema(file, access)
-    return None if told is None else told.schema.records
+    """The records of the schema that :func:`detect_schema` finds, if any."""
+    detected = detect_schema(file, access)
+    return None if detected is None else detected.schema.records
 
 
 def detect_schema(file: ShardFile, access: Access | None = None) -> DetectedSchema | None:
@@ -53,17 +53,17 @@ def detect_schema(file: ShardFile, access: Access | None = None) -> DetectedSche
     ShardReadError where it cannot be opened, and StorageError.
     """
     with closing(open_shard(file, access)) as opened:
-        content = Content.of_file(opened, file.size_bytes)
+        content = Content(opened.read_at, file.size_bytes)
         if is_frame(content.head):
             return None
         wrapping = wrapping_of(file.uri, content.head)
-        told = _tell_npz(opened, file) if wrapping == "npz" else _tell_stream(opened, file, wrapping)
-        if told is None and wrapping in ("none", "gzip"):
+        detected = _detect_npz(opened, file) if wrapping == "npz" else _detect_stream(opened, file, wrapping)
+        if detected is None and wrapping in ("none", "gzip"):
             detect_compression(file.uri, opened, file.size_bytes)
-        return told
+        return detected
 
 
-def _tell_stream(opened: OpenFile, file: ShardFile, wrapping: Compression) -> DetectedSchema | None:
+def _detect_stream(opened: OpenFile, file: ShardFile, wrapping: Compression) -> DetectedSchema | None:
     known = lc0()
     assert known.records is not None
     if wrapping == "none" and file.size_bytes % known.records.record_bytes:
@@ -88,7 +88,7 @@ def _members(opened: OpenFile, file: ShardFile) -> Iterator[tuple[int, int]]:
             yield member.offset, member.num_bytes
 
 
-def _tell_npz(opened: OpenFile, file: ShardFile) -> DetectedSchema | None:
+def _detect_npz(opened: OpenFile, file: ShardFile) -> DetectedSchema | None:
     with contextlib.suppress(ShardReadError, ValueError, KeyError, IndexError):
         arrays = arrays_of(file, opened)
         size, targets = math.isqrt(arrays[_POLICY].shape[1] - 1), arrays[_TARGETS].shape[0]

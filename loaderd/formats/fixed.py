@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from loaderd.errors import Damage, ShardFormatError
-from loaderd.formats.compression import InflatedStream, OnRead, PlainStream, no_callback
+from loaderd.formats.compression import ByteStream, InflatedStream, OnRead, PlainStream, no_callback
 from loaderd.formats.framing import RecordChunk
 from loaderd.formats.inflate import gunzip
 from loaderd.formats.kinds import (
@@ -52,15 +52,13 @@ MAX_WHOLE_BYTES = 32 << 20
 """What needs more memory, inflated, comes in pieces."""
 _LEAST_SPARE_BITS = 24
 
-Stream = PlainStream | InflatedStream | ZstdStream
-
 
 def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedRecords) -> Compression:
     """How the file wraps its records, from its first bytes.
 
     Raises ShardFormatError where it is plainly a file of another kind, or of other records.
     """
-    content = Content.of_file(file, size_bytes)
+    content = Content(file.read_at, size_bytes)
     wrapping = wrapping_of(shard, content.head)
     if wrapping == "none":
         refuse_others(shard, content, records)
@@ -157,7 +155,7 @@ def open_fixed(
     compression: Compression,
     record_bytes: int,
     on_read: OnRead = no_callback,
-) -> Stream:
+) -> ByteStream:
     """The records in a part of a file, as a stream; ``compression``: for a member of a tar, that of the member."""
     part = FilePart(file, start, num_bytes)
 
@@ -182,7 +180,7 @@ def compression_of_member(shard: str, file: Readable, start: int, num_bytes: int
 
 
 def scan_fixed(
-    shard: str, stream: Stream, records: FixedRecords, first_record: int, first_offset: int
+    shard: str, stream: ByteStream, records: FixedRecords, first_record: int, first_offset: int
 ) -> Iterator[RecordChunk | Damage]:
     """The whole records of a stream, in order, and at the end a Damage if the stream is cut or damaged.
 
@@ -192,7 +190,7 @@ def scan_fixed(
     buffer: Bytes1D = np.empty(max(1, _PIECE_BYTES // size) * size, dtype=np.uint8)
     record, offset, left, contradiction = first_record, first_offset, 0, ""
     while not left:
-        filled = _fill(stream, buffer)
+        filled = stream.fill(buffer.data)
         count, left = divmod(filled, size)
         if count:
             if record == first_record:
@@ -217,25 +215,6 @@ def inflate_whole(stored: memoryview, most_bytes: int) -> bytes | None:
         return inflate(stored, most_bytes)
     except Exception:  # each library has errors of its own
         return None
-
-
-def is_garbled(stream: Stream) -> bool:
-    """Read a stream to its end; returns whether it is garbled, so that none of its records may be used."""
-    scratch: Bytes1D = np.empty(_PIECE_BYTES, dtype=np.uint8)
-    while _fill(stream, scratch) == len(scratch):
-        pass
-    return stream.is_garbled
-
-
-def _fill(stream: Stream, buffer: Bytes1D) -> int:
-    """Fill the buffer; returns the bytes read, fewer only at the end."""
-    filled = 0
-    while filled < len(buffer):
-        got = stream.read_into(buffer.data[filled:])
-        if not got:
-            break
-        filled += got
-    return filled
 
 
 def fixed_piece(buffer: Bytes1D, count: int, size: int, offset: int, first_record: int) -> RecordChunk:

@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loaderd.errors import Damage, ShardReadError
+from loaderd.formats.compression import ALL_BYTES, ByteStream
 from loaderd.formats.fixed import (
     MAX_WHOLE_BYTES,
-    Stream,
     compression_of_member,
     fixed_piece,
     inflate_whole,
-    is_garbled,
     open_fixed,
     scan_fixed,
 )
 from loaderd.formats.framing import RecordChunk
-from loaderd.formats.reader import Reading, ShardFiles
+from loaderd.formats.reader import Reader, Reading
 from loaderd.kernels.crc import Bytes1D
 from loaderd.kernels.frames import Ends
 from loaderd.schema import FixedRecords
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
     from loaderd.formats.npz import NpzRows
 
 
-class FixedBlockReader(ShardFiles):
-    """See the module's docstring."""
+class FixedBlockReader(Reader):
+    """Reads blocks of records of fixed size."""
 
     def __init__(
         self,
@@ -56,16 +55,14 @@ class FixedBlockReader(ShardFiles):
         self._npz = None
 
     def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
-        """As in ``Reader``."""
         return ends[:-1], np.diff(ends)
 
     def memory_bytes(self, block: Block) -> int:
-        """As in ``Reader``."""
         stored = 0 if self._compressions[block.shard] == "none" else block.num_bytes
         return stored + block.num_records * self._records.record_bytes
 
     def narrowed(self, block: Block, first: int, stop: int) -> Block:
-        """As in ``Reader``: only these records of a plain shard, the whole block of any other."""
+        """Only these records of a plain shard, the whole block of any other."""
         if self._compressions[block.shard] != "none":
             return block
         size = self._records.record_bytes
@@ -79,7 +76,6 @@ class FixedBlockReader(ShardFiles):
         )
 
     def can_read_together(self, block: Block) -> bool:
-        """As in ``Reader``."""
         return self._compressions[block.shard] != "npz" and self.memory_bytes(block) <= MAX_WHOLE_BYTES
 
     def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
@@ -109,8 +105,8 @@ class FixedBlockReader(ShardFiles):
         if self._compressions[block.shard] == "npz":
             yield from self._read_npz(block, first, stop)
         else:
-            for found in self._read_stream(block, first, stop):
-                yield self._named(found, block) if isinstance(found, Damage) else found
+            for piece in self._read_stream(block, first, stop):
+                yield self._named(piece, block) if isinstance(piece, Damage) else piece
         self._file(block.shard).check_unchanged()
 
     def _named(self, damage: Damage, block: Block) -> Damage:
@@ -158,7 +154,8 @@ class FixedBlockReader(ShardFiles):
         # Only the end shows whether it is garbled. One too large to be read twice was checked when it was indexed.
         if not isinstance(compression, Damage) and self.can_read_together(block):
             whole = self._stream(block, compression)
-            compression = whole.damage if is_garbled(whole) and whole.damage is not None else compression
+            whole.skip(ALL_BYTES)
+            compression = whole.damage if whole.is_garbled and whole.damage is not None else compression
         if isinstance(compression, Damage):
             for number in range(first, stop):
                 yield replace(compression, record=block.first_record + number, lost_bytes=0)
@@ -170,24 +167,26 @@ class FixedBlockReader(ShardFiles):
         # Offsets count from the start of a compressed stream, or of a plain file.
         start = block.offset if self._compressions[block.shard] == "none" else 0
         expected = f"{block.num_records} records (the count when it was indexed)"
-        for found in scan_fixed(uri, stream, self._records, block.first_record + first, start + offset):
-            if isinstance(found, Damage):
+        for piece in scan_fixed(uri, stream, self._records, block.first_record + first, start + offset):
+            if isinstance(piece, Damage):
                 for number in range(reached, stop):
-                    lost = found.lost_bytes if number == reached else 0
+                    lost = piece.lost_bytes if number == reached else 0
                     where = block.first_record + number
-                    yield Damage(uri, where, found.offset, found.expected, found.found, lost)
+                    yield Damage(uri, where, piece.offset, piece.expected, piece.found, lost)
                 return
-            if reached + found.num_records > block.num_records:  # the file is another one
+            if reached + piece.num_records > block.num_records:  # the file is another one
                 end = start + block.num_records * self._records.record_bytes
                 damage = Damage(uri, block.first_record, end, expected, "more of them", lost_bytes=-1)
                 raise ShardReadError(str(damage), damage=damage)
-            yield found
-            reached += found.num_records
+            yield piece
+            reached += piece.num_records
             if reached >= stop:
-                if stop == block.num_records and is_garbled(stream):  # the CRC at its end says so
-                    assert stream.damage is not None
-                    damage = self._named(stream.damage, block)
-                    raise ShardReadError(str(damage), damage=damage)
+                if stop == block.num_records:
+                    stream.skip(ALL_BYTES)
+                    if stream.is_garbled:  # the CRC at its end says so
+                        assert stream.damage is not None
+                        damage = self._named(stream.damage, block)
+                        raise ShardReadError(str(damage), damage=damage)
                 return
         for number in range(reached, stop):
             end = start + reached * self._records.record_bytes
@@ -200,7 +199,7 @@ class FixedBlockReader(ShardFiles):
             return compression
         return compression_of_member(uri, self._file(block.shard), block.offset, block.num_bytes)
 
-    def _stream(self, block: Block, compression: Compression) -> Stream:
+    def _stream(self, block: Block, compression: Compression) -> ByteStream:
         uri, file, size = self._files[block.shard].uri, self._file(block.shard), self._records.record_bytes
         return open_fixed(uri, file, block.offset, block.num_bytes, compression, size, self._on_read)
 

@@ -48,15 +48,15 @@ def build_fixed_index(
     """Read a shard from front to back, and note its blocks and damage, as ``build_index`` does for TFRecord."""
     with closing(open_shard(file, access)) as opened:
         compression = detect_wrapping(file.uri, opened, file.size_bytes, records)
-        found = _FixedIndexBuilder(file, opened, records, block_records, on_read)
+        builder = _FixedIndexBuilder(file, opened, records, block_records, on_read)
         if compression == "npz":
-            found.add_npz()
+            builder.add_npz()
         elif compression == "tar":
-            found.add_tar()
+            builder.add_tar()
         else:
-            found.add_stream(0, file.size_bytes, compression)
+            builder.add_stream(0, file.size_bytes, compression)
         opened.check_unchanged()
-    return found.index(compression)
+    return builder.index(compression)
 
 
 class _FixedIndexBuilder:
@@ -87,15 +87,15 @@ class _FixedIndexBuilder:
             return
         first, count, size, digest = self._next_record, 0, self._records.record_bytes, self._digest
         stream = open_fixed(self._file.uri, self._opened, start, num_bytes, compression, size, self._on_read)
-        for found in scan_fixed(self._file.uri, stream, self._records, first, 0):
-            if isinstance(found, Damage):
+        for piece in scan_fixed(self._file.uri, stream, self._records, first, 0):
+            if isinstance(piece, Damage):
                 if stream.is_garbled:
                     self._next_record, self._digest, count = first, digest, 0
-                self._add_damage(found, of)
+                self._add_damage(piece, of)
                 continue
-            self._add_digest(found.buffer[: found.num_records * size])
-            count += found.num_records
-            self._next_record += found.num_records
+            self._add_digest(piece.buffer[: piece.num_records * size])
+            count += piece.num_records
+            self._next_record += piece.num_records
         if compression == "none":
             for begin in range(0, count, self._block_records):
                 take = min(self._block_records, count - begin)
@@ -138,16 +138,16 @@ class _FixedIndexBuilder:
 
     def add_tar(self) -> None:
         """Add what the members hold. Raises ShardFormatError where none holds records, and one is of another kind."""
-        for found in find_members(self._file.uri, self._opened, self._file.size_bytes):
-            if isinstance(found, Damage):
-                self._add_damage(found, "")
+        for member in find_members(self._file.uri, self._opened, self._file.size_bytes):
+            if isinstance(member, Damage):
+                self._add_damage(member, "")
                 continue
-            of = f"{shown(found.name, _MOST_SHOWN)}, the member at byte {found.offset} of the tar"
-            compression = compression_of_member(self._file.uri, self._opened, found.offset, found.num_bytes)
+            of = f"{shown(member.name, _MOST_SHOWN)}, the member at byte {member.offset} of the tar"
+            compression = compression_of_member(self._file.uri, self._opened, member.offset, member.num_bytes)
             if isinstance(compression, Damage):
                 self._add_damage(compression, of)
             else:
-                self.add_stream(found.offset, found.num_bytes, compression, of)
+                self.add_stream(member.offset, member.num_bytes, compression, of)
         if self._other is not None and not self._rows:
             raise self._other
 

@@ -213,9 +213,9 @@ def _look_behind(scanned: _ScanBuffer, ends: Ends, stored: int) -> tuple[Ends, i
     footer = scanned.buffer[stop - FOOTER_BYTES : stop]
     unmasked = footer.copy()
     footer[:] = np.frombuffer(mask(stored).to_bytes(FOOTER_BYTES, "little"), dtype=np.uint8)
-    found = _find_between(scanned.buffer, start + 1, min(stop + HEADER_BYTES - 1, scanned.stop))
-    if found is not None:
-        return ends, found - start
+    header = _find_between(scanned.buffer, start + 1, min(stop + HEADER_BYTES - 1, scanned.stop))
+    if header is not None:
+        return ends, header - start
     footer[:] = unmasked
     return ends, stop - start
 
@@ -262,9 +262,9 @@ def _seek_header(scanned: _ScanBuffer) -> int:
     while len(scanned) >= HEADER_BYTES or scanned.fill():
         # In steps: as a rule the next header is near, and to search the whole buffer takes 4 ms.
         part = scanned.buffer[scanned.start : scanned.stop][:_SEEK_BYTES]
-        found = find_header(part)
-        if found is not None:
-            scanned.advance(found)
+        place = find_header(part)
+        if place is not None:
+            scanned.advance(place)
             break
         scanned.advance(len(part) - HEADER_BYTES + 1 if len(part) >= HEADER_BYTES else len(part))
     return scanned.offset
@@ -273,9 +273,9 @@ def _seek_header(scanned: _ScanBuffer) -> int:
 def _find_between(buffer: Bytes1D, start: int, stop: int) -> int | None:
     """Where the first header that lies wholly in ``buffer[start:stop]`` begins, or None."""
     for first in range(start, stop, _SEEK_BYTES):
-        found = find_header(buffer[first : min(first + _SEEK_BYTES + HEADER_BYTES - 1, stop)])
-        if found is not None:
-            return first + found
+        place = find_header(buffer[first : min(first + _SEEK_BYTES + HEADER_BYTES - 1, stop)])
+        if place is not None:
+            return first + place
     return None
 
 

@@ -3,8 +3,12 @@
 A cached index is found by the shard's name, size and time of change, and by the block size, so a shard that changed
 has another key. No index is kept of a shard in storage that tells no time. A file is written under another name and
 then renamed, so that a reader sees a whole one or none. An index that is damaged or of another version is made again.
-A cache that cannot be written costs the next start an index pass, and no more. A folder of indexes stays bounded
-(``index_pruning``); indexes beside their shards are never deleted.
+A cache that cannot be written costs the next start an index pass, and no more.
+
+A folder of indexes stays bounded. The indexes of shards that were deleted or changed are never asked for again; but
+nobody can tell them from those of a disk that is not mounted today. So each use of an index sets its time of change,
+and those that were not used for 60 days, and those beyond a total size, are deleted. Several processes may do this at
+once, while others read and write: an index that is missing is made again. Those beside shards are never deleted.
 
 To write a file takes 0.4 ms, to read one 0.1 ms: longer than to index a shard of a few records. So small shards that
 lie side by side are a **group**, whose indexes are made, kept in one file, and found together.
@@ -16,11 +20,12 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import stat
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from loaderd.formats.index_pruning import SUFFIX, mark_used, prune_if_due
 from loaderd.formats.shard_index import INDEX_VERSION, ShardIndex, decode_indexes
 from loaderd.redaction import redacted
 from loaderd.schema import FixedRecords
@@ -28,6 +33,14 @@ from loaderd.storage.shard_file import ShardFile
 
 _logger = logging.getLogger("loaderd")
 
+SUFFIX = ".loaderd-index"
+
+_DAY_S = 86_400.0
+_UNUSED_S = 60 * _DAY_S
+_MAX_BYTES = 1 << 30
+_MARKER = ".pruned"
+_FOLDER = re.compile("[0-9a-f]{2}")
+_FILE = re.compile(rf"[0-9a-f]{{30}}{re.escape(SUFFIX)}|\.[0-9a-f]{{16}}\.tmp")
 _SHARED = 0o022
 """The bits of a folder into which others than its owner may write."""
 _MOST_GROUPED = 256
@@ -137,7 +150,7 @@ class IndexCache:
         except Exception as error:  # whatever is wrong with a cached file, the answer is to make it again
             _logger.info("the cached index %s is made again: %s", path, error)
             return None
-        mark_used(path)
+        _mark_used(path)
         return indexes
 
     def store(self, group: Sequence[ShardFile], encoded: bytes) -> OSError | None:
@@ -158,7 +171,7 @@ class IndexCache:
                     out.write(encoded)
                 os.replace(temporary, path)
                 if not is_beside:
-                    prune_if_due(path.parent.parent)
+                    _prune_if_due(path.parent.parent)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
@@ -168,3 +181,50 @@ class IndexCache:
                 error.filename = str(path.parent)
             return error
         return None
+
+
+# ---------------------------------------------------------------------------------------------- pruning
+
+
+def _mark_used(path: Path) -> None:
+    """Note that an index is in use, once a day at most. One of another user stays as it is."""
+    with contextlib.suppress(OSError):
+        if time.time() - path.stat().st_mtime > _DAY_S:
+            os.utime(path)
+
+
+def _prune_if_due(folder: Path) -> None:
+    """Prune ``folder`` unless some process has done so within a day."""
+    marker = folder / _MARKER
+    with contextlib.suppress(OSError):
+        if not marker.exists() or time.time() - marker.stat().st_mtime > _DAY_S:
+            marker.touch()  # first, so that no other process does the same meanwhile
+            prune(folder)
+
+
+def prune(folder: Path, *, max_bytes: int = _MAX_BYTES) -> None:
+    """Delete the indexes below ``folder`` unused for 60 days, and the least recently used beyond ``max_bytes``.
+
+    A temporary file whose process died while writing it counts as an index.
+    """
+    kept_bytes = 0
+    oldest_s = time.time() - _UNUSED_S
+    for used_s, num_bytes, path in sorted(_files(folder), reverse=True):
+        kept_bytes += num_bytes
+        if used_s < oldest_s or kept_bytes > max_bytes:
+            with contextlib.suppress(OSError):  # another process was faster; or it is somebody else's
+                os.unlink(path)
+
+
+def _files(folder: Path) -> list[tuple[float, int, str]]:
+    """(time of last use, size in bytes, path) of each index. The folder may hold other things of the user, too."""
+    files = []
+    for inner in os.scandir(folder):
+        if _FOLDER.fullmatch(inner.name) and inner.is_dir(follow_symlinks=False):
+            for entry in os.scandir(inner):
+                if not _FILE.fullmatch(entry.name):
+                    continue
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    files.append((status.st_mtime, status.st_size, entry.path))
+    return files

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Literal
 
@@ -29,51 +30,44 @@ class IndexResult:
     unkept: OSError | None = None
 
 
-class Indexer:
-    """Finds the indexes of a group of shards, or makes and keeps them.
+def find_indexes(
+    where: str,
+    block_records: int,
+    stored: RecordFormat,
+    group: Sequence[ShardFile],
+    on_read: OnRead = no_callback,
+    access: Access | None = None,
+) -> list[IndexResult]:
+    """The indexes of a group of shards (``groups_of``), kept ones or new; of one that cannot be read, a damage.
 
-    May be called in several threads, and sent to a process.
+    ``where``, ``block_records``: as of an ``IndexCache``; "none" keeps nothing, so that each shard is read.
+    ``on_read`` is called with the bytes of the group that are read so far. Raises StorageError.
     """
-
-    def __init__(self, where: str, block_records: int, stored: RecordFormat) -> None:
-        """``where``, ``block_records``: as of an ``IndexCache``; "none" keeps nothing, so that each shard is read."""
-        self._where = where
-        self._block_records = block_records
-        self._stored = stored
-
-    def __call__(
-        self, group: Sequence[ShardFile], on_read: OnRead = no_callback, access: Access | None = None
-    ) -> list[IndexResult]:
-        """The indexes of a group (``groups_of``); that of a shard that cannot be read has one damage.
-
-        ``on_read`` is called with the bytes of the group that are read so far. Raises StorageError.
-        """
-        if self._stored != "detect":
-            return self._find(group, self._stored, on_read, access)
-        kinds = [_told(file, access) for file in group]
-        if all(kind == kinds[0] for kind in kinds) and not isinstance(kinds[0], ShardReadError):
-            return self._find(group, kinds[0], on_read, access)
-        return [
-            IndexResult(ShardIndex.of_unreadable(file, kind))
-            if isinstance(kind, ShardReadError)
-            else self._find([file], kind, no_callback, access)[0]
-            for file, kind in zip(group, kinds, strict=True)
-        ]
-
-    def _find(
-        self, group: Sequence[ShardFile], records: FixedRecords | None, on_read: OnRead, access: Access | None
-    ) -> list[IndexResult]:
-        cache = IndexCache(self._where, self._block_records, records)
-        if (kept := cache.load(*group)) is not None:
-            return [IndexResult(index, is_known=True) for index in kept]
-        made = make_indexes(group, records, self._block_records, on_read, access)
-        unkept = None
-        if all(index.error is None for index in made):
-            unkept = cache.store(group, encode_indexes(made))
-        return [IndexResult(index, unkept=unkept) for index in made]
+    if stored == "detect":
+        kinds = [_detected(file, access) for file in group]
+        if any(kind != kinds[0] for kind in kinds) or isinstance(kinds[0], ShardReadError):
+            return [
+                IndexResult(ShardIndex.of_unreadable(file, kind))
+                if isinstance(kind, ShardReadError)
+                else find_indexes(where, block_records, kind, [file], access=access)[0]
+                for file, kind in zip(group, kinds, strict=True)
+            ]
+        stored = kinds[0]
+    cache = IndexCache(where, block_records, stored)
+    if (kept := cache.load(*group)) is not None:
+        return [IndexResult(index, is_known=True) for index in kept]
+    made = make_indexes(group, stored, block_records, on_read, access)
+    unkept = None
+    if all(index.error is None for index in made):
+        unkept = cache.store(group, encode_indexes(made))
+    return [IndexResult(index, unkept=unkept) for index in made]
 
 
-def _told(file: ShardFile, access: Access | None) -> FixedRecords | ShardReadError | None:
+FindIndexes = Callable[..., list[IndexResult]]
+"""``find_indexes`` with its first arguments: takes a group, ``on_read`` and ``access``."""
+
+
+def _detected(file: ShardFile, access: Access | None) -> FixedRecords | ShardReadError | None:
     from loaderd.formats.detect import detect_records  # needed only without a schema
 
     try:
@@ -100,18 +94,18 @@ def make_indexes(
             together = None
         if together is not None:
             return together
-    begins = accumulate((file.size_bytes for file in group), initial=0)
-    made = []
-    for file, begin in zip(group, begins, strict=False):
-
-        def on_read_of_file(offset: int, begin: int = begin) -> None:
-            on_read(begin + offset)
-
+    made: list[ShardIndex] = []
+    for file, begin in zip(group, accumulate((file.size_bytes for file in group), initial=0), strict=False):
+        on_read_of_file = partial(_on_read_from, on_read, begin)
         try:
             made.append(make_index(file, records, block_records, on_read_of_file, access))
         except ShardReadError as error:
             made.append(ShardIndex.of_unreadable(file, error))
     return made
+
+
+def _on_read_from(on_read: OnRead, begin: int, offset: int) -> None:
+    on_read(begin + offset)
 
 
 def make_index(

@@ -34,7 +34,6 @@ from typing import Any, NamedTuple
 from loaderd.errors import Damage, ShardFormatError
 from loaderd.kernels.crc import HEADER_BYTES, masked_crc
 from loaderd.schema import FixedRecords
-from loaderd.storage.shard_file import Readable
 
 HEAD_BYTES = 4096
 _TAR_BYTES = 512
@@ -54,7 +53,8 @@ ZIP_MAGIC = b"PK\x03\x04"
 class Content:
     """Bytes of which the kind is asked: a file, or as much as is known of what a compressed one holds.
 
-    ``size_bytes`` None: only the front is known.
+    ``read_at``: that of an open file, of which no more is read than is needed. ``size_bytes`` None: only the front is
+    known.
     """
 
     def __init__(self, read_at: Callable[[int, memoryview], int], size_bytes: int | None) -> None:
@@ -63,19 +63,14 @@ class Content:
         self.head = self.at(0, HEAD_BYTES)
 
     @classmethod
-    def of_file(cls, file: Readable, size_bytes: int) -> Content:
-        """All of a file, of which no more is read than is needed."""
-        return cls(file.read_at, size_bytes)
-
-    @classmethod
     def of_bytes(cls, data: Any, is_whole: bool) -> Content:
         """Bytes in memory; ``is_whole``: whether nothing is behind them."""
         view = memoryview(data)
 
         def read_at(offset: int, out: memoryview) -> int:
-            found = view[offset : offset + len(out)]
-            out[: len(found)] = found
-            return len(found)
+            part = view[offset : offset + len(out)]
+            out[: len(part)] = part
+            return len(part)
 
         return cls(read_at, len(view) if is_whole else None)
 

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import Damage, LoaderdError, ShardReadError
-from loaderd.formats.compression import MOST_INFLATED
+from loaderd.formats.compression import MOST_INFLATED, ByteStream
 from loaderd.formats.inflate import crc32, raw_inflater
 from loaderd.formats.kinds import ZIP_MAGIC, refused
 from loaderd.formats.zstd import FileReader
@@ -146,7 +146,7 @@ class _Column:
         if len(self._buffer) < num_bytes:
             self._buffer = bytearray(num_bytes)
         view = memoryview(self._buffer)[:num_bytes]
-        if self._stream.read_into(view) < num_bytes:
+        if self._stream.fill(view) < num_bytes:
             raise self._bad(f"{self._entry.filename} of {self._entry.file_size} bytes", f"{self._stream.done_bytes}")
         return np.frombuffer(view, self._dtype).reshape(count, *self._shape)
 
@@ -163,7 +163,7 @@ class _Column:
         return _bad(self._shard, self._entry.header_offset, expected, found)
 
 
-class _EntryStream:
+class _EntryStream(ByteStream):
     """The bytes of a zip's entry, from front to back; ``crc``: that of the bytes read so far."""
 
     def __init__(self, shard: ShardFile, file: Open, entry: zipfile.ZipInfo, read_bytes: int = _READ_BYTES) -> None:
@@ -194,22 +194,22 @@ class _EntryStream:
         self.done_bytes = self.crc = 0
 
     def read_into(self, view: memoryview) -> int:
-        """Fill ``view``; returns the bytes read, fewer only at the end. Raises ShardReadError."""
-        done = 0
-        while done < len(view):
-            data = self._inflate(len(view) - done) if self._inflater is not None else self._stored(len(view) - done)
-            if not data and not self._fed and not self._pending and not self._left_bytes:
-                break
-            view[done : done + len(data)] = data
-            done += len(data)
-        self.done_bytes += done
-        self.crc = crc32(view[:done], self.crc)
-        return done
+        """As in ``ByteStream``. Raises ShardReadError where the entry is damaged."""
+        data = self._step(len(view))
+        while not data and (self._fed or self._pending or self._left_bytes):
+            data = self._step(len(view))
+        view[: len(data)] = data
+        self.done_bytes += len(data)
+        self.crc = crc32(data, self.crc)
+        return len(data)
 
     def read(self, num_bytes: int) -> bytes:
         """The next bytes, fewer only at the end. Raises ShardReadError."""
         data = bytearray(num_bytes)
-        return bytes(data[: self.read_into(memoryview(data))])
+        return bytes(data[: self.fill(memoryview(data))])
+
+    def _step(self, most: int) -> bytes | memoryview:
+        return self._stored(most) if self._inflater is None else self._inflate(most)
 
     def _inflate(self, most: int) -> bytes:
         if self._inflater.eof:  # what the entry has behind that would be kept by the inflater
@@ -244,18 +244,20 @@ def arrays_of(shard: ShardFile, file: Readable) -> dict[str, np.dtype[Any]]:
 
     Raises ShardReadError where the file is no whole npz, or none of the arrays has rows: each is a single value.
     """
-    found = {}
+    dtypes = {}
     has_rows = False
     for name, entry in _entries(shard, file).items():
         shape, _, dtype = _header(_EntryStream(shard, lambda: file, entry, _FED_BYTES), entry, shard.uri)
         has_rows = has_rows or bool(shape)
         try:
-            found[name] = np.dtype((dtype, shape[1:]))
+            dtypes[name] = np.dtype((dtype, shape[1:]))
         except ValueError as error:  # of too many axes, or too large
             raise _bad(shard.uri, entry.header_offset, f"rows in {entry.filename}", f"{shape}: {error}") from None
     if not has_rows:
-        raise _bad(shard.uri, 0, "arrays with one row a record", f"no rows, but a single value in each of {[*found]}")
-    return found
+        raise _bad(
+            shard.uri, 0, "arrays with one row a record", f"no rows, but a single value in each of {[*dtypes]}"
+        )
+    return dtypes
 
 
 def _header(stream: _EntryStream, entry: zipfile.ZipInfo, uri: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -265,8 +267,8 @@ def _header(stream: _EntryStream, entry: zipfile.ZipInfo, uri: str) -> tuple[tup
     header_bytes = int.from_bytes(stream.read(length_bytes), "little")
     header = stream.read(min(header_bytes, _MOST_HEADER_BYTES)).decode("latin-1").strip()
     is_dict = front.startswith(_NPY_MAGIC) and header[:1] == "{" and header[-1:] == "}"
-    found = [pattern.search(header) for pattern in (_DESCR, _FORTRAN_ORDER, _SHAPE)]
-    descr, order, dims = (match and match[1] for match in found)
+    matches = [pattern.search(header) for pattern in (_DESCR, _FORTRAN_ORDER, _SHAPE)]
+    descr, order, dims = (match and match[1] for match in matches)
     try:
         if descr is None or order is None or dims is None or not is_dict:
             raise ValueError(f"{front + header.encode('latin-1')!r:.250}")

@@ -1,11 +1,11 @@
-"""What readers of blocks share: files that are open, and blocks of remote shards that are on their way."""
+"""Reading the blocks of an index again: the face of all readers, and the files that they keep open."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from dataclasses import dataclass, field
 from weakref import WeakSet
 
 import numpy as np
@@ -26,57 +26,23 @@ _MAX_OPEN_FILES = 64
 _OTHER_OPEN_FILES = 16  # sockets, memories, and what a user's function opens
 
 
-class Reader(Protocol):
-    """Reads blocks of a list of files: ``BlockReader`` those of TFRecord, ``FixedBlockReader`` the others."""
-
-    @property
-    def fetches(self) -> bool:
-        """Whether any shard is remote: else :meth:`begin` does nothing."""
-
-    def narrowed(self, block: Block, first: int, stop: int) -> Block:
-        """The smallest part of ``block`` that holds its records ``first`` to ``stop - 1`` and can be read alone."""
-
-    def begin(self, blocks: list[Block]) -> None:
-        """Have blocks of remote shards fetched, each for one :meth:`read_together`."""
-
-    def are_there(self, blocks: list[Block]) -> bool:
-        """Whether what was begun has come."""
-
-    def can_read_together(self, block: Block) -> bool:
-        """Whether :meth:`read_together` may be tried."""
-
-    def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
-        """All records of ``blocks``, and the ends of their frames, in order; None where anything is wrong."""
-
-    def memory_bytes(self, block: Block) -> int:
-        """Bytes of memory that :meth:`read_together` needs for a block."""
-
-    def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
-        """Two int64, (n,): where each record's data starts, and how many bytes it has, in frames with these ends."""
-
-    def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
-        """Records ``first`` to ``stop - 1`` of ``block``, in order, and what of them is damaged."""
-
-    def close(self) -> None:
-        """Close the files."""
-
-
+@dataclass
 class Reading:
     """How files are read: by ``access`` where they are remote.
 
     ``on_read`` is called while a shard is read from front to back; the ns of each stage are added up in ``spent``.
     """
 
-    def __init__(
-        self, on_read: OnRead = no_callback, access: Access | None = None, spent: StageTimes | None = None
-    ) -> None:
-        self.on_read = on_read
-        self.access = access or Access()
-        self.spent: StageTimes = [0] * len(Stage) if spent is None else spent
+    on_read: OnRead = no_callback
+    access: Access = field(default_factory=Access)
+    spent: StageTimes = field(default_factory=lambda: [0] * len(Stage))
 
 
-class ShardFiles:
-    """Keeps up to 64 files open (fewer if few may be open), and a buffer for the most that was read together."""
+class Reader:
+    """Reads blocks of a list of files: ``BlockReader`` those of TFRecord, ``FixedBlockReader`` the others.
+
+    Keeps up to 64 files open (fewer if few may be open), and a buffer for the most that was read together.
+    """
 
     def __init__(
         self, files: list[ShardFile], compressions: list[Compression], reading: Reading | None = None
@@ -93,6 +59,7 @@ class ShardFiles:
         _all.add(self)
 
     def close(self) -> None:
+        """Close the files, and forget what was fetched."""
         self._fetches.forget()
         self.close_files()
 
@@ -101,25 +68,60 @@ class ShardFiles:
         while self._open:
             self._open.popitem()[1].close()
 
+    # ------------------------------------------------------------------------------------ of each kind its own
+
+    def narrowed(self, block: Block, first: int, stop: int) -> Block:
+        """The smallest part of ``block`` that holds its records ``first`` to ``stop - 1`` and can be read alone."""
+        raise NotImplementedError
+
+    def memory_bytes(self, block: Block) -> int:
+        """Bytes of memory that :meth:`read_together` needs for a block."""
+        raise NotImplementedError
+
+    def can_read_together(self, block: Block) -> bool:
+        """Whether :meth:`read_together` may be tried."""
+        raise NotImplementedError
+
+    def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
+        """The records of several blocks: the buffer that they are in and the ends of their frames, in order.
+
+        ``ends``: int64, (records + 1,), as in :class:`~loaderd.formats.framing.RecordChunk`. Valid until the next
+        call. None where anything at all is wrong: :meth:`read` will say what.
+        """
+        raise NotImplementedError
+
+    def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
+        """Two int64, (n,): where each record's data starts, and how many bytes it has, in frames with these ends."""
+        raise NotImplementedError
+
+    def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
+        """Records ``first`` to ``stop - 1`` of ``block``, in order, and what of them is damaged.
+
+        The pieces may go beyond that range. A Damage comes in front of the piece in which its record would be, or in
+        which it is as a ``bad`` one. Raises ShardReadError where the file cannot be read, or is not the one that was
+        indexed; if that error comes at the end, what was yielded does not count.
+        """
+        raise NotImplementedError
+
+    # -------------------------------------------------------------------------------- shards that are far away
+
     @property
     def fetches(self) -> bool:
-        """As in :class:`Reader`."""
+        """Whether any shard is remote: else :meth:`begin` does nothing."""
         return bool(self._remote)
 
     def begin(self, blocks: list[Block]) -> None:
-        """As in :class:`Reader`."""
+        """Have blocks of remote shards fetched, each for one :meth:`read_together`."""
         self._fetches.begin(_key(block) for block in blocks if self._is_fetched(block))
 
     def are_there(self, blocks: list[Block]) -> bool:
-        """As in :class:`Reader`."""
+        """Whether what was begun has come."""
         return self._fetches.are_there(_key(block) for block in blocks if self._is_fetched(block))
 
     def _is_fetched(self, block: Block) -> bool:
         return block.shard in self._remote and self.can_read_together(block)
 
-    def can_read_together(self, block: Block) -> bool:
-        """As in :class:`Reader`."""
-        raise NotImplementedError
+    # ---------------------------------------------------------------------------------------------- the bytes
 
     def _read_bytes(self, blocks: list[Block], part_of: Callable[[int], memoryview]) -> bool:
         """Read the bytes of block i into ``part_of(i)``; False where a file has become shorter."""
@@ -158,7 +160,7 @@ class ShardFiles:
         return file
 
 
-_all: WeakSet[ShardFiles] = WeakSet()
+_all: WeakSet[Reader] = WeakSet()
 """Those of this process, of all streams: together they may have more files open than a process may have."""
 
 

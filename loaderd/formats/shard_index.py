@@ -235,14 +235,14 @@ def build_index(
         stream = open_stream(file.uri, opened, compression, on_read)
         most_bytes = most_record_bytes(compression, file.size_bytes)
         jump_to = stream.jump_to if isinstance(stream, PlainStream) else None
-        for found in scan(file.uri, stream.read_into, most_bytes=most_bytes, jump_to=jump_to):
-            if isinstance(found, Damage):
-                damages.append(found)
-                next_record = found.record + 1
+        for piece in scan(file.uri, stream.read_into, most_bytes=most_bytes, jump_to=jump_to):
+            if isinstance(piece, Damage):
+                damages.append(piece)
+                next_record = piece.record + 1
             else:
-                blocks.add(found)
-                digest = chain_crcs(found.buffer, found.ends, digest)
-                next_record = found.first_record + found.num_records
+                blocks.add(piece)
+                digest = chain_crcs(piece.buffer, piece.ends, digest)
+                next_record = piece.first_record + piece.num_records
         if stream.damage is not None:
             damages.append(_place(stream.damage, next_record, damages))
         opened.check_unchanged()

@@ -62,8 +62,8 @@ def find_members(
     reader = io.BufferedReader(FileReader(file, size_bytes), _BUFFER_BYTES)
     headers = _Headers(reader, size_bytes)
     try:
-        while (found := headers.next()) is not None:
-            name, kind, offset, num_bytes = found
+        while (header := headers.next()) is not None:
+            name, kind, offset, num_bytes = header
             if kind in _FILES and _holds_records(name):
                 yield Member(name, offset, num_bytes)
             elif on_skipped is not None:
@@ -181,7 +181,7 @@ def _decimal(digits: bytes) -> int:
 
 def _pax_records(data: bytes) -> dict[bytes, bytes]:
     """The path and size that PAX records say. Each record: its own length, " ", a keyword, "=", a value, "\\n"."""
-    found = {}
+    values = {}
     at = 0
     while at < len(data) and data[at]:
         space = data.find(b" ", at, at + _MOST_DIGITS)
@@ -190,6 +190,6 @@ def _pax_records(data: bytes) -> dict[bytes, bytes]:
         if stop > len(data) or not equals or data[stop - 1 : stop] != b"\n":
             raise _InvalidHeader(f"{data[at : at + 40]!r} where a PAX record should be")
         if keyword in (_PATH, _SIZE, _SPARSE_PATH):
-            found[keyword] = value
+            values[keyword] = value
         at = stop
-    return found
+    return values

@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 from loaderd.errors import Damage, LoaderdError
-from loaderd.formats.compression import OnRead, bomb, read_over
+from loaderd.formats.compression import ByteStream, OnRead, bomb
 from loaderd.storage.shard_file import Readable
 
 _READ_BYTES = 1 << 18
@@ -55,7 +55,7 @@ class FileReader(io.RawIOBase):
         return got
 
 
-class ZstdStream:
+class ZstdStream(ByteStream):
     """As ``InflatedStream``. To get all that is before damage, it begins again, in ever shorter steps."""
 
     def __init__(self, shard: str, file: Readable, size_bytes: int, on_read: OnRead) -> None:
@@ -64,8 +64,6 @@ class ZstdStream:
         self._on_read = on_read
         self._step_bytes = _READ_BYTES
         self._inflated_bytes = 0
-        self.damage: Damage | None = None
-        self.is_garbled = False
         self._begin()
 
     def _begin(self) -> None:
@@ -75,7 +73,6 @@ class ZstdStream:
         self._stream = pa.CompressedInputStream(pa.PythonFile(self._reader, mode="r"), "zstd")
 
     def read_into(self, view: memoryview) -> int:
-        """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
         while self.damage is None:
             try:
                 data = self._stream.read(min(self._step_bytes, len(view)))
@@ -105,7 +102,3 @@ class ZstdStream:
         while left:
             left -= len(self._stream.read(min(left, _READ_BYTES)))
             self._on_read(self._reader.tell())
-
-    def skip(self, num_bytes: int) -> None:
-        """Inflate and forget so many bytes, or all that there are."""
-        read_over(self.read_into, num_bytes)

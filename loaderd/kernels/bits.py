@@ -269,17 +269,21 @@ def _select_bits(layout: BitLayout) -> SelectBits | None:
     if not can_compile() or layout.columns.stop + 1 < _WORD_BYTES:
         return None
     sections = _sections(layout)
-    found: dict[int, dict[_Section, Indices]] = {}
+    by_lanes: dict[int, dict[_Section, Indices]] = {}
     for lanes in _LANES:
         starts = {section: _starts(layout, section, lanes) for section in sections}
         whole = {section: each for section, each in starts.items() if each is not None}
         if len(whole) == len(sections):
-            found[lanes] = whole
-    if not found:
+            by_lanes[lanes] = whole
+    if not by_lanes:
         return None
-    fewest = min(found, key=lambda lanes: sum(section.times * len(each) for section, each in found[lanes].items()))
+
+    def num_runs(lanes: int) -> int:
+        return sum(section.times * len(each) for section, each in by_lanes[lanes].items())
+
+    fewest = min(by_lanes, key=num_runs)
     loop = compiled(select_code(fewest, layout.scale.dtype.itemsize))
-    return None if loop is None else SelectBits(loop, layout, fewest, found[fewest])
+    return None if loop is None else SelectBits(loop, layout, fewest, by_lanes[fewest])
 
 
 def _sections(layout: BitLayout) -> list[_Section]:
@@ -308,7 +312,7 @@ def _sections(layout: BitLayout) -> list[_Section]:
 
 def _starts(layout: BitLayout, section: _Section, lanes: int) -> Indices | None:
     """The first values of the fewest runs that make a section; None where the bits of a run are too far apart."""
-    found = []
+    choices = []
     # Runs through the whole section; or through the channels of each place, so that no run has bits of two places.
     for size in (section.size, len(layout.order)):
         if size >= lanes:
@@ -316,8 +320,8 @@ def _starts(layout: BitLayout, section: _Section, lanes: int) -> Indices | None:
             starts = (section.first + np.arange(0, section.size, size)[:, None] + run).reshape(-1)
             byte = (layout.source[starts[:, None] + np.arange(lanes)]) // 8
             if (np.ptp(byte, axis=1) < _WORD_BYTES).all():
-                found.append(starts)
-    return min(found, key=len, default=None)
+                choices.append(starts)
+    return min(choices, key=len, default=None)
 
 
 # -------------------------------------------------------------------------------------------------- by numpy

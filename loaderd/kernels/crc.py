@@ -39,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.kernels.llvm import compiled
+from loaderd.kernels.views import items_at
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
@@ -56,13 +57,13 @@ Crcs = npt.NDArray[np.uint32]
 def _load_crc32c() -> Callable[..., int]:
     """``crc32c.crc32c``, without its package, which imports all that its command line needs: 20 ms at each start."""
     package = find_spec("crc32c")
-    found = package and PathFinder.find_spec("_crc32c", package.submodule_search_locations)
-    if found is None or found.loader is None:  # a version that is laid out otherwise
+    spec = package and PathFinder.find_spec("_crc32c", package.submodule_search_locations)
+    if spec is None or spec.loader is None:  # a version that is laid out otherwise
         from crc32c import crc32c as function
 
         return function
-    extension = module_from_spec(found)
-    found.loader.exec_module(extension)
+    extension = module_from_spec(spec)
+    spec.loader.exec_module(extension)
     loaded: Callable[..., int] = extension.crc32c
     return loaded
 
@@ -152,19 +153,8 @@ def _masked_crcs_of_any_lengths(lengths: npt.NDArray[np.int64]) -> Crcs:
 
 def words_at(buffer: Bytes1D, offsets: npt.NDArray[np.int64]) -> Crcs:
     """uint32, (n,): the little-endian 32-bit word at each byte offset. About 3 ns a word."""
-    words: Crcs = _windows(buffer, 4)[offsets].view("<u4")
+    words: Crcs = items_at(buffer, 4)[offsets].view("<u4")
     return words
-
-
-def _windows(buffer: Bytes1D, size: int) -> npt.NDArray[np.void]:
-    """void of ``size`` bytes, (len - size + 1,): the window at every byte offset, without a copy.
-
-    To gather or scatter void items is one memcpy an item; rows of a two-dimensional view cost five times that.
-    """
-    windows: npt.NDArray[np.void] = np.ndarray(
-        (max(0, len(buffer) - size + 1),), f"V{size}", buffer=buffer.data, strides=(1,)
-    )
-    return windows
 
 
 def find_bad_length_crc(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> int | None:
@@ -253,7 +243,7 @@ def _seam_by_numpy(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> Crcs:
     seams = np.empty((len(footers), FRAME_BYTES), dtype=np.uint8)
     seams[:, :FOOTER_BYTES] = stored.astype("<u4", copy=False).view(np.uint8).reshape(-1, FOOTER_BYTES)
     seams[:, FOOTER_BYTES:] = _RESET
-    _windows(buffer, FRAME_BYTES)[footers[:-1]] = seams[:-1].view(f"V{FRAME_BYTES}")[:, 0]
+    items_at(buffer, FRAME_BYTES)[footers[:-1]] = seams[:-1].view(f"V{FRAME_BYTES}")[:, 0]
     last = int(footers[-1])
     buffer[last : last + FOOTER_BYTES] = seams[-1, :FOOTER_BYTES]
     return stored

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.kernels.llvm import compiled
+from loaderd.kernels.views import items_at
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
@@ -267,9 +268,7 @@ class PutByNumpy:
     def put(self, memory: Memory, positions: Int64s) -> Int64s:
         """As :meth:`PutByLoop.put`."""
         length, row_bytes = self._template.length, self._template.row_bytes
-        # To gather void items from overlapping stretches of the buffer is a memcpy for each: two thirds of the time
-        # that rows of a two-dimensional view take. The same holds for putting them.
-        windows = np.ndarray((len(memory.buffer) - length + 1,), f"V{length}", buffer=memory.buffer, strides=(1,))
+        windows = items_at(memory.buffer, length)
         out = memory.out.view(f"V{row_bytes}").reshape(-1)
         step = max(1, _CHUNK_BYTES // max(length, row_bytes))
         missed = [positions[:0]]

@@ -32,10 +32,10 @@ def resolve_dtype(dtype: Any) -> np.dtype[Any]:
     if resolved is None:
         import ml_dtypes
 
-        found = getattr(ml_dtypes, dtype, None) if isinstance(dtype, str) else None
-        if not isinstance(found, type):
+        scalar_type = getattr(ml_dtypes, dtype, None) if isinstance(dtype, str) else None
+        if not isinstance(scalar_type, type):
             raise SchemaError(f"dtype must be one that numpy or ml_dtypes knows, got {dtype!r}")
-        resolved = np.dtype(found)
+        resolved = np.dtype(scalar_type)
     if resolved.hasobject or resolved.itemsize == 0:
         raise SchemaError(f"dtype must have a fixed size, got {resolved}; a string's is that of its bytes: S16")
     if resolved.subdtype is not None:
@@ -138,9 +138,10 @@ class _Values(ByValue):
     default: Any
     pad: Any
 
-    def _keep_values(self) -> None:
+    def __post_init__(self) -> None:
         """Keep default and pad without arrays and tensors; raises SchemaError where one does not fit."""
         name = type(self).__name__
+        object.__setattr__(self, "shape", check_shape(self.shape, name))
         object.__setattr__(self, "default", as_plain(self.default))
         if self.default is not None:
             as_values(self.default, self.value_dtype, self.shape, f"{name}: default")
@@ -225,8 +226,7 @@ class Raw(_Values):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype))
-        object.__setattr__(self, "shape", check_shape(self.shape, "Raw"))
-        self._keep_values()
+        super().__post_init__()
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
@@ -247,10 +247,6 @@ class Int64(_Values):
 
     wire_kind = "int64"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", check_shape(self.shape, "Int64"))
-        self._keep_values()
-
     @property
     def value_dtype(self) -> np.dtype[Any]:
         return np.dtype("<i8")
@@ -268,10 +264,6 @@ class Float(_Values):
     pad: Any = None
 
     wire_kind = "float"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", check_shape(self.shape, "Float"))
-        self._keep_values()
 
     @property
     def value_dtype(self) -> np.dtype[Any]:

@@ -111,9 +111,9 @@ class FixedRecords(Mapping[str, Feature]):
         assert self.dtype.fields is not None
         for name, expected in self.expect.items():
             field = self.dtype.fields[name][0]
-            found = np.frombuffer(record, field.base, field.itemsize // field.base.itemsize, self.offset_of(name))
-            if (found.reshape(field.shape) != np.asarray(expected, field.base)).any():
-                return f"{name} {found.reshape(field.shape).tolist()} where {expected} is expected"
+            values = np.frombuffer(record, field.base, field.itemsize // field.base.itemsize, self.offset_of(name))
+            if (values.reshape(field.shape) != np.asarray(expected, field.base)).any():
+                return f"{name} {values.reshape(field.shape).tolist()} where {expected} is expected"
         return ""
 
 

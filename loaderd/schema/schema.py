@@ -90,9 +90,9 @@ class Schema:
         for number, part in enumerate(parts_of(definition)):
             what = f"field {name!r}, part {number}" if isinstance(definition, Planes) else f"field {name!r}"
             tried.append(try_out(what, part, name, self.spec_of) if isinstance(part, Derived) else part)
-        found = Planes(tried) if isinstance(definition, Planes) else tried[0]
+        known = Planes(tried) if isinstance(definition, Planes) else tried[0]
         kept = "fields" if name in self.fields else "intermediates"
-        object.__setattr__(self, kept, MappingProxyType({**getattr(self, kept), name: found}))
+        object.__setattr__(self, kept, MappingProxyType({**getattr(self, kept), name: known}))
 
     def __eq__(self, other: object) -> bool:
         """Whether both read and deliver the same, in the same order; functions compare as in :class:`Derived`."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import loaderd
 from loaderd.decode.batch_decoder import BatchDecoder
@@ -28,29 +25,6 @@ def decoded(schema: Schema, rows: Any) -> dict[str, Any]:
 def rows_of(schema: Schema, count: int, seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
     return np.frombuffer(rng.bytes(count * schema.row_bytes), schema.row_dtype)
-
-
-@KERNELS
-@given(st.data())
-def test_bits_in_padded_planes_and_of_either_order(kernels: str, data: st.DataObject):
-    bit_order: Any = data.draw(st.sampled_from(["big", "little"]))
-    shape = tuple(data.draw(st.lists(st.integers(1, 20), min_size=2, max_size=3)))
-    plane_bytes = data.draw(st.none() | st.integers(0, 3).map(lambda more: (math.prod(shape[1:]) + 7) // 8 + more))
-    start = data.draw(st.integers(0, 30)) if plane_bytes is None else 8 * data.draw(st.integers(0, 3))
-    dtype = data.draw(st.sampled_from(["float32", "int8", "bfloat16", "bool"]))
-    field = loaderd.Bits("b", shape, start, bit_order=bit_order, plane_bytes=plane_bytes, dtype=dtype)
-    schema = Schema({"b": loaderd.PackedBits(field.stop)}, {"f": field})
-    rows = rows_of(schema, 5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOADERD_KERNELS", kernels)
-        found = decoded(schema, rows)["f"]
-    bits = np.unpackbits(rows["b"], axis=1, bitorder=bit_order)[:, start:]
-    if plane_bytes is None:
-        expected = bits[:, : math.prod(shape)]
-    else:
-        planes = [bits[:, 8 * plane_bytes * plane :][:, : math.prod(shape[1:])] for plane in range(shape[0])]
-        expected = np.concatenate(planes, axis=1)
-    assert (found == expected.reshape(5, *shape).astype(field.dtype)).all()
 
 
 BOARD = Schema(

@@ -9,7 +9,7 @@ import pytest
 from fixed_files import RECORDS, records_from
 from pyarrow import fs
 
-from loaderd.formats.indexer import Indexer, IndexResult
+from loaderd.formats.indexer import IndexResult, find_indexes
 from loaderd.options import Storage
 from loaderd.snapshots import StorageCounts
 from loaderd.storage import access as access_module
@@ -56,7 +56,7 @@ def indexed(folder: Path) -> tuple[IndexResult, StorageCounts]:
     access = Access(storage)
     (file,) = list_shards(f"timeless://{folder}/shard", access=access)
     assert file.mtime_ns == 0
-    (found,) = Indexer(str(folder / "indexes"), 7, RECORDS)([file], access=access)
+    (found,) = find_indexes(str(folder / "indexes"), 7, RECORDS, [file], access=access)
     return found, access.take_counts()
 
 
