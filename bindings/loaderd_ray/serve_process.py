@@ -21,14 +21,12 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 
 from loaderd.redaction import readable_line
+from loaderd.restarts import RestartPolicy
 
-_FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
-_GOOD_LIFE_S = 60.0
 _END_S = 15.0  # `loaderd serve` gives its consumers ten seconds to take note of the end
 _LAST_LINES = 20
 _ADDRESS = re.compile(r'loaderd\.connect\("(grpc[^"]+)"')
@@ -86,19 +84,16 @@ class ServerProcess:
         self._thread.join()
 
     def _keep_running(self) -> None:
-        delay_s = _FIRST_DELAY_S
+        policy = RestartPolicy()
         while True:
-            began_s = time.monotonic()
+            policy.began()
             try:
                 if not self._run():
                     return
             except OSError as error:
                 self.error = f"cannot start a process: {error}"
-            if time.monotonic() - began_s > _GOOD_LIFE_S:
-                delay_s = _FIRST_DELAY_S
-            if self._over.wait(delay_s):
+            if self._over.wait(policy.pause_s()):
                 return
-            delay_s = min(2 * delay_s, _MAX_DELAY_S)
             self.restarts += 1
 
     def _run(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from loaderd.options import Shuffle
 from loaderd.pickling import pickled
 from loaderd.remote.address import unix_path
 from loaderd.remote.source import RemoteStream
+from loaderd.restarts import Backoff
 from loaderd.schema.wire import from_wire
 from loaderd.subscription import Subscription
 from loaderd.version import VERSION
@@ -115,7 +115,7 @@ class ServedSource(Source):
         self._was_open = self._away = False
         self._reason = ""
         """Why the server refused us last, of what was said of this outage."""
-        self._pause_s = _MIN_PAUSE_S
+        self._pauses = Backoff(_MIN_PAUSE_S, _MAX_PAUSE_S)
         self._tried_s = 0.0
         self._called_s: float | None = None
 
@@ -151,8 +151,7 @@ class ServedSource(Source):
                 hint=f"{why} {HOW_TO_GO_ON}".lstrip(),
             )
         self._say(lost, at)
-        pause_s = self._pause_s * random.uniform(0.5, 1)  # many consumers shall not call all at once
-        self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+        pause_s = self._pauses.next_s()
         self._tried_s += pause_s
         return pause_s
 
@@ -170,5 +169,5 @@ class ServedSource(Source):
             _logger.warning("%s is back; going on at %s", self.what, at)
 
     def _end_outage(self) -> None:
-        self._pause_s = _MIN_PAUSE_S
+        self._pauses.reset()
         self._tried_s = 0.0

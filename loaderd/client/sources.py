@@ -25,6 +25,7 @@ from loaderd.ipc.messages import AskState, Message, Open, Welcome
 from loaderd.ipc.spawn import search_path
 from loaderd.options import StreamOptions
 from loaderd.pickling import pickled_to_send
+from loaderd.restarts import RestartPolicy
 from loaderd.schema import Schema
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class EmbeddedSource(Source):
         self._pickled = pickled_to_send(wanted, dataset)
         self._path = search_path()
         self._shards: list[list[str] | None] | None = None
-        self._fruitless = 0
+        self._restarts = RestartPolicy(_MAX_FRUITLESS_DAEMONS)
 
     def connect(self) -> Transport:
         return connect_to_daemon(self._path)
@@ -116,9 +117,10 @@ class EmbeddedSource(Source):
         self._shards = shards
 
     def pause_s(self, lost: TransportLost, fruitful: bool, at: str) -> float:
-        self._fruitless = 0 if fruitful else self._fruitless + 1
-        if self._fruitless == _MAX_FRUITLESS_DAEMONS:
-            self._fruitless = 0
+        if fruitful:
+            self._restarts.achieved()
+        elif self._restarts.ended_in_vain():
+            self._restarts.achieved()  # whoever asks again gets as many again
             raise DaemonError(
                 f"{_MAX_FRUITLESS_DAEMONS} daemons in a row ended without having delivered a batch; {lost}",
                 hint="What ends them, or holds them up, is outside: too little memory is a usual cause.",

@@ -38,6 +38,7 @@ from loaderd.plan.passes import Listing
 from loaderd.plan.positions import Position
 from loaderd.progress import ProgressLines
 from loaderd.remote.tables import welcome_to
+from loaderd.restarts import Backoff
 from loaderd.schema.packed import unpacking_schema
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout
@@ -54,7 +55,6 @@ _LISTED_ANEW_S = 2.0
 # Who waits for a listing asks again within 5 s: see ``remote.servers``.
 _COME_FOR_S, _WAITED_FOR_S = 10.0, 30.0
 HOW_TRAININGS_END = "trainings that run on it end when the server is started again after shards were added"
-_FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 
 
 @dataclass
@@ -85,7 +85,7 @@ class ServedDataset:
     """The error of the last preparation that is finished; None: it succeeded, or none is finished."""
     _lines: ProgressLines = field(init=False)
     _retry_at_s: float = 0.0
-    _retry_s: float = _FIRST_RETRY_S
+    _retries: Backoff = field(default_factory=lambda: Backoff(5.0, 300.0))
 
     def __post_init__(self) -> None:
         self._lines = ProgressLines(partial(_logger.info, "%s: %s", self.name))
@@ -174,10 +174,9 @@ class ServedDataset:
         failure, before = self.preparation.error, self._failure
         self._failure = failure
         if failure is None:
-            self._retry_s = _FIRST_RETRY_S
+            self._retries.reset()
         elif failure is not before:
-            self._retry_at_s = now_s + self._retry_s
-            self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
+            self._retry_at_s = now_s + self._retries.next_s()
         elif now_s >= self._retry_at_s:
             self.preparation = LocalPreparation(
                 self.dataset, self.options, worker_manager, found_before=self._found_before

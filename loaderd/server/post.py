@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from loaderd.restarts import RestartPolicy
 from loaderd.server.child import Child
 
 _MAX_STARTS_IN_VAIN = 3
-_FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
-_GOOD_LIFE_S = 60.0
 _ANSWERS_WITHIN_S = 5.0
 
 
@@ -22,9 +21,7 @@ class Post:
     child: Child | None = None
     due_s: float | None = None
     """When to start the next process; None: one runs, or none is needed yet."""
-    began_s: float = 0.0
-    delay_s: float = _FIRST_DELAY_S
-    in_vain: int = 0
+    policy: RestartPolicy = field(default_factory=lambda: RestartPolicy(_MAX_STARTS_IN_VAIN))
     restarts: int = 0
     has_ever_served: bool = False
     """Whether any of its processes has."""
@@ -37,17 +34,14 @@ class Post:
         None: too many in a row have never served.
         """
         self.child = None
-        self.in_vain = 0 if has_served else self.in_vain + 1
-        if self.in_vain >= _MAX_STARTS_IN_VAIN:
+        if has_served:
+            self.policy.achieved()
+        elif self.policy.ended_in_vain():
             return None
-        now_s = time.monotonic()
-        if now_s - self.began_s > _GOOD_LIFE_S:
-            self.delay_s = _FIRST_DELAY_S
         self.restarts += 1
-        delay_s = self.delay_s
-        self.due_s = now_s + delay_s
-        self.delay_s = min(2 * delay_s, _MAX_DELAY_S)
-        return delay_s
+        pause_s = self.policy.pause_s()
+        self.due_s = time.monotonic() + pause_s
+        return pause_s
 
     def why_not(self) -> str:
         """Why it cannot serve now; "" if it can."""

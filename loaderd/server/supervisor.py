@@ -227,7 +227,7 @@ class Supervisor:
 
     def _fill(self, post: Post) -> None:
         post.due_s = None
-        post.began_s = time.monotonic()
+        post.policy.began()
         try:
             post.child = self._child_of(post, self._current)
         except DaemonError as error:
@@ -264,7 +264,7 @@ class Supervisor:
         self._daemon.child, self._daemon.due_s, self._next_daemon = child, None, None
         self._current = {}
         self._options = self._next_options
-        self._daemon.began_s = time.monotonic()
+        self._daemon.policy.began()
         _logger.info("reloaded: %s serves now", child)
         if before is not None:
             _logger.info("%s ends when its last consumer has left", before)
@@ -333,7 +333,7 @@ class Supervisor:
         if delay_s is None:
             self._give_up(error)
         else:
-            _logger.error("%s; another %s starts in %g s", error.message, post.name, delay_s)
+            _logger.error("%s; another %s starts in %.1f s", error.message, post.name, delay_s)
 
     # -------------------------------------------------------------------------------------------- time
 

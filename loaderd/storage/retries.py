@@ -1,7 +1,7 @@
 """Asking again: which failures may pass, when to ask the next time, and how much to ask of a store in trouble.
 
 A failure of a disk or a network may pass; what it says of the shard does not. A request that failed is made again
-after a pause that grows a little each time.
+after a pause that grows each time (``restarts.Backoff``).
 
 **A store is left alone as a whole**, not by each request for itself (:class:`RateLimiter`). How many requests are
 under way follows AIMD, as in TCP: a failure takes three tenths of them away, at most once in a round trip, and each
@@ -21,12 +21,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from loaderd.errors import LoaderdError
+from loaderd.restarts import Backoff
 
 _MOST_PAUSE_S = 4.0
 _FIRST_PAUSE_S = 0.1
 """Of a store that answers nobody."""
 _REQUEST_PAUSE_S = 0.02
-"""Of a request that has failed, for each time. It need not be long: the store's pace is what spares it."""
+"""Of a request that has failed, at first. It need not be long: the store's pace is what spares it."""
+_MOST_REQUEST_PAUSE_S = 1.0
 _LEAST_PATIENCE_S = 1.0
 _KEPT_AFTER_FAILURE = 0.7
 _MORE_IN_A_ROUND = 2.0
@@ -79,7 +81,7 @@ class RateLimiter:
         """When the limit was last cut, when the last answer and failure came, and until when no request is made."""
         self._answers = 0
         """Answers since the last cut."""
-        self._silent_rounds = 0
+        self._pauses = Backoff(_FIRST_PAUSE_S, _MOST_PAUSE_S)
         self._error: Exception | None = None
         """The last failure, if no answer has come since."""
 
@@ -108,7 +110,8 @@ class RateLimiter:
         with self._turns:
             self._under_way -= 1
             self._answers += 1
-            self._silent_rounds, self._error = 0, None
+            self._pauses.reset()
+            self._error = None
             self._answered_s = time.monotonic()
             if self._limit < self._most:
                 more = 1.0 if self._limit < self._threshold else _MORE_IN_A_ROUND / self._limit
@@ -126,17 +129,9 @@ class RateLimiter:
                     self._limit = self._threshold = max(1.0, _KEPT_AFTER_FAILURE * self._limit)
                 else:
                     self._limit = 1.0
-                    pause_s = _FIRST_PAUSE_S * 2.0 ** min(self._silent_rounds, 9)
-                    self._resume_s = self._cut_s + _shortened(min(pause_s, retry_s / 2))
-                    self._silent_rounds += 1
+                    self._resume_s = self._cut_s + min(self._pauses.next_s(), retry_s / 2)
                 self._answers = 0
             self._turns.notify_all()
-
-
-def _shortened(pause_s: float) -> float:
-    import random
-
-    return min(pause_s, _MOST_PAUSE_S) * random.uniform(0.5, 1.0)
 
 
 def call_with_retries(
@@ -151,7 +146,7 @@ def call_with_retries(
     So it is after errors that do not pass if ``renew`` says that something has changed since it was called. Raises
     the last error. ``on_retry`` is called before each pause.
     """
-    since_s, failures = time.monotonic(), 0
+    since_s, pauses = time.monotonic(), Backoff(_REQUEST_PAUSE_S, _MOST_REQUEST_PAUSE_S)
     while True:
         began_s = pace.begin(since_s, retry_s)
         try:
@@ -171,5 +166,4 @@ def call_with_retries(
             pace.answered()
             return answer
         on_retry()
-        failures += 1
-        time.sleep(min(left_s, _shortened(failures * _REQUEST_PAUSE_S)))
+        time.sleep(min(left_s, pauses.next_s()))

@@ -18,6 +18,7 @@ from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.indexer import make_indexes
 from loaderd.formats.shard_index import encode_indexes
+from loaderd.halving import HalvingSearch
 from loaderd.ipc.channel import MAX_MESSAGE_BYTES
 from loaderd.ipc.worker_messages import (
     MOST_ROW_FAULTS,
@@ -160,24 +161,21 @@ class TaskRunner:
         until_ns = now_ns + _MOST_SEARCH_NS + 4 * fill_ns
         most = 0 if self._options.on_corrupt == "raise" else MOST_ROW_FAULTS
         rows = np.arange(sum(stop - start for _, start, stop in segments))
-        waiting = _halves(np.delete(rows, omit))
+        search = HalvingSearch(np.delete(rows, omit).tolist())
         found: list[RowFault] = []
-        while waiting and len(found) <= most:
+        while search and len(found) <= most:
             if now_ns > until_ns:
                 return found[:1], False
-            part = waiting.pop()
+            part = search.next()
             try:
                 self.fill(slot, segments, np.delete(rows, part).tolist())
             except MemoryError:  # no row's fault
                 return found[:1], False
             except Exception as error:
-                if len(part) > 1:
-                    waiting += _halves(part)
-                else:
-                    of_user = (
-                        error if isinstance(error, LoaderdError) else WorkerError(f"{type(error).__name__}: {error}")
-                    )
-                    found.append(RowFault(int(part[0]), to_wire(of_user)))
+                if search.failed(part):
+                    if not isinstance(error, LoaderdError):
+                        error = WorkerError(f"{type(error).__name__}: {error}")
+                    found.append(RowFault(part[0], to_wire(error)))
             began_ns, now_ns = now_ns, time.monotonic_ns()
             on_try(now_ns - began_ns)
         return found if len(found) <= most else found[:1], len(found) <= most
@@ -196,9 +194,3 @@ class TaskRunner:
             out = {name: view[done:end] for name, view in views.items()}
             self._decoder.decode(self._windows[arena][start:stop], out)
             done = end
-
-
-def _halves(rows: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
-    """The second half and the first; no empty one."""
-    middle = (len(rows) + 1) // 2
-    return [half for half in (rows[middle:], rows[:middle]) if len(half)]

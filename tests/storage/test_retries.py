@@ -63,7 +63,7 @@ def test_a_store_that_answers_nobody_is_asked_by_one_and_then_by_all_again():
     store, pace, alone = _Store(most=0), RateLimiter(THREADS), []
 
     def come_back() -> None:
-        while pace._silent_rounds < 3:
+        while pace._pauses._pause_s < 0.8:
             time.sleep(0.01)
         store.most_at_once, refused = 0, store.refused
         while store.refused < refused + 2:

@@ -8,16 +8,13 @@ too many are guilty, it is not the records' fault, and the batch is broken.
 
 from __future__ import annotations
 
-from collections import deque
-
 from loaderd.daemon.pool.tasks import MAX_DEATHS, PlannedBatch
 from loaderd.errors import WorkerError
+from loaderd.halving import HalvingSearch
 from loaderd.ipc.worker_messages import MOST_ROW_FAULTS, TrialTask
 
 _MOST_STALLING_ROWS = 3
 """More are not looked for: each one costs several times the seconds after which a worker counts as stalled."""
-
-RowNumbers = tuple[int, ...]
 
 
 class PoisonSearch:
@@ -35,12 +32,11 @@ class PoisonSearch:
         self.under_way = False
         self._first_only = first_only
         self._num_stalling = 0
-        rows = sorted(set(range(batch.num_rows)).difference(batch.omit))
-        self._waiting: deque[RowNumbers] = deque(_halves(tuple(rows)))
+        self._search = HalvingSearch(sorted(set(range(batch.num_rows)).difference(batch.omit)))
 
     @property
     def finished(self) -> bool:
-        over = not self._waiting or (self._first_only and bool(self.guilty)) or self.is_hopeless
+        over = not self._search or (self._first_only and bool(self.guilty)) or self.is_hopeless
         return over and not self.under_way
 
     def next_work(self) -> TrialTask | None:
@@ -49,7 +45,7 @@ class PoisonSearch:
             return None
         self.under_way = True
         batch = self.batch
-        return TrialTask(self._stream, batch.step, batch.arena_segments, self._waiting.popleft())
+        return TrialTask(self._stream, batch.step, batch.arena_segments, self._search.next())
 
     def most_deaths(self, work: TrialTask) -> int:
         """How many workers may be lost at it: one is enough to try halves of it, but not to find a row guilty."""
@@ -63,20 +59,13 @@ class PoisonSearch:
         self.under_way = False
         if error is None:
             return
-        if len(work.rows) == 1:
+        if self._search.failed(work.rows):
             self.guilty[work.rows[0]] = error
             self._num_stalling += stalled
             self.is_hopeless = len(self.guilty) > MOST_ROW_FAULTS or self._num_stalling > _MOST_STALLING_ROWS
-        else:
-            self._waiting.extendleft(reversed(_halves(work.rows)))
 
     def too_many(self) -> WorkerError:
         """Why the batch is broken if the trial is hopeless; the first guilty row is the one to name."""
         first = self.guilty[min(self.guilty)]
         text = f"workers are lost at {len(self.guilty)} records of batch {self.batch.step} or more; at the first, "
         return WorkerError(text + first.message, hint=first.hint)
-
-
-def _halves(rows: RowNumbers) -> list[RowNumbers]:
-    middle = (len(rows) + 1) // 2
-    return [half for half in (rows[:middle], rows[middle:]) if half]

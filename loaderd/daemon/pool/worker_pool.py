@@ -9,6 +9,7 @@ from loaderd.daemon.pool.fork_server import ForkServer
 from loaderd.errors import DaemonError
 from loaderd.ipc.channel import Channel
 from loaderd.machine import available_memory, oom_kills, remedy
+from loaderd.restarts import RestartPolicy
 from loaderd.shm.page import new_bell
 
 # If so many workers in a row die without having done anything, the machine is at fault and not the data: a task that
@@ -34,7 +35,7 @@ class WorkerPool:
         self._forks = forks
         self._workers: dict[int, _Worker] = {}
         self._next_number = FIRST_WORKER
-        self._fruitless_deaths = 0
+        self._policy = RestartPolicy(_MAX_FRUITLESS_DEATHS)
         self._first_fruitless = FIRST_WORKER
         """Workers from this number on were started after the last of them had done something."""
         self._oom_kills = oom_kills()
@@ -61,7 +62,7 @@ class WorkerPool:
 
     def achieved(self) -> None:
         """Some worker has done something."""
-        self._fruitless_deaths = 0
+        self._policy.achieved()
         self._first_fruitless = self._next_number
 
     def reap(self, worker: int, excused: bool) -> str:
@@ -74,10 +75,9 @@ class WorkerPool:
         os.close(buried.pidfd)
         reason = self._forks.end(buried.pid) + self._for_memory()
         self.restarts += 1
-        self._fruitless_deaths += not excused and worker >= self._first_fruitless
-        if self._fruitless_deaths >= _MAX_FRUITLESS_DEATHS:
+        if not excused and worker >= self._first_fruitless and self._policy.ended_in_vain():
             raise DaemonError(
-                f"{self._fruitless_deaths} workers died without having done anything; the last {reason}",
+                f"{self._policy.num_in_vain} workers died without having done anything; the last {reason}",
                 hint="Warnings before this may say why. Check the limits of memory and of open files (ulimit -n), "
                 "and that the schema's module can be imported.",
             )
