@@ -19,13 +19,14 @@ import numpy as np
 import pytest
 import slots
 import tensorflow as tf
+from binding_contract import BatchesContract, Binding
 from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
-from own_processes import newest_daemon, seen_of_newest
+from own_processes import newest_daemon
 from restarted import Restarted
 from serving import wait_until
 
 import loaderd
-from loaderd.errors import ClosedError, OptionError, WorkerError
+from loaderd.errors import ClosedError, WorkerError
 
 ALIASED = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -52,6 +53,26 @@ def settle() -> None:
 shards, shared_loader, loader = loader_fixtures(SCHEMA, settle)
 
 
+@pytest.fixture
+def binding() -> Binding:
+    return Binding(
+        loaderd_tf.batches,
+        address=address,
+        to_numpy=lambda tensor: tensor.numpy(),
+        dtype_of=tf.as_dtype,
+        aliased={"bits", "id", *ALIASED},
+        host="/CPU:0",
+        device="/CPU:1",
+        has_values=True,
+        wrong_devices=[("/GPU:7", "GPU:7")],
+        settle=settle,
+    )
+
+
+class TestContract(BatchesContract):
+    """What the bindings for all libraries promise."""
+
+
 def check(element: dict[str, tf.Tensor]) -> list[int]:
     """That all rows are whole; returns their numbers."""
     numbers = element["id"].numpy()
@@ -71,28 +92,6 @@ def lies_in_a_slot(tensor: tf.Tensor) -> bool:
 # ------------------------------------------------------------------------------------ what there is
 
 
-def test_every_dtype_is_what_the_loader_has(loader: loaderd.Loader):
-    batches = loaderd_tf.batches(loader)
-    assert len(batches) == NUM_BATCHES
-    elements = list(batches)
-    loader.seek(loaderd.Position())
-    for element, batch in zip(elements, loader, strict=True):
-        assert list(element) == list(SCHEMA.fields)
-        for name, array in batch.items():
-            assert element[name].dtype == tf.as_dtype(array.dtype) and element[name].shape == array.shape
-            assert element[name].device.endswith("CPU:0")
-            assert np.array_equal(element[name].numpy().astype(array.dtype), array)
-        check(element)
-    assert len(element["id"]) == 6
-
-
-def test_numbers_are_not_copied(loader: loaderd.Loader):
-    element = next(iter(loaderd_tf.batches(loader)))
-    found = {name for name, tensor in element.items() if lies_in_a_slot(tensor)}
-    assert found == {"bits", "id", *ALIASED}
-    assert all(address(element[name]) % 64 == 0 for name in found), "or TensorFlow aborts"
-
-
 Pair = namedtuple("Pair", ["x", "y"])
 
 
@@ -105,27 +104,6 @@ def test_structures_are_those_of_a_data_set(loader: loaderd.Loader, structure: A
     assert type(element) is type(from_data_set)
     for one, other in zip(tf.nest.flatten(element), tf.nest.flatten(from_data_set), strict=True):
         assert np.array_equal(one, other)
-
-
-def test_each_iteration_is_a_pass_of_its_own(loader: loaderd.Loader):
-    batches = loaderd_tf.batches(loader, "id")
-    passes = [np.concatenate([ids.numpy() for ids in batches]).tolist() for _ in range(3)]
-    assert all(sorted(numbers) == list(range(RECORDS)) for numbers in passes)
-    assert passes[0] != passes[1] != passes[2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"structure": ("id", "absent")}, "'absent'"),
-        ({"device": "/GPU:7"}, "GPU:7"),
-        ({"prefetch": -1}, "prefetch must be a number of batches, 0 or more, got -1"),
-        ({"loader": "a path"}, "loader must be a loaderd.Loader"),
-    ],
-)
-def test_mistakes(loader: loaderd.Loader, arguments: dict[str, Any], message: str):
-    with pytest.raises(OptionError, match=message):
-        loaderd_tf.batches(**{"loader": loader, **arguments})
 
 
 def test_a_function_that_is_traced_says_what_to_use(loader: loaderd.Loader):
@@ -153,27 +131,6 @@ def test_a_batch_may_be_empty(shards: list[Path], numbered_schema: loaderd.Schem
 
 
 # -------------------------------------------------------------------------------------- how long
-
-
-@pytest.mark.parametrize("device", [None, "/CPU:1"])
-def test_no_batch_is_overwritten_while_it_lives(loader: loaderd.Loader, device: str | None):
-    """The first is kept, and every second one, and of some a part alone."""
-    before = loader.statistics().batches_copied
-    kept: list[tuple[dict[str, tf.Tensor], list[int]]] = []
-    parts: list[tuple[tf.Tensor, int]] = []
-    for _ in range(5):
-        for number, element in enumerate(loaderd_tf.batches(loader, device=device)):
-            if number % 2 == 0:
-                kept.append((element, check(element)))
-            elif number % 3 == 0:
-                parts.append((tf.reshape(element["bits"], [-1, 8, 4])[3:5], int(element["id"][3])))
-    assert len(kept) == 25 and len(parts) == 10
-    for element, numbers in kept:
-        assert check(element) == numbers
-    for part, first in parts:
-        assert part[0].numpy().ravel() @ 2.0 ** np.arange(31, -1, -1) == first
-    assert loader.statistics().slots_lent <= HELD
-    assert loader.statistics().batches_copied > before + 20, "what was kept took all that may be held"
 
 
 def test_a_slot_comes_back_with_the_last_tensor(loader: loaderd.Loader):
@@ -211,25 +168,6 @@ def test_nobody_writes_where_a_tensor_looks(loader: loaderd.Loader):
 # ------------------------------------------------------------------------------------- where it is
 
 
-def test_the_position_is_that_of_what_was_taken(loader: loaderd.Loader):
-    expected = list(loaderd_tf.batches(loader, "id"))
-    for device in (None, "/CPU:0", "/CPU:1"):
-        loader.seek(loaderd.Position())
-        for number, ids in enumerate(loaderd_tf.batches(loader, "id", device=device, prefetch=3)):
-            assert np.array_equal(ids, expected[number])
-            here = loader.position
-            assert here.batch == number + 1 or (here.epoch, here.batch) == (1, 0)
-            if number == 4:
-                break
-        loader.seek(here)
-        batches = loaderd_tf.batches(loader, "id", device=device)
-        assert np.array_equal(next(iter(batches)), expected[5])
-        state = batches.state_dict()
-        assert loaderd.Position.from_json(state["position"]).batch == 6
-        batches.load_state_dict(state)
-        assert np.array_equal(next(iter(batches)), expected[6])
-
-
 def test_batches_are_copied_to_a_device_ahead(loader: loaderd.Loader):
     """To the second CPU of TensorFlow, which has the memory of the first: so what comes out is the slot itself."""
     before = set(threading.enumerate())  # and some of an earlier test, of which one may end at any moment
@@ -247,21 +185,6 @@ def test_batches_are_copied_to_a_device_ahead(loader: loaderd.Loader):
     element = next(iter(on_host))
     assert loader.statistics().slots_lent == 1 and set(threading.enumerate()) <= before
     assert element["bits"].device.endswith("CPU:0")
-
-
-def test_waits_for_copies_are_counted(loader: loaderd.Loader):
-    """Of a second CPU these are waits for the thread that copies; and on the host there are none."""
-    before_s = loader.statistics().device_wait_s
-    for _ in loaderd_tf.batches(loader, device="/CPU:0"):
-        pass
-    assert loader.statistics().device_wait_s == before_s
-    began_s = time.monotonic()
-    for _ in loaderd_tf.batches(loader, device="/CPU:1", prefetch=0):
-        pass
-    waited_s = loader.statistics().device_wait_s - before_s
-    assert 0 < waited_s < time.monotonic() - began_s
-    now = seen_of_newest()
-    assert now.device_wait_s >= waited_s and now.copies_ahead == 0
 
 
 # -------------------------------------------------------------------------------- going on and ends

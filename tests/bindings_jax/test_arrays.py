@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
-import time
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import slots
-from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
-from own_processes import seen_of_newest
+from binding_contract import BatchesContract, Binding
+from lent_batches import BATCH_SIZE, RECORDS, Write, loader_fixtures
 from restarted import Restarted
 
 import loaderd
-from loaderd.errors import ClosedError, OptionError
+from loaderd.errors import OptionError
 
 jax = pytest.importorskip("jax", reason="JAX is not installed: make test-torch")
 loaderd_jax = pytest.importorskip("loaderd_jax")
@@ -56,6 +55,27 @@ def lent(loader: loaderd.Loader) -> int:
 shards, shared_loader, loader = loader_fixtures(SCHEMA, settle)
 
 
+@pytest.fixture
+def binding() -> Binding:
+    must = "device must be a jax.Device, a jax.sharding.Sharding or None"
+    return Binding(
+        loaderd_jax.batches,
+        address=lambda array: array.unsafe_buffer_pointer(),
+        to_numpy=np.asarray,
+        dtype_of=np.dtype,
+        aliased={"bits", "id", *NARROW},
+        host=CPUS[0],
+        device=CPUS[1],
+        has_values=True,
+        wrong_devices=[("cuda:0", f"{must}, got 'cuda:0'")],
+        settle=settle,
+    )
+
+
+class TestContract(BatchesContract):
+    """What the bindings for all libraries promise."""
+
+
 def check(bits: jax.Array, ids: jax.Array) -> list[int]:
     """That all rows are whole; returns their numbers."""
     numbers: list[int] = ids.tolist()
@@ -70,22 +90,6 @@ def lies_in_a_slot(array: jax.Array) -> bool:
 # ------------------------------------------------------------------------------------ what there is
 
 
-def test_every_dtype_is_what_the_loader_has(loader: loaderd.Loader):
-    batches = loaderd_jax.batches(loader)
-    assert len(batches) == NUM_BATCHES
-    aliased = {name for name, array in next(iter(batches)).items() if lies_in_a_slot(array)}
-    assert aliased >= {"bits", "id", *NARROW}
-    loader.seek(loaderd.Position())
-    elements = [{name: np.array(array) for name, array in element.items()} for element in batches]
-    loader.seek(loaderd.Position())
-    for element, batch in zip(elements, loader, strict=True):
-        assert list(element) == list(SCHEMA.fields)
-        for name, array in batch.items():
-            assert element[name].dtype == array.dtype and np.array_equal(element[name], array)
-    assert len(element["id"]) == 6
-    del batch, array
-
-
 Pair = namedtuple("Pair", ["x", "y"])
 
 
@@ -94,20 +98,6 @@ def test_structures(loader: loaderd.Loader):
     element = next(iter(loaderd_jax.batches(loader, structure)))
     assert jax.tree.structure(element) == jax.tree.structure(structure)
     assert check(*element.x[0]) == element.y["a"][0].tolist() == element.y["b"][0].tolist()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"structure": ("id", "absent")}, "'absent'"),
-        ({"device": "cuda:0"}, "device must be a jax.Device, a jax.sharding.Sharding or None, got 'cuda:0'"),
-        ({"prefetch": -1}, "prefetch must be a number of batches, 0 or more, got -1"),
-        ({"loader": "a path"}, "loader must be a loaderd.Loader"),
-    ],
-)
-def test_mistakes(loader: loaderd.Loader, arguments: dict[str, Any], message: str):
-    with pytest.raises(OptionError, match=message):
-        loaderd_jax.batches(**{"loader": loader, **arguments})
 
 
 def test_what_jax_would_change_is_refused(shards: list[Path]):
@@ -142,19 +132,6 @@ def test_a_slot_comes_back_with_the_last_array(loader: loaderd.Loader):
     assert lent(loader) == 1
     del array
     assert lent(loader) == 0
-
-
-def test_no_batch_is_overwritten_while_it_lives(loader: loaderd.Loader):
-    before = loader.statistics().batches_copied
-    kept = []
-    for _ in range(5):
-        for number, (bits, ids) in enumerate(loaderd_jax.batches(loader, ("bits", "id"))):
-            if number % 2 == 0:
-                kept.append(((bits, ids), check(bits, ids)))
-    assert len(kept) == 25 and all(check(*element) == numbers for element, numbers in kept)
-    assert lent(loader) <= HELD
-    assert loader.statistics().batches_copied > before + 15, "what was kept took all that may be held"
-    del bits, ids
 
 
 @jax.jit
@@ -201,27 +178,6 @@ def test_what_is_donated_is_not_written_to(loader: loaderd.Loader):
 # ------------------------------------------------------------------------------------- where it is
 
 
-def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: list[Path]):
-    """Of another loader, as in a program that was started again."""
-    batches = loaderd_jax.batches(loader, "id", device=CPUS[1])
-    states, expected = [batches.state_dict()], []
-    for _ in range(2):
-        for ids in batches:
-            expected.append(ids.tolist())
-            states.append(batches.state_dict())
-    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=2) as another:
-        again = loaderd_jax.batches(another, "id")
-        for step, state in enumerate(states[:-1]):
-            again.load_state_dict(state)
-            rest = NUM_BATCHES - step % NUM_BATCHES
-            assert (len(again), another.batches_left) == (NUM_BATCHES, rest)
-            assert [ids.tolist() for ids in again] == expected[step : step + rest]
-        for wrong in ({}, None, {"position": 3}, {"position": np.zeros(9)}, {"position": np.zeros(9, np.uint8)}):
-            with pytest.raises(OptionError):
-                again.load_state_dict(wrong)
-    del ids
-
-
 def test_a_state_goes_through_orbax(loader: loaderd.Loader, tmp_path: Path):
     """Which keeps arrays and numbers alone, in a checkpoint like that of the weights."""
     orbax = pytest.importorskip("orbax.checkpoint", reason="orbax-checkpoint is not installed: make test-torch")
@@ -256,20 +212,6 @@ def test_a_loaders_own_batch_is_a_pytree(loader: loaderd.Loader):
     del batch, narrow, same
 
 
-def test_batches_are_put_on_a_device_ahead(loader: loaderd.Loader):
-    """On the second CPU of JAX."""
-    before = loader.statistics().batches_delivered
-    iterator = iter(loaderd_jax.batches(loader, ("bits", "id"), device=CPUS[1], prefetch=2))
-    bits, ids = next(iterator)
-    assert bits.devices() == ids.devices() == {CPUS[1]}
-    assert loader.statistics().batches_delivered == before + 3 and loader.position.batch == 1
-    numbers = [*check(bits, ids), *(number for element in iterator for number in check(*element))]
-    assert sorted(numbers) == list(range(RECORDS)) and loader.position.epoch == 1
-    before = loader.statistics().batches_delivered
-    on_host = next(iter(loaderd_jax.batches(loader, "id", device=CPUS[0], prefetch=3)))
-    assert lies_in_a_slot(on_host) and loader.statistics().batches_delivered == before + 1
-
-
 @pytest.mark.skipif(not GPUS, reason="there is no GPU here that JAX can use")
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_batches_are_copied_to_a_gpu(loader: loaderd.Loader, prefetch: int):
@@ -283,18 +225,6 @@ def test_batches_are_copied_to_a_gpu(loader: loaderd.Loader, prefetch: int):
     assert sorted(number for element in seen for number in check(*element)) == sorted([*range(RECORDS)] * 5)
 
 
-def test_waits_for_copies_are_counted(loader: loaderd.Loader):
-    before_s = loader.statistics().device_wait_s
-    for _ in loaderd_jax.batches(loader, device=CPUS[0]):
-        pass
-    assert loader.statistics().device_wait_s == before_s
-    began_s = time.monotonic()
-    for _ in loaderd_jax.batches(loader, device=CPUS[1], prefetch=1):
-        pass
-    assert 0 < loader.statistics().device_wait_s - before_s < time.monotonic() - began_s
-    assert seen_of_newest().copies_ahead == 1
-
-
 def test_batches_are_divided_by_a_sharding(shards: list[Path]):
     sharding = jax.sharding.NamedSharding(
         jax.make_mesh((2,), ("data",), devices=CPUS), jax.sharding.PartitionSpec("data")
@@ -306,15 +236,6 @@ def test_batches_are_divided_by_a_sharding(shards: list[Path]):
             assert bits.sharding == sharding and len(bits.addressable_shards[1].data) == BATCH_SIZE // 2
             seen += check(bits, ids)
         assert len(seen) == len(set(seen)) == 9 * BATCH_SIZE
-
-
-def test_arrays_outlive_the_loader(shards: list[Path]):
-    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1) as loader:
-        iterator = iter(loaderd_jax.batches(loader, ("bits", "id")))
-        element = next(iterator)
-    with pytest.raises(ClosedError, match="the loader is closed"):
-        next(iterator)
-    assert len(check(*element)) == BATCH_SIZE
 
 
 # ------------------------------------------------------------------------------- training, a server

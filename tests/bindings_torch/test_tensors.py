@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import time
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import slots
-from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
-from own_processes import seen_of_newest
+from binding_contract import BatchesContract, Binding
+from lent_batches import BATCH_SIZE, RECORDS, Write, loader_fixtures
 from restarted import Restarted
 
 import loaderd
-from loaderd.errors import ClosedError, OptionError
+from loaderd.errors import OptionError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
 loaderd_torch = pytest.importorskip("loaderd_torch")
@@ -38,6 +37,37 @@ SCHEMA = loaderd.Schema(
 shards, shared_loader, loader = loader_fixtures(SCHEMA)
 
 
+def saved(states: Any, folder: Path) -> Any:
+    path = folder / "checkpoint.pt"
+    torch.save(states, path)
+    return torch.load(path, weights_only=True)
+
+
+@pytest.fixture
+def binding() -> Binding:
+    """The "meta" device keeps shapes alone: so much can be seen without a GPU."""
+    return Binding(
+        loaderd_torch.batches,
+        address=lambda tensor: tensor.data_ptr(),
+        to_numpy=lambda tensor: np.array(tensor.tolist()),
+        dtype_of=lambda dtype: getattr(torch, dtype.name),
+        aliased={*SCHEMA.fields},
+        host=torch.device("cpu"),
+        device="meta",
+        has_values=False,
+        wrong_devices=[
+            ("no such thing", "got 'no such thing'"),
+            ("cuda:77", "got 'cuda:77'"),
+            (3, "device must be text"),
+        ],
+        saved=saved,
+    )
+
+
+class TestContract(BatchesContract):
+    """What the bindings for all libraries promise."""
+
+
 def check(bits: torch.Tensor, ids: torch.Tensor) -> list[int]:
     """That all rows are whole; returns their numbers."""
     numbers: list[int] = ids.tolist()
@@ -52,23 +82,6 @@ def lies_in_a_slot(tensor: torch.Tensor) -> bool:
 # ------------------------------------------------------------------------------------ what there is
 
 
-def test_every_dtype_is_what_the_loader_has_and_not_copied(loader: loaderd.Loader):
-    batches = loaderd_torch.batches(loader)
-    assert len(batches) == NUM_BATCHES
-    elements = [{name: (t.dtype, t.shape, t.tolist()) for name, t in element.items()} for element in batches]
-    assert len(elements) == NUM_BATCHES
-    loader.seek(loaderd.Position())
-    for element, batch in zip(elements, loader, strict=True):
-        assert list(element) == list(SCHEMA.fields)
-        for name, array in batch.items():
-            dtype, shape, values = element[name]
-            assert dtype == getattr(torch, array.dtype.name) and shape == array.shape
-            assert np.array_equal(np.array(values).astype(array.dtype), array)
-    assert len(element["id"][2]) == 6
-    assert all(lies_in_a_slot(tensor) for tensor in next(iter(batches)).values())
-    del batch, array
-
-
 Pair = namedtuple("Pair", ["x", "y"])
 
 
@@ -79,23 +92,6 @@ def test_structures(loader: loaderd.Loader):
     assert type(element) is Pair and type(element.y["a"]) is tuple and type(element.y["b"]) is list
     assert check(*element.x[0]) == first.tolist() == element.y["a"][0].tolist() == element.y["b"][0].tolist()
     assert element.x[1].dtype == torch.int8
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"structure": ("id", "absent")}, "'absent'"),
-        ({"structure": ()}, "structure must be made of the fields"),
-        ({"device": "no such thing"}, "got 'no such thing'"),
-        ({"device": "cuda:77"}, "got 'cuda:77'"),
-        ({"device": 3}, "device must be text"),
-        ({"prefetch": -1}, "prefetch must be a number of batches, 0 or more, got -1"),
-        ({"loader": "a path"}, "loader must be a loaderd.Loader"),
-    ],
-)
-def test_mistakes(loader: loaderd.Loader, arguments: dict[str, Any], message: str):
-    with pytest.raises(OptionError, match=message):
-        loaderd_torch.batches(**{"loader": loader, **arguments})
 
 
 def test_text_and_int4_are_left_out_or_refused(shards: list[Path]):
@@ -133,22 +129,6 @@ def test_a_slot_comes_back_with_the_last_tensor(loader: loaderd.Loader):
     assert loader.statistics().slots_lent == 0
 
 
-def test_no_batch_is_overwritten_while_it_lives(loader: loaderd.Loader):
-    """The first is kept, and every second one, and of some a part alone."""
-    before = loader.statistics().batches_copied
-    kept, parts = [], []
-    for _ in range(5):
-        for number, (bits, ids) in enumerate(loaderd_torch.batches(loader, ("bits", "id"))):
-            if number % 2 == 0:
-                kept.append(((bits, ids), check(bits, ids)))
-            elif number % 3 == 0:
-                parts.append((bits.reshape(-1, 8, 4)[3], int(ids[0])))
-    assert len(kept) == 25 and len(parts) == 10
-    assert all(check(*element) == numbers for element, numbers in kept)
-    assert loader.statistics().slots_lent <= HELD
-    assert loader.statistics().batches_copied > before + 20, "what was kept took all that may be held"
-
-
 def test_writing_in_place_changes_no_other_batch(loader: loaderd.Loader):
     seen = []
     for _ in range(4):
@@ -160,35 +140,6 @@ def test_writing_in_place_changes_no_other_batch(loader: loaderd.Loader):
 
 
 # ------------------------------------------------------------------------------------- where it is
-
-
-def test_an_iteration_goes_on_from_every_step(loader: loaderd.Loader, shards: list[Path]):
-    """Of another loader, as in a program that was started again; the state goes through a file of PyTorch's."""
-
-    def numbers(elements: Any) -> list[list[int]]:
-        return [check(*element) for element in elements]
-
-    batches = loaderd_torch.batches(loader, ("bits", "id"))
-    states, expected = [batches.state_dict()], []
-    for _ in range(2):
-        for bits, ids in batches:
-            expected.append(check(bits, ids))
-            states.append(batches.state_dict())
-    assert expected[:NUM_BATCHES] != expected[NUM_BATCHES:]
-    path = shards[0].parent / "checkpoint.pt"
-    torch.save({"data": states}, path)
-    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=2) as another:
-        again = loaderd_torch.batches(another, ("bits", "id"))
-        for step, state in enumerate(torch.load(path, weights_only=True)["data"][:-1]):
-            again.load_state_dict(state)
-            assert again.state_dict() == state
-            rest = NUM_BATCHES - step % NUM_BATCHES
-            assert (len(again), another.batches_left) == (NUM_BATCHES, rest)
-            assert numbers(again) == expected[step : step + rest]
-        for wrong in ({}, {"position": 3}, None, {"position": "{}"}):
-            with pytest.raises(OptionError):
-                again.load_state_dict(wrong)
-    path.unlink()
 
 
 def test_the_epoch_can_be_set(loader: loaderd.Loader, shards: list[Path]):
@@ -232,41 +183,6 @@ def test_a_loaders_own_batch_is_a_pytree(loader: loaderd.Loader):
     paths = [path for path, _ in pytree.tree_flatten_with_path(batch)[0]]
     assert [pytree.keystr(path) for path in paths] == [f"[{name!r}]" for name in batch]
     del batch
-
-
-def test_batches_are_taken_ahead_for_a_device(loader: loaderd.Loader):
-    """The "meta" device keeps shapes alone: so much can be seen without a GPU."""
-    before = loader.statistics().batches_delivered
-    iterator = iter(loaderd_torch.batches(loader, ("bits", "id"), device="meta", prefetch=2))
-    bits, ids = next(iterator)
-    assert bits.device.type == ids.device.type == "meta" and bits.shape == (BATCH_SIZE, 32)
-    assert loader.statistics().batches_delivered == before + 3 and loader.position.batch == 1
-    assert loader.statistics().slots_lent == 0, "what was copied is given back"
-    assert [len(ids) for _, ids in iterator] == [BATCH_SIZE] * 8 + [6] and loader.position.epoch == 1
-    before = loader.statistics().batches_delivered
-    on_host = next(iter(loaderd_torch.batches(loader, "id", device=torch.device("cpu"), prefetch=3)))
-    assert lies_in_a_slot(on_host) and loader.statistics().batches_delivered == before + 1
-
-
-def test_waits_for_copies_are_counted(loader: loaderd.Loader):
-    before_s = loader.statistics().device_wait_s
-    for _ in loaderd_torch.batches(loader, device="cpu"):
-        pass
-    assert loader.statistics().device_wait_s == before_s
-    began_s = time.monotonic()
-    for _ in loaderd_torch.batches(loader, device="meta", prefetch=3):
-        pass
-    assert 0 < loader.statistics().device_wait_s - before_s < time.monotonic() - began_s
-    assert seen_of_newest().copies_ahead == 3
-
-
-def test_tensors_outlive_the_loader(shards: list[Path]):
-    with loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, workers=1) as loader:
-        iterator = iter(loaderd_torch.batches(loader, ("bits", "id")))
-        element = next(iterator)
-    with pytest.raises(ClosedError, match="the loader is closed"):
-        next(iterator)
-    assert len(check(*element)) == BATCH_SIZE
 
 
 # ------------------------------------------------------------------------------- training, a server
