@@ -150,13 +150,14 @@ def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
     """Raise OptionError unless JAX has this dtype."""
     hint = "Leave it out: give a structure of the other fields; or give it another dtype in the schema."
     try:
-        found = jax.device_put(np.zeros(0, dtype)).dtype
+        jax_dtype = jax.device_put(np.zeros(0, dtype)).dtype
     except TypeError:
         raise OptionError(
             f"fields must be of dtypes that JAX has, got field {name!r} of {dtype}", hint=hint
         ) from None
-    if found != dtype:
+    if jax_dtype != dtype:
         raise OptionError(
-            f"field {name!r} is {dtype}, and JAX would make {found} of it, silently, even of values that do not fit",
-            hint=f"In the schema, say dtype={found.name!r}; or jax.config.update('jax_enable_x64', True).",
+            f"field {name!r} is {dtype}, and JAX would make {jax_dtype} of it, silently, "
+            "even of values that do not fit",
+            hint=f"In the schema, say dtype={jax_dtype.name!r}; or jax.config.update('jax_enable_x64', True).",
         )

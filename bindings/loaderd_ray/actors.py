@@ -52,11 +52,12 @@ class Server:
     def _arguments(self, spec: Spec) -> list[str]:
         host = self._machine if spec.is_open else "127.0.0.1"
         host = f"[{host}]" if ":" in host else host
-        found = [*spec.targets, "--listen", f"{host}:{spec.port}", "--unix", self._unix, "--workers", str(spec.cpus)]
+        arguments = [*spec.targets, "--listen", f"{host}:{spec.port}"]
+        arguments += ["--unix", self._unix, "--workers", str(spec.cpus)]
         for name in ("tls_cert", "tls_key", "tls_client_ca"):
             if (value := getattr(spec, name)) is not None:
-                found += [f"--{name.replace('_', '-')}", value]
-        return [*found, *(["--insecure"] if spec.insecure else []), *spec.options]
+                arguments += [f"--{name.replace('_', '-')}", value]
+        return [*arguments, *(["--insecure"] if spec.insecure else []), *spec.options]
 
     def state(self) -> ServerState:
         process = self._process
@@ -76,13 +77,13 @@ class Server:
 
 
 @dataclass(eq=False)
-class _Post:
-    """A server that there must be. ``asked``: the call not answered yet; ``heard_s``: monotonic time of an answer."""
+class _ManagedServer:
+    """A wanted server. ``pending``: the call that it has not answered; ``answered_s``: when it last did, monotonic."""
 
     actor: Any
     state: ServerState
-    asked: Any = None
-    heard_s: float = 0.0
+    pending: Any = None
+    answered_s: float = 0.0
 
 
 class Manager:
@@ -91,9 +92,9 @@ class Manager:
     def __init__(self, spec: Spec, group: PlacementGroup | None) -> None:
         self._spec = spec
         self._group = group
-        self._posts: dict[str, _Post] = {}
+        self._servers: dict[str, _ManagedServer] = {}
         self._states: list[ServerState] = []
-        self._looked = threading.Event()
+        self._has_looked = threading.Event()
         threading.Thread(target=self._keep_looking, name="loaderd-manager", daemon=True).start()
 
     def spec(self) -> Spec:
@@ -101,7 +102,7 @@ class Manager:
 
     def states(self) -> list[ServerState]:
         """The state of each server that there must be, once the Manager has looked for the first time."""
-        self._looked.wait()
+        self._has_looked.wait()
         return self._states
 
     def _keep_looking(self) -> None:
@@ -114,32 +115,33 @@ class Manager:
 
     def _look(self) -> None:
         wanted = self._wanted()
-        for key in wanted.keys() - self._posts.keys():
-            self._posts[key] = _Post(
+        for key in wanted.keys() - self._servers.keys():
+            self._servers[key] = _ManagedServer(
                 self._make(key, wanted[key]), ServerState(key, error="Ray has not placed its actor on a node yet")
             )
-        for key in self._posts.keys() - wanted.keys():
-            ray.kill(self._posts.pop(key).actor)
-        for post in self._posts.values():
-            post.asked = post.asked or post.actor.state.remote()
-        ray.wait([post.asked for post in self._posts.values()], num_returns=max(1, len(self._posts)), timeout=0.5)
-        for post in self._posts.values():
-            self._hear(post)
-        self._states = [post.state for _, post in sorted(self._posts.items())]
-        self._looked.set()
+        for key in self._servers.keys() - wanted.keys():
+            ray.kill(self._servers.pop(key).actor)
+        for server in self._servers.values():
+            server.pending = server.pending or server.actor.state.remote()
+        calls = [server.pending for server in self._servers.values()]
+        ray.wait(calls, num_returns=max(1, len(calls)), timeout=0.5)
+        for server in self._servers.values():
+            self._take_answer(server)
+        self._states = [server.state for _, server in sorted(self._servers.items())]
+        self._has_looked.set()
 
-    def _hear(self, post: _Post) -> None:
+    def _take_answer(self, server: _ManagedServer) -> None:
         now_s = time.monotonic()
-        answered, _ = ray.wait([post.asked], timeout=0)
-        is_lost = bool(post.heard_s) and now_s - post.heard_s > _SILENT_S
+        answered, _ = ray.wait([server.pending], timeout=0)
+        is_lost = bool(server.answered_s) and now_s - server.answered_s > _SILENT_S
         if answered:
-            post.asked = None
+            server.pending = None
             try:
-                post.state, post.heard_s, is_lost = ray.get(answered[0]), now_s, False
+                server.state, server.answered_s, is_lost = ray.get(answered[0]), now_s, False
             except ray.exceptions.RayError:  # it has died, and Ray starts it again
                 is_lost = True
         if is_lost:
-            post.state = replace(post.state, address=None, error="its actor does not answer")
+            server.state = replace(server.state, address=None, error="its actor does not answer")
 
     def _wanted(self) -> dict[str, Any]:
         """For each server that there must be, by key: the scheduling strategy that says where it belongs."""

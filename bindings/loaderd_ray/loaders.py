@@ -112,7 +112,7 @@ class Addresses:
         self._manager = manager
         self._node = ray.get_runtime_context().get_node_id()
         self._machine = ray.util.get_node_ip_address()
-        self._found: Sequence[str] = ()
+        self._addresses: Sequence[str] = ()
         self._asked: Any = None
         self._wait_for_one(name, timeout_s)
 
@@ -123,33 +123,33 @@ class Addresses:
         if answered:
             self._asked = None
             with contextlib.suppress(ray.exceptions.RayError):
-                self._found = self._choose(ray.get(answered[0])) or self._found
-        return self._found
+                self._addresses = self._choose(ray.get(answered[0])) or self._addresses
+        return self._addresses
 
     def _wait_for_one(self, name: str, timeout_s: float) -> None:
         until_s = time.monotonic() + timeout_s
         while True:
             states: list[ServerState] = ray.get(self._manager.states.remote(), timeout=_ANSWER_S)
-            self._found = self._choose(states)
-            if self._found:
+            self._addresses = self._choose(states)
+            if self._addresses:
                 return
             if time.monotonic() > until_s:
-                said = "; ".join(f"{state.machine or state.key}: {state.error or 'it starts'}" for state in states)
+                errors = "; ".join(f"{state.machine or state.key}: {state.error or 'it starts'}" for state in states)
                 raise ServerError(
                     f"none of the servers of {name!r} could be reached from {self._machine} for {timeout_s:g} s: "
-                    f"{said or 'there is no node for one'}",
+                    f"{errors or 'there is no node for one'}",
                     hint="Without TLS a server is for its own node alone: see loaderd_ray.serve.",
                 )
             time.sleep(_LOOK_EVERY_S)
 
     def _choose(self, states: Sequence[ServerState]) -> list[str]:
         """The address of this node's server, if it serves; else those of all servers that can be reached."""
-        found = {
+        by_node = {
             state.node: state.address
             for state in states
             if state.address is not None and (state.machine == self._machine or not _is_loopback(state.address))
         }
-        return [found[self._node]] if self._node in found else list(found.values())
+        return [by_node[self._node]] if self._node in by_node else list(by_node.values())
 
 
 def _is_loopback(address: str) -> bool:

@@ -114,20 +114,20 @@ class ServerProcess:
         assert process.stderr is not None
         with process.stderr:
             for line in process.stderr:
-                self._hear(line)
+                self._take_line(line)
         code = process.wait()
         self.address = None
         self.error = "\n".join(self._last) or f"it ended with status {code}"
         return True
 
-    def _hear(self, line: str) -> None:
+    def _take_line(self, line: str) -> None:
         try:
-            said = json.loads(line)
-            level, text = said["level"], said["text"]
+            entry = json.loads(line)
+            level, text = entry["level"], entry["text"]
         except (ValueError, TypeError, KeyError):  # a line that Python or a library wrote
             level, text = "error", readable_line(line.rstrip("\n"))
-        if (found := _ADDRESS.search(text)) is not None:
-            self.address = found[1]
+        if (match := _ADDRESS.search(text)) is not None:
+            self.address = match[1]
         if level != "info":
             self._last.append(text)
         with contextlib.suppress(OSError):  # a full disk: the server does without its log

@@ -79,27 +79,28 @@ def serve(
         states = _start(spec, timeout)
         if states is not None:
             return states
-    there = require_manager(name)
-    _check_same(ray.get(there.spec.remote(), timeout=_ANSWER_S), spec, token)
-    return _wait_until_serving(there, timeout)
+    manager = require_manager(name)
+    _check_same(ray.get(manager.spec.remote(), timeout=_ANSWER_S), spec, token)
+    return _wait_until_serving(manager, timeout)
 
 
 def status(name: str) -> list[ServerState]:
     """The state of each server of a name, with its report. Raises ServerError where there are none."""
     states: list[ServerState] = ray.get(require_manager(name).states.remote(), timeout=_ANSWER_S)
-    asked: dict[str, Any] = {}
+    pending: dict[str, Any] = {}
     for state in states:
         with contextlib.suppress(ValueError):  # its actor does not exist just now
-            asked[state.key] = ray.get_actor(server_name(name, state.key), NAMESPACE).state_and_report.remote()
-    answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S) if asked else ([], [])
-    return [_answer(state, asked.get(state.key), answered) for state in states]
+            pending[state.key] = ray.get_actor(server_name(name, state.key), NAMESPACE).state_and_report.remote()
+    calls = list(pending.values())
+    answered, _ = ray.wait(calls, num_returns=len(calls), timeout=_ANSWER_S) if calls else ([], [])
+    return [_answer(state, pending.get(state.key), answered) for state in states]
 
 
-def _answer(state: ServerState, asked: Any, answered: list[Any]) -> ServerState:
-    if asked in answered:
+def _answer(state: ServerState, pending: Any, answered: list[Any]) -> ServerState:
+    if pending in answered:
         with contextlib.suppress(ray.exceptions.RayError):
-            found: ServerState = ray.get(asked)
-            return found
+            with_report: ServerState = ray.get(pending)
+            return with_report
     return replace(state, error=state.error or "its actor does not answer")
 
 
@@ -113,9 +114,9 @@ def stop(name: str) -> None:
         if each["namespace"] == NAMESPACE and each["name"].startswith(server_name(name, "")):
             with contextlib.suppress(ValueError):
                 actors.append(ray.get_actor(each["name"], NAMESPACE))
-    asked = [actor.stop.remote() for actor in actors]
-    if asked:
-        ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
+    pending = [actor.stop.remote() for actor in actors]
+    if pending:
+        ray.wait(pending, num_returns=len(pending), timeout=_ANSWER_S)
     for actor in actors:
         ray.kill(actor)
     for number, group in placement_group_table().items():
@@ -127,13 +128,13 @@ def require_manager(name: str) -> Any:
     """The Manager of the servers of a name. Raises ServerError where there is none."""
     if not ray.is_initialized():
         ray.init()
-    found = _manager(name)
-    if found is None:
+    manager = _manager(name)
+    if manager is None:
         raise ServerError(
             f"no servers are called {name!r} on this Ray cluster",
             hint=f'Start them: loaderd_ray.serve("mypackage.datasets:train", name={name!r}).',
         )
-    return found
+    return manager
 
 
 def _groups_name(name: str) -> str:
@@ -148,12 +149,12 @@ def _manager(name: str) -> Any:
         return None
 
 
-def _check_same(there: Spec, wanted: Spec, token: str | None) -> None:
-    differences = there.differences(wanted) + ([] if token in (None, there.token) else ["token"])
+def _check_same(existing: Spec, wanted: Spec, token: str | None) -> None:
+    differences = existing.differences(wanted) + ([] if token in (None, existing.token) else ["token"])
     if differences:
         raise OptionError(
-            f"servers called {there.name!r} are there already, with another {', '.join(differences)}",
-            hint=f"loaderd_ray.stop({there.name!r}) ends them; or choose another name.",
+            f"servers called {existing.name!r} are there already, with another {', '.join(differences)}",
+            hint=f"loaderd_ray.stop({existing.name!r}) ends them; or choose another name.",
         )
 
 

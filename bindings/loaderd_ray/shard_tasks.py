@@ -108,22 +108,22 @@ def _run(shards: Any, find: FindIndexes, progress: bool | None, what: str) -> Fi
         files = sorted({file for each in names for file in list_with_progress(each, display, access)}, key=path_order)
     if not ray.is_initialized():
         ray.init()
-    found: dict[ShardFile, _ShardFindings] = {}
+    findings: dict[ShardFile, _ShardFindings] = {}
     total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
 
     def show() -> None:
-        display(Progress(what, len(found), len(files), done_bytes, total_bytes))
+        display(Progress(what, len(findings), len(files), done_bytes, total_bytes))
 
     with closing(display):
         for group, of_group in _results(groups_of(files), find, pickled_storage(storage), show):
-            found.update(zip(group, of_group, strict=True))
+            findings.update(zip(group, of_group, strict=True))
             done_bytes += sum(file.size_bytes for file in group)
             show()
     return Findings(
         len(files),
-        sum(one.is_cached for one in found.values()),
-        sum(one.num_records for one in found.values()),
-        tuple(damage for file in files for damage in found[file].damages),
+        sum(one.is_cached for one in findings.values()),
+        sum(one.num_records for one in findings.values()),
+        tuple(damage for file in files for damage in findings[file].damages),
     )
 
 
@@ -156,21 +156,21 @@ def _results(
 
 def _result(done: Any) -> list[_ShardFindings]:
     try:
-        found: list[_ShardFindings] = ray.get(done)
+        findings: list[_ShardFindings] = ray.get(done)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, LoaderdError):
             raise error.cause from None
         raise
-    return found
+    return findings
 
 
 def _read(group: Sequence[ShardFile], find: FindIndexes, storage: bytes) -> list[_ShardFindings]:
     """A task: index shards, unless their indexes are kept already. ``storage``: as ``pickled_storage`` gives it."""
-    found = find(group, access=Access(pickle.loads(storage)))
-    for one in found:
+    indexed = find(group, access=Access(pickle.loads(storage)))
+    for one in indexed:
         if one.unkept is not None:
             raise OptionError(
                 f"the index of {one.index.file.uri} cannot be kept: {one.unkept}",
                 hint="index_cache must be a folder that every node can write.",
             )
-    return [_ShardFindings(one.index.num_records, one.index.damages, one.is_known) for one in found]
+    return [_ShardFindings(one.index.num_records, one.index.damages, one.is_known) for one in indexed]

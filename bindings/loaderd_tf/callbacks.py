@@ -130,7 +130,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         super().set_model(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._found: str | None = tf.train.latest_checkpoint(self._directory)
+        self._backup: str | None = tf.train.latest_checkpoint(self._directory)
         self._steps_per_epoch = self._check_fit()
         self._progress = _Progress()
         self._manager: tf.train.CheckpointManager | None = None
@@ -141,20 +141,20 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         callbacks = getattr(argument_of_fit("callbacks"), "callbacks", ())
         self._callbacks = [each for each in callbacks if each is not self]  # else it would keep itself alive
         self.model._initial_epoch = None
-        if self._found is not None:
-            self._restore(self._found)
+        if self._backup is not None:
+            self._restore(self._backup)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch, self._first, self._seen = epoch, 0, 0
         if self._begin is None or not self._endless:  # the iterator of an endless data set goes on
             self._begin, self._taken = self._loader.next_position, 0
-        if self._found is not None:
+        if self._backup is not None:
             self._first = self._progress.step
             if self._first:  # fit has just reset the metrics
-                tf.train.Checkpoint(metrics=self._variables()["metrics"]).restore(self._found).expect_partial()
+                tf.train.Checkpoint(metrics=self._variables()["metrics"]).restore(self._backup).expect_partial()
             # Not before: each callback has reset itself when the training began.
-            restore_callbacks(self._callbacks, self._progress.callbacks or {}, self._found)
-            self._found = None
+            restore_callbacks(self._callbacks, self._progress.callbacks or {}, self._backup)
+            self._backup = None
         if self._epoch_ended:
             self._save()
 
@@ -225,7 +225,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
             )
         # With a backup, it does not matter where the data stand, as they are sought: in the middle of an epoch also
         # where an earlier fit sought them, and ended before its first step. See _seek.
-        if self._found is None and not self._loader.next_is_whole:
+        if self._backup is None and not self._loader.next_is_whole:
             raise OptionError(
                 "the data set begins in the middle of an epoch",
                 hint="Make it without start=…: the callback finds out by itself where to go on.",
@@ -262,9 +262,9 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         if self._manager is None:  # by now, all variables exist
             checkpoint = tf.train.Checkpoint(progress=self._progress, **self._variables())
             self._manager = tf.train.CheckpointManager(checkpoint, self._directory, 1, checkpoint_name=_NAME)
-            found = self._manager.latest_checkpoint
-            if found is not None:  # the new backup gets another name: the old one stays until it is whole
-                checkpoint.save_counter.assign(int(found.rpartition("-")[2]))
+            latest = self._manager.latest_checkpoint
+            if latest is not None:  # the new backup gets another name: the old one stays until it is whole
+                checkpoint.save_counter.assign(int(latest.rpartition("-")[2]))
         assert self._begin is not None, "an epoch has begun"
         progress = self._progress
         progress.epoch, progress.step = self._epoch, self._first + self._seen
@@ -276,9 +276,9 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps_since_save = 0
         self._epoch_ended = False
 
-    def _restore(self, found: str) -> None:
+    def _restore(self, backup: str) -> None:
         progress = self._progress
-        tf.train.Checkpoint(progress=progress).restore(found).expect_partial()
+        tf.train.Checkpoint(progress=progress).restore(backup).expect_partial()
         if self._shapes() != progress.shapes:  # some variables are made only with the first batch: make them now
             trained_on = getattr(argument_of_fit("x"), "element_spec", self._dataset.element_spec)
             self.model._symbolic_build(data_batch=trained_on)
@@ -289,7 +289,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 hint="Delete it to train anew, or give another directory.",
             )
         self._seek(loaderd.Position.from_json(progress.position), progress.step)
-        tf.train.Checkpoint(**self._variables()).restore(found).expect_partial()
+        tf.train.Checkpoint(**self._variables()).restore(backup).expect_partial()
         self.model._initial_epoch = progress.epoch
 
     def _seek(self, position: loaderd.Position, step: int) -> None:

@@ -20,10 +20,10 @@ def check_device(device: str) -> None:
     except ValueError:
         wanted = None
     for name in present:
-        found = tf.DeviceSpec.from_string(name)
+        spec = tf.DeviceSpec.from_string(name)
         if wanted is not None and (wanted.device_type, wanted.device_index or 0) == (
-            found.device_type,
-            found.device_index,
+            spec.device_type,
+            spec.device_index,
         ):
             return
     raise OptionError(

@@ -194,14 +194,14 @@ class _Copy:
         if self._failed is not None:
             # Nothing is called between the two assignments, so Ctrl-C cannot come between them.
             self._copies, self._failed = self._copier.begin(self._failed), None
-        found = self._copies.result()
-        if isinstance(found, _Failed):
-            self._failed = found.tensors
+        result = self._copies.result()
+        if isinstance(result, _Failed):
+            self._failed = result.tensors
             try:
-                raise found.error
+                raise result.error
             finally:
-                del found  # or whoever keeps the error would keep the tensors
-        return found
+                del result  # or whoever keeps the error would keep the tensors
+        return result
 
 
 _Jobs = SimpleQueue[tuple[_Tensors, Future[_Copies | _Failed]] | None]

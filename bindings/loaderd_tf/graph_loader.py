@@ -36,7 +36,7 @@ class GraphLoader:
         self._names = names
         self._copy_ns = copy_ns
         self._pins = pins
-        self._pass_of = lru_cache(maxsize=16)(self._parsed_pass)
+        self._pass_of = lru_cache(maxsize=16)(self._parse_pass)
         # By pass: the step of a batch that was not delivered, though it is not broken, and the last step asked for.
         self._missed: dict[bytes, tuple[int, int]] = {}
 
@@ -82,20 +82,20 @@ class GraphLoader:
             self._missed.pop(text, None)
         return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps + 1)
 
-    def begin(self, which: Any) -> bytes:
-        """Returns ``which``. Called for each pass that an iterator comes to, and for the one in which it is restored.
+    def begin(self, pass_text: Any) -> bytes:
+        """Returns ``pass_text``. Called for each pass that an iterator begins, or is restored in.
 
         A restored pass may be one that this loader has not begun, and no batch of it may be left to be fetched: from
         here on, the next pass begins behind it. What is wrong with it is an error of its first batch: that of this
         function TensorFlow would tell in words of its own.
         """
-        text: bytes = np.asarray(which, object).item()  # tf.data's debug mode gives an array
+        text: bytes = np.asarray(pass_text, object).item()  # tf.data's debug mode gives an array
         if text:
             with contextlib.suppress(ProgramEnded, LoaderdError):
                 self._pass_of(text)
         return text
 
-    def fetch(self, step: np.int64, which: bytes) -> list[np.ndarray[Any, Any]]:
+    def fetch(self, step: np.int64, pass_text: bytes) -> list[np.ndarray[Any, Any]]:
         """The arrays of batch ``step`` of a pass. Raises the error of a batch that cannot be delivered.
 
         After any error, TensorFlow's iterator goes on with the next step. If the batch itself is not broken, a
@@ -111,7 +111,7 @@ class GraphLoader:
         keep_thread()
         let_go_of_arrays()  # or earlier batches would keep slots that this one needs
         try:
-            batch = self._fetched(loader, int(step), which)
+            batch = self._fetch(loader, int(step), pass_text)
         except ProgramEnded:
             raise StopIteration from None
         if batch is None:
@@ -120,16 +120,16 @@ class GraphLoader:
             batch.pin()
         return [batch[name] for name in self._names]
 
-    def fetch_flagged(self, step: np.int64, which: bytes) -> list[Any]:
+    def fetch_flagged(self, step: np.int64, pass_text: bytes) -> list[Any]:
         """As :meth:`fetch`; behind the arrays, whether they have any records."""
-        arrays = self.fetch(step, which)
+        arrays = self.fetch(step, pass_text)
         return [*arrays, np.bool_(len(arrays[0]) > 0)]
 
-    def _fetched(self, loader: BaseLoader, step: int, which: bytes) -> Batch | None:
-        pass_ = self._pass_of(which)
-        first, last = self._missed.get(which, (step, step))
+    def _fetch(self, loader: BaseLoader, step: int, pass_text: bytes) -> Batch | None:
+        pass_ = self._pass_of(pass_text)
+        first, last = self._missed.get(pass_text, (step, step))
         if step == last + 1 and not loader.closed:
-            self._missed[which] = first, step
+            self._missed[pass_text] = first, step
             raise ClosedError(
                 f"batch {first} of this pass was not delivered, and an iterator of tf.data cannot go back to it",
                 hint="Make another one that begins there: begin = loader.next_position in front of the loop, "
@@ -137,14 +137,14 @@ class GraphLoader:
                 "from before it.",
             )
         if step == last:
-            self._missed.pop(which, None)
+            self._missed.pop(pass_text, None)
         try:
             return loader.fetch(pass_, step, self._copy_ns)
         except EmptyBatchError:
             return self._empty_batch(loader)
         except BaseException as error:
             if not (isinstance(error, LoaderdError) and error.instead_of_batch):
-                self._missed[which] = step, step
+                self._missed[pass_text] = step, step
                 if len(self._missed) > _MOST_MISSED:
                     self._missed.pop(next(iter(list(self._missed))), None)
             raise
@@ -154,8 +154,8 @@ class GraphLoader:
         specs = loader.schema.specs
         return Batch({name: np.empty((0, *specs[name].shape), specs[name].dtype) for name in self._names})
 
-    def _parsed_pass(self, which: bytes) -> Any:
-        return self.alive().pass_from_json(which)
+    def _parse_pass(self, pass_text: bytes) -> Any:
+        return self.alive().pass_from_json(pass_text)
 
     def cardinality(self) -> tf.Tensor:
         """The cardinality of the data set at this moment, int64."""

@@ -38,15 +38,15 @@ def check_counted(iterator: Any, loader: BaseLoader, endless: bool) -> None:
 
 
 def _check(dataset: Any, loader: BaseLoader, endless: bool) -> None:
-    if all(loader_of(each) is not loader for each in _made_of(dataset)):
+    if all(loader_of(each) is not loader for each in _sources_of(dataset)):
         raise OptionError(
             "fit must train on the data set that BackupAndRestore was given, or on what is made of it, got another",
             hint="Give both the same data set.",
         )
-    known = _ONE_FOR_ONE | _BY_STRATEGY | (_OF_ENDLESS if endless else _OF_PASSES)
+    allowed = _ONE_FOR_ONE | _BY_STRATEGY | (_OF_ENDLESS if endless else _OF_PASSES)
     while loader_of(dataset) is not loader:
         name = type(dataset).__name__
-        if name not in known or getattr(dataset, "_deterministic", None) == "false":
+        if name not in allowed or getattr(dataset, "_deterministic", None) == "false":
             raise OptionError(
                 "fit must take the batches of BackupAndRestore's data set one for one and in their order, got "
                 f"{name.lstrip('_')} between the two: it could not be resumed",
@@ -56,8 +56,8 @@ def _check(dataset: Any, loader: BaseLoader, endless: bool) -> None:
         (dataset,) = dataset._inputs()
 
 
-def _made_of(dataset: Any) -> Iterator[Any]:
+def _sources_of(dataset: Any) -> Iterator[Any]:
     """``dataset``, and all that it is made of."""
     yield dataset
     for each in dataset._inputs():
-        yield from _made_of(each)
+        yield from _sources_of(each)

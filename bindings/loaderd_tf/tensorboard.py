@@ -76,12 +76,11 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
         pictures: int = 4,
     ) -> None:
         super().__init__()
-        given = loader_or_dataset
-        loader = given if isinstance(given, BaseLoader) else loader_of(given)
+        loader = loader_or_dataset if isinstance(loader_or_dataset, BaseLoader) else loader_of(loader_or_dataset)
         if loader is None:
             raise OptionError(
                 "loader_or_dataset must be a loader, or come from make_dataset, from_loader or distribute, "
-                f"got {given!r}",
+                f"got {loader_or_dataset!r}",
                 hint="Of a data set that you derived from one, by map() or the like, give that one.",
             )
         require(is_path(log_dir), "log_dir", "the path of a folder", log_dir)
@@ -211,8 +210,8 @@ def _pictures(fields: Mapping[str, np.ndarray[Any, Any]]) -> tf.compat.v1.Summar
         drawn = [picture(planes, _TILE) for value in values if (planes := planes_of(value)) is not None]
         if drawn:
             height, width, _ = drawn[0].shape
-            found = [b"%d" % width, b"%d" % height, *(tf.io.encode_png(each).numpy() for each in drawn)]
-            _add_to(summary, f"loaderd_pictures/{name}", found, "images", _BLOBS)
+            blobs = [b"%d" % width, b"%d" % height, *(tf.io.encode_png(each).numpy() for each in drawn)]
+            _add_to(summary, f"loaderd_pictures/{name}", blobs, "images", _BLOBS)
     return summary
 
 
@@ -237,8 +236,8 @@ def _since(before: loaderd.Statistics, now: loaderd.Statistics, name: str) -> di
 
 
 def _mapping(statistics: loaderd.Statistics, name: str) -> Mapping[Any, float]:
-    found = getattr(statistics, name)
-    return found if isinstance(found, Mapping) else dict(enumerate(found))
+    values = getattr(statistics, name)
+    return values if isinstance(values, Mapping) else dict(enumerate(values))
 
 
 def _histogram(counts: list[float]) -> np.ndarray[Any, Any]:

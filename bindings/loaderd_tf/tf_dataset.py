@@ -6,9 +6,9 @@
 
 ``Loader.fetch`` gives any step of any pass, so the graph has no state of its own: an iterator, and a checkpoint of
 it, holds two integers and the pass as text, which says what it belongs to. ``fetch`` is called in the thread that
-takes the element (``calls``, ``iterators``). In a graph, TensorFlow takes over the memory of an array that a Python
-function returns, if it starts at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the batch's
-lease ends, and its slot is filled anew.
+takes the element (``map_python``, ``iterators``). In a graph, TensorFlow takes over the memory of an array that a
+Python function returns, if it starts at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the
+batch's lease ends, and its slot is filled anew.
 """
 
 from __future__ import annotations
@@ -144,22 +144,22 @@ def from_loader(
         for spec in (loader.schema.specs[name] for name in names)
     ]
     copying_ns = 0 if device is None else copy_ns(specs, loader.batch_size, device)
-    called = GraphLoader(loader, names, copying_ns, has_gpu())
+    graph_loader = GraphLoader(loader, names, copying_ns, has_gpu())
     pack = packer(structure)
     keep_with_graph(loader)
 
     def element(tensors: Sequence[tf.Tensor]) -> Any:
         return pack(dict(zip(names, tensors, strict=True)))
 
-    dataset = _of_passes(called, loader.grows, loader.on_corrupt != "raise", specs, element)
+    dataset = _of_passes(graph_loader, loader.grows, loader.on_corrupt != "raise", specs, element)
     size = cardinality(loader)
     if size != tf.data.UNKNOWN_CARDINALITY and (size < 0 or loader.next_is_whole):
-        dataset = _of_cardinality(dataset, size, called.is_gone)
+        dataset = _of_cardinality(dataset, size, graph_loader.is_gone)
     dataset = _ahead(dataset, prefetch, device)
     if device is not None or not loader.next_is_whole:
         # For TensorFlow, what copies to a device is a generator: its cardinality is unknown and cannot be asserted.
         # And where the first pass is shorter than the next ones, no fixed cardinality is right for all passes.
-        dataset.cardinality = called.cardinality
+        dataset.cardinality = graph_loader.cardinality
     own = with_own_iterators(
         dataset,
         in_thread=device is None and loader.sharing == "independent",
@@ -170,7 +170,7 @@ def from_loader(
 
 
 def _of_passes(
-    called: GraphLoader, grows: bool, skips: bool, specs: Sequence[tf.TensorSpec], element: Callable[..., Any]
+    graph_loader: GraphLoader, grows: bool, skips: bool, specs: Sequence[tf.TensorSpec], element: Callable[..., Any]
 ) -> tf.data.Dataset:
     """The elements of an iteration's passes, each of which begins when the one before is over.
 
@@ -184,23 +184,24 @@ def _of_passes(
         def num_passes(number: tf.Tensor) -> tf.Tensor:
             # The check in ``while_true`` would come too late: that takes the number of a pass first.
             with tf.control_dependencies([check_process()]):
-                found = tf.numpy_function(called.num_passes, [number], tf.int64, stateful=False)
-            return tf.ensure_shape(found, [])
+                passes_left = tf.numpy_function(graph_loader.num_passes, [number], tf.int64, stateful=False)
+            return tf.ensure_shape(passes_left, [])
 
         passes = passes.map(num_passes, synchronous=True).flat_map(unconverted(tf.data.Dataset.range))
 
     @unconverted
     def new_pass(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        found = tf.numpy_function(called.new_pass, [number], [tf.string, tf.int64, tf.int64], stateful=False)
-        return tuple(tf.ensure_shape(tensor, []) for tensor in found)
+        dtypes = [tf.string, tf.int64, tf.int64]
+        new = tf.numpy_function(graph_loader.new_pass, [number], dtypes, stateful=False)
+        return tuple(tf.ensure_shape(tensor, []) for tensor in new)
 
     @unconverted
-    def batches(which: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
-        which = tf.ensure_shape(tf.numpy_function(called.begin, [which], tf.string, stateful=False), [])
+    def batches(pass_text: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
+        pass_text = tf.ensure_shape(tf.numpy_function(graph_loader.begin, [pass_text], tf.string, stateful=False), [])
         steps = tf.data.Dataset.range(begin, end)
         if skips:
-            return _without_empty(called, steps, which, specs, element)
-        return call_for_each(steps, called.fetch, [which], specs, element)
+            return _without_empty(graph_loader, steps, pass_text, specs, element)
+        return call_for_each(steps, graph_loader.fetch, [pass_text], specs, element)
 
     # Synchronous: else TensorFlow would begin passes ahead, but data that grow are listed when an epoch begins.
     begun = while_true(passes, lambda: not program_has_ended()).map(new_pass, synchronous=True)
@@ -208,9 +209,9 @@ def _of_passes(
 
 
 def _without_empty(
-    called: GraphLoader,
+    graph_loader: GraphLoader,
     steps: tf.data.Dataset,
-    which: tf.Tensor,
+    pass_text: tf.Tensor,
     specs: Sequence[tf.TensorSpec],
     element: Callable[..., Any],
 ) -> tf.data.Dataset:
@@ -221,12 +222,13 @@ def _without_empty(
     """
     flagged = call_for_each(
         steps,
-        called.fetch_flagged,
-        [which],
+        graph_loader.fetch_flagged,
+        [pass_text],
         [*specs, tf.TensorSpec([], tf.bool)],
         lambda parts: (parts[-1], element(parts[:-1])),
     )
-    return flagged.filter(unconverted(lambda flag, _: flag)).map(unconverted(lambda _, rest: rest), synchronous=True)
+    with_records = flagged.filter(unconverted(lambda flag, _: flag))
+    return with_records.map(unconverted(lambda _, fields: fields), synchronous=True)
 
 
 def _of_cardinality(dataset: tf.data.Dataset, cardinality: int, is_gone: Callable[[], bool]) -> tf.data.Dataset:

@@ -89,8 +89,8 @@ def batches(
     """
     check_loader(loader)
     prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
-    found = torch.device("cpu") if device is None else _device_of(device)
-    return Batches(loader, checked_structure(structure, loader.schema), found, prefetch)
+    place = torch.device("cpu") if device is None else _device_of(device)
+    return Batches(loader, checked_structure(structure, loader.schema), place, prefetch)
 
 
 class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is not there for mypy
