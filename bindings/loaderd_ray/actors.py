@@ -78,7 +78,7 @@ class Server:
 
 @dataclass(eq=False)
 class _ManagedServer:
-    """A wanted server. ``pending``: the call that it has not answered; ``answered_s``: when it last did, monotonic."""
+    """A wanted server. ``pending``: the call that it has not answered; ``answered_s``: when it last did."""
 
     actor: Any
     state: ServerState
