@@ -77,9 +77,6 @@ def test_a_seed_that_is_drawn(write_numbered: Write, numbered_schema: loaderd.Sc
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 0}, "batch_size must be a positive integer, got 0"),
-    ({"batch_size": "512"}, "batch_size must be a positive integer, got '512'"),
-    ({"batch_size": 512.0}, "batch_size must be a positive integer, got 512.0"),
-    ({"batch_size": True}, "batch_size must be a positive integer, got True"),
     ({"schema": {"d": tf.io.FixedLenFeature([], tf.string)}}, "(?s)schema must be a loaderd.Schema.*_from_features"),
     ({"schema": loaderd.schemas.chess_eval}, r"(?s)schema must be a loaderd.Schema, got .*Call it: chess_eval\(\)"),
     ({"schema": None}, "schema must be a loaderd.Schema, got None"),
@@ -96,13 +93,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"structure": {"x": "ids"}}, "structure must be made of the fields .* got 'ids'"),
     ({"device": 5}, "device must be text such as .*, got 5"),
     ({"unpack": "gpu"}, 'unpack must be "worker" or "device", got \'gpu\''),
-    ({"seed": 2**70}, r"seed must be an integer from 0 to 2\*\*63 - 1, got 1180591620717411303424"),
-    ({"seed": -1}, r"seed must be an integer from 0 to 2\*\*63 - 1, got -1"),
-    ({"epochs": 2**70}, "epochs must be at most 1073741824, got 1180591620717411303424"),
-    ({"progress": "x"}, "progress must be True, False or None, got 'x'"),
-    ({"shuffle": 1000}, "shuffle must be True, False or loaderd.Shuffle, got 1000"),
-    ({"stall_timeout": float("inf")}, "stall_timeout must be a positive number of seconds or None, got inf"),
-    ({"report": 5}, "report must be a path or None, got 5"),
     ({"start": (0, 3)}, r"start must be a loaderd.Position, got \(0, 3\)"),
     ({"shard": (2, 2)}, "shard must be a pair"),
 ]

@@ -165,6 +165,7 @@ CHOICES: dict[str, tuple[Make, str]] = {
     "Position(of=)": (lambda value: Position(of=0 if value is EMPTY else value), "of"),
     "Position(listing=)": (lambda value: Position(listing=[value]), "listing"),
     "seek()": (given.seek, "position"),
+    "after(position)": (lambda value: given.after(value, 1), "position"),
     "fetch(pass_)": (lambda value: given.fetch(value, 0), "pass_"),
     "write_shards(compression=)": (lambda value: testing.write_shards("x", ARRAYS, compression=value), "compression"),
     "damage(how=)": (lambda value: testing.damage("x", how=value), "how"),

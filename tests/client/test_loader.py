@@ -45,12 +45,6 @@ def test_an_epoch_holds_every_record_once(write_numbered: Write, numbered_schema
         assert flat(first) != sorted(flat(first))
 
 
-def test_files_order_without_shuffle(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    shards = write_numbered([700, 800])
-    with loaderd.Loader(shards, numbered_schema, batch_size=100, shuffle=False, workers=2) as loader:
-        assert flat(passes(loader, check_batch)[0]) == list(range(1500))
-
-
 @pytest.mark.one_variant
 @pytest.mark.parametrize("remainder", ["drop", "short", "carry"])
 def test_the_order_depends_on_neither_workers_nor_reading(
@@ -81,15 +75,6 @@ def test_the_order_depends_on_neither_workers_nor_reading(
         assert counts == dict.fromkeys(range(1000), 2)
     if remainder == "carry":
         assert [len(batch) for batch in orders[0]] == [48] * 41 + [2000 - 41 * 48]
-
-
-def test_another_seed_is_another_order(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    shards = write_numbered([500])
-    orders = []
-    for seed in (0, 1, 0):
-        with loaderd.Loader(shards, numbered_schema, batch_size=100, seed=seed, workers=1) as loader:
-            orders.append(passes(loader, check_batch)[0])
-    assert orders[0] == orders[2] != orders[1]
 
 
 def test_hosts_share_an_epoch(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
@@ -149,27 +134,6 @@ def test_any_step_can_be_fetched(write_numbered: Write, numbered_schema: loaderd
         next(iter(loader))
         assert not seen_of_newest().takes_ahead, "a loop does not"
         assert (loader.position.epoch, loader.position.batch) == (2, 1), "behind a pass of two epochs"
-
-
-def test_position_counts_what_the_consumer_took(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([100])
-    with loaderd.Loader(shards, numbered_schema, batch_size=40, epochs=2, workers=1) as loader:
-        positions = [loader.position]
-        for _ in loader:
-            positions.append(loader.position)
-        expected = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]
-        assert [(position.epoch, position.batch) for position in positions] == expected
-
-
-def test_two_iterators_at_a_time(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    shards = write_numbered([300])
-    with loaderd.Loader(shards, numbered_schema, batch_size=50, workers=1) as loader:
-        one, two = iter(loader), iter(loader)
-        taken: tuple[list[list[int]], list[list[int]]] = ([], [])
-        for _ in range(6):
-            taken[0].append(check_batch(next(one)))
-            taken[1].append(check_batch(next(two)))
-        assert sorted(flat(taken[0])) == sorted(flat(taken[1])) == list(range(300))
 
 
 def test_breaking_out_and_iterating_again(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
@@ -310,23 +274,6 @@ def test_nothing_in_dev_shm_and_no_descriptor_left(write_numbered: Write, number
         del loader
     gc.collect()
     assert (shm_names([os.getpid()]), len(os.listdir("/proc/self/fd"))) == before
-
-
-def test_a_data_set_is_a_description(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    dataset = loaderd.Dataset(write_numbered([90]), numbered_schema, shuffle=False)
-    with loaderd.Loader(dataset, batch_size=30, workers=1) as loader:
-        assert flat(passes(loader, check_batch)[0]) == list(range(90))
-
-
-def test_what_is_no_position_and_no_field_is_said(write_numbered: Write, numbered_schema: loaderd.Schema):
-    with loaderd.Loader(write_numbered([90]), numbered_schema, batch_size=30, workers=1) as loader:
-        for ask in (lambda: loader.seek(3), lambda: loader.after("{}", 1)):  # type: ignore[arg-type]
-            with pytest.raises(OptionError, match=r"position must be a loaderd.Position"):
-                ask()
-        batch = next(iter(loader))
-        with pytest.raises(KeyError, match="no field 'bord'; there are bits, id"):
-            batch["bord"]
-        assert "bord" not in batch and batch.get("bord") is None
 
 
 def test_the_index_is_made_once(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):

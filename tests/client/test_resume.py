@@ -135,18 +135,6 @@ def test_an_epoch_goes_on_with_other_hosts(
     assert seen == dict.fromkeys(range(247), 1)
 
 
-def test_a_position_is_what_was_taken_and_not_what_was_read_ahead(
-    write_numbered: Write, numbered_schema: loaderd.Schema
-):
-    with loaderd.Loader(write_numbered([300]), numbered_schema, batch_size=20, workers=2) as loader:
-        batches = iter(loader)
-        for taken in range(3):
-            assert (loader.position.epoch, loader.position.batch) == (0, taken)
-            next(batches)
-            time.sleep(0.05)  # in which the workers fill every slot
-        assert repr(loader.position) == "Position(epoch=0, batch=3)"
-
-
 def test_far_in_is_as_near_as_the_start(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
     shards = write_numbered([1000])
     with loaderd.Loader(shards, numbered_schema, batch_size=10, epochs=None, workers=1) as loader:
