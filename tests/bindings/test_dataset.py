@@ -204,19 +204,6 @@ def test_skip_of_a_shuffled_data_set_warns(chess: list[str]):
         unshuffled.skip(3), shuffled.take(1)
 
 
-def test_an_iterator_can_be_checkpointed(chess: list[str], schema: loaderd.Schema, tmp_path: Path):
-    ds = loaderd_tf.make_dataset(chess, schema, batch_size=50, structure="score", workers=2)
-    iterator = iter(ds)
-    for _ in range(7):
-        next(iterator)
-    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
-    expected = [score.numpy() for score in iterator]
-    other = iter(ds)
-    next(other)
-    tf.train.Checkpoint(iterator=other).read(path).assert_consumed()
-    assert all(np.array_equal(a, b) for a, b in zip(expected, other, strict=True))
-
-
 def test_batches_are_copied_to_a_device(chess: list[str], schema: loaderd.Schema):
     ds = loaderd_tf.make_dataset(
         chess, schema, batch_size=100, device="/CPU:1", shuffle=False, workers=1, remainder="drop"
