@@ -126,8 +126,7 @@ def _check_eager() -> None:
 
 
 def _reader_of(dtype: np.dtype[Any]) -> Callable[[loaderd.Batch, str], tf.Tensor]:
-    """The function that makes a tensor of a batch's field. Raises TypeError for a dtype that TensorFlow lacks."""
-    tf.as_dtype(dtype)
+    """The function that makes a tensor of a batch's field."""
     if dtype.kind in "biufc" and dtype.type.__module__ == "numpy":
         return _alias
     return _alias_bits if dtype == ml_dtypes.bfloat16 else _copy

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import loaderd
-from loaderd.client.elements import Structure, checked_structure
+from loaderd.client.elements import Structure, checked_structure, field_names
+from loaderd.errors import OptionError
 from loaderd.options import as_count, require
 from loaderd_tf.device import check_device
 
 
 def check_element(structure: Structure, prefetch: Any, device: Any, schema: loaderd.Schema) -> tuple[Structure, int]:
-    """The structure (as tf.data takes it) and ``prefetch``, checked; so is ``device``. Raises OptionError."""
+    """The structure (as tf.data takes it) and ``prefetch``, checked; so are ``device`` and the fields' dtypes. Raises OptionError."""
     if device is not None:
         check_device(device)
     require(
@@ -24,7 +26,20 @@ def check_element(structure: Structure, prefetch: Any, device: Any, schema: load
         "AUTOTUNE has nothing to tune here: the workers are ahead by batches of their own, and the default will do.",
     )
     prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
-    return _without_lists(checked_structure(structure, schema)), prefetch
+    structure = _without_lists(checked_structure(structure, schema))
+    for name in field_names(structure):
+        _check_dtype(name, schema.specs[name].dtype)
+    return structure, prefetch
+
+
+def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    try:
+        tf.as_dtype(dtype)
+    except TypeError:
+        raise OptionError(
+            f"fields must be of dtypes that TensorFlow has, got field {name!r} of {dtype}",
+            hint="Leave it out: give a structure of the other fields; or give it another dtype in the schema.",
+        ) from None
 
 
 def _without_lists(part: Structure) -> Structure:

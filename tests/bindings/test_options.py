@@ -60,6 +60,20 @@ def test_other_names_of_options(function: Any, option: str, meant: str):
         function(**{option: True})
 
 
+def test_a_dtype_that_tensorflow_lacks(write_numbered: Write):
+    shards = write_numbered([10])
+    fields: dict[str, Any] = {"id": loaderd.Array("id"), "day": loaderd.Derived(lambda id: id.astype("M8[D]"), "id")}
+    schema = loaderd.Schema({"id": loaderd.Int64()}, fields)
+    expected = r"dtypes that TensorFlow has, got field 'day' of datetime64\[D\]\nLeave it out"
+    with pytest.raises(OptionError, match=expected):
+        loaderd_tf.make_dataset(shards, schema, batch_size=5)
+    with loaderd.Loader(shards, schema, batch_size=5, workers=1) as loader:
+        for make in (loaderd_tf.from_loader, loaderd_tf.batches):
+            with pytest.raises(OptionError, match=expected):
+                make(loader)
+        assert [each.numpy().tolist() for each in loaderd_tf.batches(loader, "id")] != []
+
+
 def test_a_seed_that_is_drawn(write_numbered: Write, numbered_schema: loaderd.Schema):
     shards = write_numbered([100])
 
