@@ -158,7 +158,7 @@ def connect_to_daemon(path: list[str]) -> Transport:
 def connect_to_server(address: str) -> Transport:
     """Connect to a server on this machine.
 
-    Raises TransportLost where nobody listens, ServerError for another user's.
+    Raises TransportLost where nobody listens, ServerError where it is another user's.
     """
     what, path = f"the server at {address}", unix_path(address)
     assert path is not None
@@ -168,6 +168,12 @@ def connect_to_server(address: str) -> Transport:
         sock.connect(path)
         limit_sending(sock, 0.0)
         _, user = peer_of(sock)
+    except PermissionError as error:
+        sock.close()
+        raise ServerError(
+            f"{what} cannot be reached: {error.strerror}",
+            hint=f"A server serves its own user{_owner_of(path)} and root; this is user {os.geteuid()}.",
+        ) from None
     except OSError as error:
         sock.close()
         raise TransportLost(f"{what} cannot be reached: {error.strerror or error}") from None
@@ -178,6 +184,14 @@ def connect_to_server(address: str) -> Transport:
             hint="Who listens there could give you any data. Run the server as the same user, or as root.",
         )
     return Transport(what, sock)
+
+
+def _owner_of(path: str) -> str:
+    """Which user's socket it is, in words; "" where its folder does not let us see."""
+    try:
+        return f" ({os.stat(path).st_uid})"
+    except OSError:
+        return ""
 
 
 def ask_server(

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from another_user import another_user
 
 import loaderd
 from loaderd.client.connect import ask_status
@@ -144,6 +145,25 @@ listener.listen()
 print(flush=True)
 listener.accept()[0].recv(1)
 """
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_a_server_that_serves_another_user(tmp_path: Path):
+    for folder in [tmp_path, *tmp_path.parents][:-2]:
+        os.chmod(folder, 0o755)
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen()
+        ask = [
+            lambda: ask_status(f"unix://{path}"),
+            lambda: loaderd.connect(f"unix://{path}", dataset="train", batch_size=10),
+        ]
+        for question in ask:
+            with another_user(), pytest.raises(ServerError, match="Permission denied") as caught:
+                question()
+            assert caught.value.hint == "A server serves its own user (0) and root; this is user 65534."
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")

@@ -9,11 +9,11 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from another_user import another_user
 
 from loaderd.errors import NoShardsError, ShardReadError
 from loaderd.storage import local
@@ -204,17 +204,6 @@ def test_a_shard_that_is_deleted_while_a_glob_is_listed(tree: Path, monkeypatch:
 
 
 # ------------------------------------------------------------------------------------------- what cannot be looked at
-
-
-@contextmanager
-def another_user() -> Iterator[None]:
-    """Root may read everything."""
-    user = os.geteuid()
-    os.seteuid(65534 if user == 0 else user)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
 
 
 @pytest.mark.parametrize(
