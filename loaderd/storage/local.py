@@ -89,7 +89,7 @@ def _files_of(pattern: str, on_found: Callable[[int], None]) -> list[LocalEntry]
         )
     if not found:
         hints = [bracket_hint(pattern), _in_another_form(pattern) or _what_there_is(pattern)]
-        raise NoShardsError(f"{pattern} matches no file", hint=" ".join(filter(None, hints)))
+        raise NoShardsError(f"{pattern} matches no file", hint="\n".join(filter(None, hints)))
     return found
 
 

@@ -130,7 +130,7 @@ def test_a_file_that_exists_is_no_pattern(tree: Path):
         (5, OptionError, "a path, a glob, a URI or a list of them, got 5"),
         ([5], OptionError, "got 5"),
         (b"nothing", NoShardsError, "nothing does not exist"),
-        ("run[v1]/*.rec", NoShardsError, r"\[ \] are wildcards .* write \[\[\] for \[: .*/run\[\[\]v1\]/\*.rec"),
+        ("run[v1]/*.rec", NoShardsError, r"\[ \] are wildcards .* write \[\[\] for \[: .*/run\[\[\]v1\]/\*.rec\n"),
         ("run[v1].rec", NoShardsError, r"\[ \] are wildcards"),
         (None, OptionError, "got None"),
         ("", OptionError, "got ''"),
