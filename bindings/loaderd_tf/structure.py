@@ -15,7 +15,7 @@ from loaderd_tf.device import check_device
 
 
 def check_element(structure: Structure, prefetch: Any, device: Any, schema: loaderd.Schema) -> tuple[Structure, int]:
-    """The structure (as tf.data takes it) and ``prefetch``, checked; so are ``device`` and the fields' dtypes. Raises OptionError."""
+    """The structure (as tf.data takes it) and ``prefetch``, checked; and what they need. Raises OptionError."""
     if device is not None:
         check_device(device)
     require(
