@@ -29,7 +29,7 @@ from loaderd.client.skipped_data import SkippedData
 from loaderd.client.sources import Source
 from loaderd.client.stall_timer import StallTimer
 from loaderd.client.transport import TransportLost, limit_sending
-from loaderd.errors import LoaderdError, from_wire
+from loaderd.errors import LoaderdError
 from loaderd.ipc.channel import ChannelClosed
 from loaderd.ipc.descriptors import standard_is_taken
 from loaderd.ipc.messages import (
@@ -187,7 +187,7 @@ class StreamClient:
         if error is not None:
             self._listed = before
             self.torn = False
-            raise from_wire(error)
+            raise error
 
     def start(self, pass_: Pass, step: int) -> None:
         """Have a pass delivered from ``step`` on; drops what was on its way."""
@@ -254,11 +254,11 @@ class StreamClient:
         self.delivered = True
         skipped = self._skips.pop(self._intake.step, None) if self._skips else None
         if isinstance(delivery, BatchFailed):
-            error = from_wire(delivery.error)
+            error = delivery.error
             self._skipped.add_damages("epoch", error.damages)
             return error
         if skipped is not None:
-            errors = [from_wire(error) for error in skipped.errors]
+            errors = skipped.errors
             self._skipped.add_to_batch(skipped.num_records, errors, self._source.options.on_corrupt)
         return delivery
 
@@ -340,7 +340,7 @@ class StreamClient:
         if isinstance(message, (RecordsSkipped, BatchFailed, PassEnded, StorageUnavailable)):
             self._intake.noted()
         if isinstance(message, Failed):
-            self._give_up(from_wire(message.error))
+            self._give_up(message.error)
         elif isinstance(message, Welcome):
             try:
                 self._source.welcomed(message)
@@ -365,7 +365,7 @@ class StreamClient:
             _logger.warning("%s", message.text)
             self._progress.said()
         elif isinstance(message, StorageUnavailable) and message.generation == self._generation:
-            self._outage = from_wire(message.error)
+            self._outage = message.error
 
     def _give_up(self, error: LoaderdError) -> None:
         self.transport.close()

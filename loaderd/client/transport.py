@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgpack
 
 from loaderd.client.shutdown import reap
-from loaderd.errors import LoaderdError, ServerError, from_wire
+from loaderd.errors import LoaderdError, ServerError
 from loaderd.ipc.channel import Channel, ChannelClosed, peer_of
 from loaderd.ipc.child import how_it_ended
 from loaderd.ipc.descriptors import NO_SIGNAL
@@ -214,7 +214,7 @@ def ask_server(
                 if isinstance(message, kind):
                     return message, transport.channel.take_fd() if transport.channel.has_fd else None
                 if isinstance(message, Failed):
-                    raise from_wire(message.error)
+                    raise message.error
                 if isinstance(message, Bye):
                     raise TransportLost(f"{transport.what} ends: {message.text}")
         raise TransportLost(f"{transport.what} said nothing for {timeout_s:g} s")

@@ -27,7 +27,7 @@ from loaderd.daemon.pool.fork_server import ForkServer
 from loaderd.daemon.pool.worker_manager import BELL, WorkerManager
 from loaderd.daemon.pool.worker_pool import FIRST_WORKER, WorkerPool
 from loaderd.daemon.session import Session
-from loaderd.errors import DaemonError, LoaderdError, to_wire
+from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.channel import Channel
 from loaderd.ipc.child import enter_process
 from loaderd.ipc.event_loop import EventLoop
@@ -106,7 +106,7 @@ class Daemon(ABC):
 
     def _fail(self, error: LoaderdError) -> None:
         """The daemon cannot go on."""
-        self._event_loop.post(PARENT, Failed(to_wire(error)))
+        self._event_loop.post(PARENT, Failed(error))
 
     def _parent_is_gone(self) -> None:
         self._over = True

@@ -28,7 +28,7 @@ from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.server_consumers import Consumer, Limits, asked_once
 from loaderd.daemon.session import Session
-from loaderd.errors import BusyError, LoaderdError, ServerError, to_wire
+from loaderd.errors import BusyError, LoaderdError, ServerError
 from loaderd.ipc.channel import Channel
 from loaderd.ipc.messages import (
     AskData,
@@ -305,7 +305,7 @@ class ServerDaemon(Daemon):
         if error is not None:
             _logger.warning("%s is sent away: %.1000s", consumer, error.message)
             self._sent_away += 1
-            self._event_loop.post(consumer.number, Failed(to_wire(error)))
+            self._event_loop.post(consumer.number, Failed(error))
         elif consumer.dataset and consumer.said_bye:
             _logger.info("%s has ended", consumer)
         elif consumer.dataset:

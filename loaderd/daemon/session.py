@@ -28,7 +28,7 @@ from loaderd.daemon.indexing.preparation import Preparation, Prepare
 from loaderd.daemon.indexing.schema_check import SchemaCheck
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.dataset import StreamDescription
-from loaderd.errors import DaemonError, LoaderdError, to_wire
+from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.messages import (
     BatchFailed,
     ListData,
@@ -312,7 +312,7 @@ class Session:
             return
         asleep = self._asleep(members) if stream.is_waited_for else []
         for member, generation in asleep:
-            self._announce(member, StorageUnavailable(generation, to_wire(error)))
+            self._announce(member, StorageUnavailable(generation, error))
         stream.storage.told(bool(asleep))
 
     def _tell_members(self) -> None:
@@ -333,7 +333,7 @@ class Session:
         elif isinstance(item, Omission):
             self._tell_of_damage(member, _skipped(generation, item))
         elif isinstance(item, FailedBatch):
-            self._tell_of_damage(member, BatchFailed(generation, item.step, to_wire(item.error)))
+            self._tell_of_damage(member, BatchFailed(generation, item.step, item.error))
         else:
             self._announce(member, PassEnded(generation))
 
@@ -420,5 +420,4 @@ class Session:
 
 
 def _skipped(generation: int, omission: Omission) -> RecordsSkipped:
-    errors = [to_wire(error) for error in omission.errors]
-    return RecordsSkipped(generation, omission.step, errors, omission.num_skipped)
+    return RecordsSkipped(generation, omission.step, omission.errors, omission.num_skipped)

@@ -314,7 +314,7 @@ def _serve(channel: Channel, parent_fd: int) -> None:
                 try:
                     server = GatewayServer(message.settings, tally)
                 except LoaderdError as error:
-                    channel.send(Failed(to_wire(error)))
+                    channel.send(Failed(error))
                     return
                 _bound_memory()
             if isinstance(message, (Gateway, AskStatus)) and server is not None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from loaderd.client.transport import TransportLost
-from loaderd.errors import LoaderdError, OptionError, ServerError, ShardError, WorkerError, to_wire
+from loaderd.errors import LoaderdError, OptionError, ServerError, ShardError, WorkerError
 from loaderd.gateway.answers import CELL_BYTES, NotReady, check_size
 from loaderd.gateway.served import ServedSets
 from loaderd.ipc.channel import Channel, ChannelClosed
@@ -60,10 +60,10 @@ class Maker:
         except (NotReady, TransportLost) as error:
             return Made(why_not=str(error))
         except LoaderdError as error:
-            return Made(error=to_wire(error))
+            return Made(error=error)
         except Exception as error:
             _logger.exception("an answer cannot be made")
-            return Made(error=to_wire(ServerError(f"the server failed: {type(error).__name__}: {error}")))
+            return Made(error=ServerError(f"the server failed: {type(error).__name__}: {error}"))
 
     def _table(self, wanted: Make) -> Made:
         request = parse(TableRequest, wanted.text)

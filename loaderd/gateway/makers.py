@@ -13,7 +13,7 @@ from hashlib import sha256
 from subprocess import TimeoutExpired
 from typing import Any
 
-from loaderd.errors import DaemonError, WorkerError, from_wire
+from loaderd.errors import DaemonError, WorkerError
 from loaderd.gateway.answers import HINT_OF_DEATHS, NotReady
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.child import how_it_ended
@@ -151,7 +151,7 @@ class Makers:
         if made.why_not:
             raise NotReady(made.why_not)
         if made.error is not None:
-            raise from_wire(made.error)
+            raise made.error
         return made
 
     def _with_care(self, wanted: Make, digest: bytes) -> Make:

@@ -30,7 +30,8 @@ from typing import Any, NamedTuple, get_args
 
 import msgpack
 
-from loaderd.ipc.decoding import Decoder, message_decoder_of
+from loaderd.errors import LoaderdError, to_wire
+from loaderd.ipc.codec import Decoder, message_decoder
 from loaderd.ipc.worker_messages import Done, OutageReport, WorkerMessage
 from loaderd.plan.passes import Listing, Pass
 from loaderd.snapshots import Progress
@@ -57,7 +58,7 @@ class Hello(NamedTuple):
 class Failed(NamedTuple):
     """Daemon: the stream cannot go on, for this reason. To a supervisor: the process cannot."""
 
-    error: dict[str, Any]
+    error: LoaderdError
 
 
 class Welcome(NamedTuple):
@@ -147,7 +148,7 @@ class Made(NamedTuple):
     row_bytes: int = 0
     faults: bytes = b""
     table: bytes = b""
-    error: dict[str, Any] | None = None
+    error: LoaderdError | None = None
     why_not: str = ""
     needed_bytes: int = 0
 
@@ -212,7 +213,7 @@ class DataListed(NamedTuple):
     listing: Listing | None
     damages: list[dict[str, Any]]
     left_out: str
-    error: dict[str, Any] | None = None
+    error: LoaderdError | None = None
 
 
 class PageSize(NamedTuple):
@@ -249,7 +250,7 @@ class BatchFailed(NamedTuple):
 
     generation: int
     step: int
-    error: dict[str, Any]
+    error: LoaderdError
 
 
 class PassEnded(NamedTuple):
@@ -280,7 +281,7 @@ class RecordsSkipped(NamedTuple):
 
     generation: int
     step: int
-    errors: list[dict[str, Any]]
+    errors: tuple[LoaderdError, ...]
     num_records: int
 
 
@@ -288,7 +289,7 @@ class StorageUnavailable(NamedTuple):
     """Daemon: the batch that the consumer waits for needs storage that does not answer. The daemon goes on trying."""
 
     generation: int
-    error: dict[str, Any]
+    error: LoaderdError
 
 
 # In the order of their numbers. Add a new message at the end, even a worker's; or else change PROTOCOL.
@@ -334,7 +335,8 @@ _NUMBER_OF = {cls: number for number, cls in enumerate(MESSAGES)}
 
 def encode(message: Message) -> bytes:
     """The message as bytes, which need no frame: msgpack shows where they end."""
-    packed: bytes = msgpack.packb([_NUMBER_OF[type(message)], *message], unicode_errors=UNICODE_ERRORS)
+    values = [_NUMBER_OF[type(message)], *message]
+    packed: bytes = msgpack.packb(values, default=to_wire, unicode_errors=UNICODE_ERRORS)
     return packed
 
 
@@ -346,4 +348,4 @@ def decode(values: list[Any]) -> Message:
 
 @cache
 def _decoder_of(number: int) -> Decoder:
-    return message_decoder_of(MESSAGES[number])
+    return message_decoder(MESSAGES[number])

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import msgpack
 
 from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.codec import Malformed, message_decoder
 from loaderd.ipc.messages import (
     MESSAGES,
     UNICODE_ERRORS,
@@ -28,7 +27,6 @@ from loaderd.ipc.messages import (
     Message,
     StartPass,
     Subscribe,
-    decode,
 )
 
 CONSUMER_MESSAGES: tuple[type[Message], ...] = (
@@ -36,17 +34,16 @@ CONSUMER_MESSAGES: tuple[type[Message], ...] = (
     *(AskState, AskStatus, AskData, Bye),
 )
 
+_DECODERS = {cls: message_decoder(cls, strict=True) for cls in CONSUMER_MESSAGES}
+
 MAX_MESSAGE_BYTES = 1 << 20
 # A position has some hundred characters, a message some ten values. An empty list takes a byte here, 64 in memory.
 _MAX_TEXT_BYTES = 1 << 18
 _MAX_ITEMS = 1 << 14
 _MAX_KEYS = 64
 _MAX_CONTAINERS = 1 << 12
-_MAX_DEPTH = 5
 # Less than in Channel: while many small messages are decoded at once, all other consumers wait.
 _RECEIVE_BYTES = 1 << 10
-
-Check = Callable[[Any], bool]
 
 
 class MalformedMessage(ChannelClosed):
@@ -127,9 +124,7 @@ class UntrustedChannel(Channel):
 def decode_strict(data: bytes) -> Message:
     """The message of a consumer (``CONSUMER_MESSAGES``) in ``data``, which must hold nothing else.
 
-    Fields have exactly the types that the class names; integers have 64 bits. ``Any`` is None, a bool, an integer,
-    text, or lists and dicts of these, at most five deep. Fields at the end may be missing if they have a default.
-    Raises MalformedMessage for everything else.
+    Fields have exactly the types that the class names (see ``codec``). Raises MalformedMessage for everything else.
     """
     values = _unpack(data)
     if type(values) is not list or not values:
@@ -138,13 +133,11 @@ def decode_strict(data: bytes) -> Message:
     cls = MESSAGES[number] if type(number) is int and 0 <= number < len(MESSAGES) else None
     if cls is None or cls not in CONSUMER_MESSAGES:
         raise MalformedMessage(f"{'a message of unknown number' if cls is None else cls.__name__} must not come here")
-    checks, num_required = _FIELDS_OF[cls]
-    if not num_required <= len(fields) <= len(checks):
-        raise MalformedMessage(f"{cls.__name__} must have {len(checks)} fields, got {len(fields)}")
-    for value, (name, kind, is_right) in zip(fields, checks, strict=False):
-        if not is_right(value):
-            raise MalformedMessage(f"{cls.__name__}.{name} must be a valid {kind}, got {type(value).__name__}")
-    return decode(values)
+    try:
+        message: Message = _DECODERS[cls](fields)
+    except Malformed as error:
+        raise MalformedMessage(str(error)) from None
+    return message
 
 
 def _unpack(data: bytes) -> Any:
@@ -174,68 +167,3 @@ def _unpack(data: bytes) -> Any:
         )
     except (ValueError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"bytes that are no message: {type(error).__name__}: {error!s:.200}") from None
-
-
-def _is_integer(value: Any) -> bool:
-    return type(value) is int and -(1 << 63) <= value < 1 << 63
-
-
-def _is_plain(value: Any, depth: int = _MAX_DEPTH) -> bool:
-    if type(value) is list:
-        return depth > 0 and all(_is_plain(each, depth - 1) for each in value)
-    if type(value) is dict:
-        return depth > 0 and all(type(key) is str and _is_plain(each, depth - 1) for key, each in value.items())
-    return value is None or type(value) in (bool, str) or _is_integer(value)
-
-
-def _is_text(value: Any) -> bool:
-    """Whether it is text that people can read: without characters that move the cursor or that a log cannot take."""
-    return type(value) is str and value.isprintable()
-
-
-def _is_name(value: Any) -> bool:
-    """Whether it can be the name of a file: any text."""
-    return type(value) is str
-
-
-def _check_of(kind: Any, is_text: Check = _is_text) -> Check:
-    """A function that says whether a value is of the type ``kind``, or can be decoded to it."""
-    if kind is Any or kind == dict[str, Any]:
-        return lambda value: (kind is Any or type(value) is dict) and _is_plain(value)
-    if kind is int:
-        return _is_integer
-    if kind is str:
-        return is_text
-    if hasattr(kind, "_fields"):
-        return _all_of([_check_of(part, _is_name) for part in get_type_hints(kind).values()])
-    origin, args = get_origin(kind), get_args(kind)
-    parts = [_check_of(part, _is_name if origin is tuple else is_text) for part in args if part is not ...]
-    if origin in (Union, UnionType):
-        return lambda value: any(part(value) for part in parts)
-    if origin is list or args[1:] == (...,):
-        return lambda value: type(value) is list and all(map(parts[0], value))
-    return _all_of(parts) if origin is tuple else lambda value: type(value) is kind
-
-
-def _all_of(checks: list[Check]) -> Check:
-    """For a list of as many values as ``checks``, of which each passes its check."""
-
-    def is_right(value: Any) -> bool:
-        is_list = type(value) is list and len(value) == len(checks)
-        return is_list and all(check(each) for check, each in zip(checks, value, strict=True))
-
-    return is_right
-
-
-def _fields_of(cls: type[Message]) -> tuple[list[tuple[str, str, Check]], int]:
-    """For each field (its name, its type as text, its check); and how many fields have no default."""
-    kinds = get_type_hints(cls)
-    checks = [(name, _named(kinds[name]), _check_of(kinds[name])) for name in cls._fields]
-    return checks, len(cls._fields) - len(cls._field_defaults)
-
-
-def _named(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
-
-
-_FIELDS_OF = {cls: _fields_of(cls) for cls in CONSUMER_MESSAGES}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from loaderd.errors import LoaderdError
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition
@@ -57,10 +58,10 @@ class FilePlace(NamedTuple):
 
 
 class LoadFault(NamedTuple):
-    """Places of a window that could not be written; and why, as ``errors.to_wire`` says it."""
+    """Places of a window whose records cannot be delivered; and why."""
 
-    places: list[int]
-    error: dict[str, Any]
+    places: tuple[int, ...]
+    error: LoaderdError
 
 
 class Seat(NamedTuple):
@@ -328,14 +329,14 @@ class TaskFailed(NamedTuple):
 
     task: int
     stream: int
-    error: dict[str, Any]
+    error: LoaderdError
 
 
 class RowFault(NamedTuple):
     """Why a row of a batch cannot be made, even alone."""
 
     row: int
-    error: dict[str, Any]
+    error: LoaderdError
 
 
 MOST_ROW_FAULTS = 32
@@ -355,7 +356,7 @@ class FillFailed(NamedTuple):
     omit: list[int]
     faults: list[RowFault]
     all_faults: bool
-    error: dict[str, Any]
+    error: LoaderdError
 
 
 WorkerMessage = (

@@ -8,7 +8,7 @@ import select
 from collections.abc import Callable
 from typing import Any
 
-from loaderd.errors import DaemonError, LoaderdError, from_wire
+from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.child import how_it_ended
 from loaderd.ipc.messages import AskStatus, Failed, Message, Status
@@ -85,7 +85,7 @@ class Child:
                 self.silent_s = 0.0
                 reported = True
             elif isinstance(message, Failed):
-                self.error = from_wire(message.error)
+                self.error = message.error
         return reported
 
     def reap(self) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from loaderd.dataset import StreamDescription
 from loaderd.decode.batch_decoder import BatchDecoder
-from loaderd.errors import CorruptRecordError, LoaderdError, StorageError, WorkerError, to_wire
+from loaderd.errors import CorruptRecordError, LoaderdError, StorageError, WorkerError
 from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.indexer import make_indexes
@@ -129,7 +129,7 @@ class TaskRunner:
             faults = self.rows.load(task, places, self._windows[task.arena])
         except MemoryError as error:  # no record is damaged: it is tried again, and whoever waits is told
             raise StorageError("memory ran out while records were read", hint=remedy(error)) from None
-        return LoadDone(task.task, [LoadFault(of_error, to_wire(error)) for of_error, error in faults])
+        return LoadDone(task.task, [LoadFault(tuple(of_error), error) for of_error, error in faults])
 
     def fill(self, slot: int, segments: Sequence[ArenaSegment], omit: Sequence[int]) -> None:
         """Decode a batch into its slot, without its rows ``omit``."""
@@ -175,7 +175,7 @@ class TaskRunner:
                 if search.failed(part):
                     if not isinstance(error, LoaderdError):
                         error = WorkerError(f"{type(error).__name__}: {error}")
-                    found.append(RowFault(part[0], to_wire(error)))
+                    found.append(RowFault(part[0], error))
             began_ns, now_ns = now_ns, time.monotonic_ns()
             on_try(now_ns - began_ns)
         return found if len(found) <= most else found[:1], len(found) <= most

@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from loaderd.dataset import StreamDescription
-from loaderd.errors import DaemonError, LoaderdError, WorkerError, to_wire
+from loaderd.errors import DaemonError, LoaderdError, WorkerError
 from loaderd.formats.reader import Reading
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import Message
@@ -188,7 +188,7 @@ class Worker:
         else:
             return Attached()
         os.close(consumer_bell)
-        return TaskFailed(ATTACH_TASK, message.stream, to_wire(failure))
+        return TaskFailed(ATTACH_TASK, message.stream, failure)
 
     def attach(self, message: Attach, windows_fd: int, slots_fd: int, page_fd: int, consumer_bell: int) -> None:
         """Take over a stream: its description, its files, its memory. It may come again, with other files."""
@@ -226,7 +226,7 @@ class Worker:
             over = [task for task in self._tasks if not isinstance(task, _OF_NO_STREAM) and task.stream == stream]
             for task in over:
                 self._tasks.remove(task)
-                self._channel.send(TaskFailed(task.task, NO_STREAM, to_wire(WorkerError("the stream is over"))))
+                self._channel.send(TaskFailed(task.task, NO_STREAM, WorkerError("the stream is over")))
 
     def _tell(self, done_bytes: int) -> None:
         """Say now and then that a long task makes progress."""
@@ -351,7 +351,7 @@ class Worker:
             return
         faults, all_faults = stream.executor.row_faults(claim.slot, claim.segments, omit, fill_ns, count_ns)
         stream.filler.not_made(claim)
-        self._channel.send(FillFailed(stream.number, *claim.place, omit, faults, all_faults, to_wire(error)))
+        self._channel.send(FillFailed(stream.number, *claim.place, omit, faults, all_faults, error))
 
     def _do_task(self, task: WorkerTask) -> None:
         """Do a task, and answer."""
@@ -372,7 +372,7 @@ class Worker:
                 page.count(self._seat, Counter.LOAD_NS, time.monotonic_ns() - began_ns)
         self._pass_on()
         self._tell_outages()
-        self._channel.send(results[0] if error is None else TaskFailed(task.task, NO_STREAM, to_wire(error)))
+        self._channel.send(results[0] if error is None else TaskFailed(task.task, NO_STREAM, error))
 
     def _count_storage(self, stream: _Stream) -> None:
         """Count on a stream's page what was asked of storage for it."""

@@ -13,7 +13,7 @@ from loaderd.daemon.delivery.events import Delivery, FailedBatch, PassEnd
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.pool.tasks import MAX_DEATHS, Task
-from loaderd.errors import ShardReadError, to_wire
+from loaderd.errors import ShardReadError
 from loaderd.ipc.worker_messages import Done, LoadFault, LoadTask, TrialTask
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
@@ -194,7 +194,7 @@ class Consumer:
         wrong = rows if failed else sorted({rows[number % len(rows)] for number in faults})
         places = self.plan.order_of(work.window).places()
         self.bad |= {(work.window, int(places[row])) for row in wrong}
-        return [LoadFault([int(places[row])], to_wire(ShardReadError("unreadable"))) for row in wrong]
+        return [LoadFault((int(places[row]),), ShardReadError("unreadable")) for row in wrong]
 
     def error_context(self, job: Job, stalled: bool) -> None:
         """A worker was lost at a job, and the daemon knows of it."""

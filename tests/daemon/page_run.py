@@ -14,7 +14,7 @@ from page_workers import new_page
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, Note, Omission
 from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
-from loaderd.errors import LoaderdError, to_wire
+from loaderd.errors import LoaderdError
 from loaderd.ipc.worker_messages import FillFailed, RowFault
 from loaderd.shm.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key
 from loaderd.shm.page_consumer import PageConsumer
@@ -87,9 +87,9 @@ class Hand:
         assert self.claim is not None
         claim, self.claim = self.claim, None
         self.filler.not_made(claim)
-        of_rows = [RowFault(row, to_wire(fault)) for row, fault in (faults or {}).items()]
+        of_rows = [RowFault(row, fault) for row, fault in (faults or {}).items()]
         omit = list(claim.run.omit)
-        self.unheard.append(FillFailed(0, *claim.place, omit, of_rows, all_faults, to_wire(error)))
+        self.unheard.append(FillFailed(0, *claim.place, omit, of_rows, all_faults, error))
 
 
 class Consumer:

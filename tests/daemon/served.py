@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import loaderd
-from loaderd.errors import from_wire
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import (
     PROTOCOL,
@@ -80,7 +79,7 @@ class Consumer:
             if isinstance(message, kind):
                 return message
             if isinstance(message, Failed):
-                raise from_wire(message.error)
+                raise message.error
             self.passed.append(message)
 
     def hello(self, dataset: str = "train") -> Welcome:
@@ -122,7 +121,7 @@ class Consumer:
                     self._arrived += self.channel.receive()
                 for message in self._arrived:
                     if isinstance(message, Failed):
-                        raise from_wire(message.error)
+                        raise message.error
             self.taker.wake_up()
             silence(self._bells[0])
         return self
@@ -178,7 +177,7 @@ class ServedDaemon:
         while True:
             for message in self.supervisor.receive():
                 if isinstance(message, Failed):
-                    raise from_wire(message.error)
+                    raise message.error
                 if isinstance(message, kind):
                     return message
 

@@ -15,7 +15,7 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.groups.members import Handed, Members, PassKey, key_of
 from loaderd.daemon.pool.tasks import Task
-from loaderd.errors import ShardReadError, to_wire
+from loaderd.errors import ShardReadError
 from loaderd.ipc.worker_messages import FillFailed, Granted, Withdrawn
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
@@ -134,7 +134,7 @@ class Workshop:
         generation, step = claim.place
         if step in self.broken:
             worker.filler.not_made(claim)
-            self.stream.not_made(FillFailed(0, generation, step, [], [], True, to_wire(ShardReadError("unreadable"))))
+            self.stream.not_made(FillFailed(0, generation, step, [], [], True, ShardReadError("unreadable")))
             return
         assert not self.readers.get(claim.slot), "nobody reads what is overwritten"
         self.fills += 1

@@ -11,9 +11,9 @@ from page_run import Consumer, Floor, Hand
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch
 from loaderd.daemon.delivery.stream import Stream
-from loaderd.daemon.pool.tasks import Fault, Task
-from loaderd.errors import CorruptRecordError, LoaderdError, from_wire
-from loaderd.ipc.worker_messages import FillFailed, LoadTask
+from loaderd.daemon.pool.tasks import Task
+from loaderd.errors import CorruptRecordError, LoaderdError
+from loaderd.ipc.worker_messages import FillFailed, LoadFault, LoadTask
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
@@ -168,11 +168,11 @@ class StreamWorld(RuleBasedStateMachine):
     def read(self, segments: tuple[ArenaSegment, ...]) -> list[Row | None]:
         return [row for arena, start, stop in segments for row in self.arenas[arena][start:stop]]
 
-    def finish_load(self, task: Task, work: LoadTask, faults: list[int]) -> list[Fault]:
+    def finish_load(self, task: Task, work: LoadTask, faults: list[int]) -> list[LoadFault]:
         _, window, places = self.opened[work.arena]
         rows = rows_of_load(work)
         bad = sorted({int(places[list(rows)[number % len(rows)]]) for number in faults} - {-1})
-        found = [Fault((place,), self.new_error()) for place in bad]
+        found = [LoadFault((place,), self.new_error()) for place in bad]
         is_stale = task.generation != self.generation
         if not is_stale:
             self.note_faults(window, found)
@@ -185,7 +185,7 @@ class StreamWorld(RuleBasedStateMachine):
     def new_error(self) -> LoaderdError:
         return CorruptRecordError(f"error {next(self.error_numbers)}")
 
-    def note_faults(self, window: int, faults: list[Fault]) -> None:
+    def note_faults(self, window: int, faults: list[LoadFault]) -> None:
         for fault in faults:
             for place in fault.places:
                 self.bad[window, place] = fault.error
@@ -194,7 +194,7 @@ class StreamWorld(RuleBasedStateMachine):
         segments = self.plan.segments_of(failed.step)
         places = [(part.window, place) for part in segments for place in range(part.start, part.stop)]
         for fault in failed.faults:
-            self.bad[places[fault.row]] = from_wire(fault.error)
+            self.bad[places[fault.row]] = fault.error
 
     def check_completeness(self) -> None:
         """A pass without faults holds every record of the host once an epoch."""

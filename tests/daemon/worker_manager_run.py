@@ -20,7 +20,7 @@ from loaderd.daemon.delivery.dispatch import Dispatch
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
 from loaderd.daemon.pool.worker_manager import WorkerManager
-from loaderd.errors import DaemonError, LoaderdError, to_wire
+from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.worker_messages import (
     NO_STREAM,
     Attach,
@@ -242,7 +242,7 @@ class Hand:
             if job.stream in self._crew.pages:
                 self._crew.pages[job.stream].say_task(self.seat, None)
             done = answer or answer_to(job.task)
-            self.said.append(done if error is None else TaskFailed(number, NO_STREAM, to_wire(error)))
+            self.said.append(done if error is None else TaskFailed(number, NO_STREAM, error))
             return
         assert job.claim is not None
         filler = self.fillers[job.stream]
@@ -250,9 +250,7 @@ class Hand:
             filler.made(job.claim)
         else:
             filler.not_made(job.claim)
-            self.said.append(
-                FillFailed(job.stream, *job.claim.place, [*job.claim.run.omit], [], True, to_wire(error))
-            )
+            self.said.append(FillFailed(job.stream, *job.claim.place, [*job.claim.run.omit], [], True, error))
 
     def overlooked(self) -> list[tuple[int, int]]:
         """(stream, step) of the batches that it would make if it looked: asked in a way that claims none."""

@@ -15,7 +15,6 @@ from harness.process_tree import process_tree
 from own_processes import children_of
 
 import loaderd
-from loaderd.errors import from_wire
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import AskStatus, Failed, Gateway, Message, Serve, Status, Stop
 from loaderd.ipc.spawn import start_process
@@ -111,7 +110,7 @@ class NetworkServer:
         while True:
             for answer in channel.receive():
                 if isinstance(answer, Failed):
-                    raise from_wire(answer.error)
+                    raise answer.error
                 assert isinstance(answer, Status)
                 return process, answer
 

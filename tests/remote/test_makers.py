@@ -309,7 +309,7 @@ def test_consumers_of_another_protocol_are_refused(protocol: object):
     request = json.dumps({"dataset": "train", "protocol": protocol}).encode()
     made = Maker("unix:///nowhere.sock", SharedMemory.create("answers", 1 << 12)).answer(Make(request, -1))
     assert made.error is not None
-    assert f"speaks network protocol {REMOTE_PROTOCOL}; the consumer speaks {protocol!r}" in made.error["message"]
+    assert f"speaks network protocol {REMOTE_PROTOCOL}; the consumer speaks {protocol!r}" in made.error.message
 
 
 _STARTING = """

@@ -21,7 +21,6 @@ from loaderd.errors import (
     ShardReadError,
     StorageError,
     WorkerError,
-    from_wire,
 )
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import build_index, decode_indexes, encode_indexes
@@ -180,7 +179,7 @@ def test_faults_name_places(write_numbered: Write, numbered_schema: loaderd.Sche
     os.utime(paths[1], ns=(times.st_atime_ns, times.st_mtime_ns))
     os.remove(paths[0])
     faults = stage.load(0, 0)
-    errors = {place: from_wire(error) for places, error in faults for place in places}
+    errors = {place: error for places, error in faults for place in places}
     assert sorted(errors) == [place for place, number in enumerate(numbers) if number < 100 or number == victim]
     for place, error in errors.items():
         if numbers[place] == victim:
@@ -240,7 +239,7 @@ def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
             1, [ArenaSegment(2, 50, 57), ArenaSegment(0, 0, 9)], omit, fill_ns, tries_ns.append
         )
         for fault in faults:
-            assert f"KeyError: [{numbers[fault.row]}]" in fault.error["message"]
+            assert f"KeyError: [{numbers[fault.row]}]" in fault.error.message
         return [fault.row for fault in faults], all_faults
 
     stage, numbers = stage_of(on_corrupt="skip_record")

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from loaderd.daemon.pool.tasks import Fault
 from loaderd.errors import HOW_TO_GO_ON_BEHIND, EmptyBatchError, LoaderdError
+from loaderd.ipc.worker_messages import LoadFault
 
 
 class Omission(NamedTuple):
@@ -74,7 +74,7 @@ class UnreadNotices:
         self._total = 0
 
 
-def note_of(step: int, num_rows: int, bad: Sequence[Fault], skip_damaged: bool) -> Note:
+def note_of(step: int, num_rows: int, bad: Sequence[LoadFault], skip_damaged: bool) -> Note:
     """What to say of a batch of ``num_rows`` rows; ``bad``: the fault of each row that cannot be delivered."""
     errors = tuple({id(fault): fault.error for fault in bad}.values())
     if skip_damaged and len(bad) < num_rows:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from loaderd.daemon.pool.tasks import Fault
 from loaderd.errors import Damage, LoaderdError, RecordMismatchError
+from loaderd.ipc.worker_messages import LoadFault
 from loaderd.plan.passes import PassPlan
 from loaderd.storage.names import some_of
 
@@ -32,7 +32,7 @@ class Mismatches:
         self._by_shard: Counter[str] = Counter()
         self._first: tuple[tuple[str, int], LoaderdError] | None = None
 
-    def count(self, plan: PassPlan, window: int, bad: Iterable[Fault]) -> None:
+    def count(self, plan: PassPlan, window: int, bad: Iterable[LoadFault]) -> None:
         """Count a window whose rows are all there, unless it was counted. ``bad``: the fault of each bad row."""
         if window < self._next_window:
             return

@@ -11,7 +11,7 @@ from loaderd.daemon.delivery.stream_memory import StreamMemory
 from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER
 from loaderd.dataset import StreamDescription
-from loaderd.errors import LoaderdError, OptionError, to_wire
+from loaderd.errors import LoaderdError, OptionError
 from loaderd.ipc.messages import DataListed, Opened, PageSize
 from loaderd.ipc.worker_messages import Attach, CheckTask
 from loaderd.options import StreamOptions
@@ -177,7 +177,7 @@ class OpenedStream:
             data.listing,
             [damage.to_wire() for damage in data.damages],
             data.left_out,
-            None if error is None else to_wire(error),
+            error,
         )
 
     def check_task(self, block: int, any_fits: bool) -> CheckTask:

@@ -33,18 +33,18 @@ from loaderd.daemon.pool.tasks import (
     HINT_OF_DEATHS,
     MAX_DEATHS,
     TASKS_PER_WORKER,
-    Fault,
     PlannedBatch,
     Task,
     TaskSource,
 )
-from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError, from_wire
+from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError
 from loaderd.ipc.worker_messages import (
     MOST_ROW_FAULTS,
     Done,
     FilePlace,
     FillFailed,
     LoadDone,
+    LoadFault,
     LoadTask,
     TrialTask,
 )
@@ -176,8 +176,7 @@ class Stream(TaskSource):
         if isinstance(task.work, LoadTask):
             self.storage.is_back()
             assert isinstance(result, LoadDone)
-            faults = [Fault(tuple(fault.places), from_wire(fault.error)) for fault in result.faults]
-            self._windows.loaded(task.work, faults)
+            self._windows.loaded(task.work, result.faults)
         elif isinstance(task.work, TrialTask):
             self._tried_rows(task.work)
 
@@ -298,7 +297,7 @@ class Stream(TaskSource):
         self._granted.add(grants)
         self.grants += [grants] if grants else []
 
-    def _grant_of(self, step: int, segments: Sequence[Segment], bad: dict[int, Fault]) -> Grant | None:
+    def _grant_of(self, step: int, segments: Sequence[Segment], bad: dict[int, LoadFault]) -> Grant | None:
         """Batch ``step``, whose rows are there, and those behind it that are cut from the same window; None: broken.
 
         Adds a note of what is wrong with it: ``bad``.
@@ -335,13 +334,13 @@ class Stream(TaskSource):
         batch = self._granted.batch(step) if self.is_under_way(key_of(failed.generation, step)) else None
         if batch is None or failed.omit != list(batch.omit):  # meanwhile, more are to be left out
             return
-        faults = {fault.row: from_wire(fault.error) for fault in failed.faults}
+        faults = {fault.row: fault.error for fault in failed.faults}
         self._num_faults[step] += len(faults)
         if self._skip_damaged and faults and failed.all_faults and self._num_faults[step] <= MOST_ROW_FAULTS:
             # Not withdrawn: the worker would use the slot that it keeps for a later batch.
             self._make_without(self._granted.take_out(step), faults, survived=True)
             return
-        error = from_wire(failed.error)
+        error = failed.error
         if faults:
             error = self._error_context(self._windows.records_of(batch, [min(faults)]), error, survived=True)
         self._withdraw(step)

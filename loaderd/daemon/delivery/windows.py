@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from loaderd.daemon.pool.tasks import Fault, PlannedBatch, Task
+from loaderd.daemon.pool.tasks import PlannedBatch, Task
 from loaderd.errors import LoaderdError
-from loaderd.ipc.worker_messages import FilePlace, LoadTask
+from loaderd.ipc.worker_messages import FilePlace, LoadFault, LoadTask
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice, record_at
 from loaderd.plan.passes import PassPlan
@@ -39,7 +39,7 @@ class _Window:
         self.last_step = last_step
         self.due = due
         self.loaded_rows = self.assigned_rows = 0
-        self.bad_places: dict[int, Fault] = {}
+        self.bad_places: dict[int, LoadFault] = {}
 
     @property
     def ready(self) -> bool:
@@ -153,7 +153,7 @@ class Windows:
                 return work
         return None
 
-    def loaded(self, work: LoadTask, faults: Sequence[Fault]) -> None:
+    def loaded(self, work: LoadTask, faults: Sequence[LoadFault]) -> None:
         """A load is done, except for the places that ``faults`` name."""
         window = self._open[work.window]
         window.loaded_rows += work.num_rows
@@ -164,8 +164,8 @@ class Windows:
         """A load cannot be done at all; ``error_context`` says why, of each record."""
         faults = []
         for part in work.slices:
-            places = work.order.places(part.row, part.row + part.stop - part.first).tolist()
-            faults += [Fault((place,), error_context(part.record(n))) for n, place in enumerate(places) if place >= 0]
+            places = enumerate(work.order.places(part.row, part.row + part.stop - part.first).tolist())
+            faults += [LoadFault((place,), error_context(part.record(n))) for n, place in places if place >= 0]
         self.loaded(work, faults)
 
     # ------------------------------------------------------------------------------------------ batches
@@ -178,9 +178,9 @@ class Windows:
         """The arena of each segment."""
         return tuple(self._open[segment.window].arena for segment in segments)
 
-    def bad_rows(self, segments: Sequence[Segment]) -> dict[int, Fault]:
+    def bad_rows(self, segments: Sequence[Segment]) -> dict[int, LoadFault]:
         """The rows of a batch, counted from its start, that cannot be delivered; and why."""
-        bad: dict[int, Fault] = {}
+        bad: dict[int, LoadFault] = {}
         row = 0
         for segment in segments:
             places = self._open[segment.window].bad_places
@@ -190,13 +190,13 @@ class Windows:
             row += segment.stop - segment.start
         return bad
 
-    def bad_in(self, window: int) -> Collection[Fault]:
+    def bad_in(self, window: int) -> Collection[LoadFault]:
         """The fault of each row of a window that cannot be delivered."""
         return self._open[window].bad_places.values()
 
     def mark_bad(self, window: int, place: int, error: LoaderdError) -> None:
         """The row at ``place`` cannot be delivered, for the reason ``error``."""
-        self._open[window].bad_places[place] = Fault((place,), error)
+        self._open[window].bad_places[place] = LoadFault((place,), error)
 
     def records_of(self, batch: PlannedBatch, rows: Sequence[int]) -> list[Slice]:
         """The record of each of these rows of a batch, as a slice.

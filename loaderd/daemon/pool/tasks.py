@@ -45,13 +45,6 @@ class PlannedBatch(NamedTuple):
         raise IndexError(row)
 
 
-class Fault(NamedTuple):
-    """What a load may end with: places of a window whose records cannot be delivered, and why."""
-
-    places: tuple[int, ...]
-    error: LoaderdError
-
-
 TASKS_PER_WORKER = 2
 """One it works on and one that waits, so that a worker never idles while the daemon thinks."""
 MAX_DEATHS = 3

@@ -21,7 +21,7 @@ from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import Task, TaskSource, current_task
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.pool.worker_usage import WorkerUsage
-from loaderd.errors import DaemonError, LoaderdError, from_wire
+from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.event_loop import EventLoop
 from loaderd.ipc.messages import Message
 from loaderd.ipc.worker_messages import (
@@ -250,7 +250,7 @@ class WorkerManager:
         self._said.setdefault(text, now_s)
 
     def _failed(self, worker: int, message: TaskFailed) -> None:
-        error = from_wire(message.error)
+        error = message.error
         if message.task != ATTACH_TASK:
             self.scheduler.end_task(worker, message.task, error)
             return

@@ -12,7 +12,7 @@ from worker_manager_run import Crew, was_rung
 
 from loaderd.daemon.delivery.events import Note
 from loaderd.daemon.delivery.stream import Stream
-from loaderd.errors import CorruptRecordError, to_wire
+from loaderd.errors import CorruptRecordError
 from loaderd.ipc.worker_messages import Granted, LoadFault, LoadTask
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
@@ -61,7 +61,7 @@ def test_consumers_hear_what_a_batch_lacks_before_a_worker_may_make_it(loses: bo
         for hand in crew.hands.values():
             hand.begin()
             while hand.job is not None and hand.job.task is not None:
-                fault = LoadFault([13], to_wire(CorruptRecordError("it is damaged")))
+                fault = LoadFault((13,), CorruptRecordError("it is damaged"))
                 hand.end(answer_to(hand.job.task, [fault]))
                 hand.begin()
         crew.hear()
@@ -93,7 +93,7 @@ class Damaged:
         while (task := self.stream.next_task()) is not None:
             assert isinstance(task.work, LoadTask)
             rows = [row for part in task.work.slices for row in range(part.row, part.row + part.stop - part.first)]
-            faults = [LoadFault([row], to_wire(CorruptRecordError("no"))) for row in rows[::every]]
+            faults = [LoadFault((row,), CorruptRecordError("no")) for row in rows[::every]]
             self.stream.done(task, answer_to(task, faults))
 
     def pass_over(self, num_batches: int, most_ahead: int) -> None:

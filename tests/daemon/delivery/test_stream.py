@@ -16,8 +16,8 @@ from stream_world import Row, StreamWorld
 
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
-from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Fault, Task
-from loaderd.errors import LoaderdError, from_wire, to_wire
+from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task
+from loaderd.errors import LoaderdError
 from loaderd.ipc.worker_messages import Done, LoadFault, LoadTask, TrialTask
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
@@ -267,7 +267,7 @@ class StreamMachine(StreamWorld):
             if self.skip and failed.faults and failed.all_faults:
                 self.note_row_faults(failed)
             else:
-                self.broken[failed.step] = from_wire(failed.error)
+                self.broken[failed.step] = failed.error
 
     @property
     def working(self) -> dict[int, Task]:
@@ -279,7 +279,7 @@ class StreamMachine(StreamWorld):
     def finish(self, which: int, faults: list[int]) -> None:
         seat, task = list(self.working.items())[which % len(self.working)]
         found = self.finish_load(task, task.work, faults) if isinstance(task.work, LoadTask) else []
-        self.end_task(seat, task, answer_to(task, [LoadFault([*each.places], to_wire(each.error)) for each in found]))
+        self.end_task(seat, task, answer_to(task, found))
 
     def end_task(self, seat: int, task: Task, result: Done | LoaderdError) -> None:
         self.tasks[seat].remove(task)
@@ -297,7 +297,7 @@ class StreamMachine(StreamWorld):
             for part in task.work.slices:
                 wanted = places[part.row : part.row + part.stop - part.first]
                 if (wanted >= 0).any():
-                    self.note_faults(task.work.window, [Fault(tuple(wanted[wanted >= 0].tolist()), error)])
+                    self.note_faults(task.work.window, [LoadFault(tuple(wanted[wanted >= 0].tolist()), error)])
         self.end_task(seat, task, error)
 
     @rule(which=st.integers(0, 2))
