@@ -108,7 +108,7 @@ def _run(shards: Any, find: FindIndexes, progress: bool | None, what: str) -> Fi
         files = sorted({file for each in names for file in list_with_progress(each, display, access)}, key=path_order)
     if not ray.is_initialized():
         ray.init()
-    findings: dict[ShardFile, _ShardFindings] = {}
+    findings: dict[ShardFile, Findings] = {}
     total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
 
     def show() -> None:
@@ -121,22 +121,15 @@ def _run(shards: Any, find: FindIndexes, progress: bool | None, what: str) -> Fi
             show()
     return Findings(
         len(files),
-        sum(one.is_cached for one in findings.values()),
+        sum(one.num_cached for one in findings.values()),
         sum(one.num_records for one in findings.values()),
         tuple(damage for file in files for damage in findings[file].damages),
     )
 
 
-@dataclass(frozen=True)
-class _ShardFindings:
-    num_records: int
-    damages: tuple[Damage, ...]
-    is_cached: bool = False
-
-
 def _results(
     groups: Sequence[Sequence[ShardFile]], find: FindIndexes, storage: bytes, show: Callable[[], None]
-) -> Iterator[tuple[Sequence[ShardFile], list[_ShardFindings]]]:
+) -> Iterator[tuple[Sequence[ShardFile], list[Findings]]]:
     """Each group of shards and what was found in them, in the order in which the tasks end.
 
     ``show`` is called every second while none ends.
@@ -154,9 +147,9 @@ def _results(
             ray.cancel(each)
 
 
-def _result(done: Any) -> list[_ShardFindings]:
+def _result(done: Any) -> list[Findings]:
     try:
-        findings: list[_ShardFindings] = ray.get(done)
+        findings: list[Findings] = ray.get(done)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, LoaderdError):
             raise error.cause from None
@@ -164,7 +157,7 @@ def _result(done: Any) -> list[_ShardFindings]:
     return findings
 
 
-def _read(group: Sequence[ShardFile], find: FindIndexes, storage: bytes) -> list[_ShardFindings]:
+def _read(group: Sequence[ShardFile], find: FindIndexes, storage: bytes) -> list[Findings]:
     """A task: index shards, unless their indexes are kept already. ``storage``: as ``pickled_storage`` gives it."""
     indexed = find(group, access=Access(pickle.loads(storage)))
     for one in indexed:
@@ -173,4 +166,4 @@ def _read(group: Sequence[ShardFile], find: FindIndexes, storage: bytes) -> list
                 f"the index of {one.index.file.uri} cannot be kept: {one.unkept}",
                 hint="index_cache must be a folder that every node can write.",
             )
-    return [_ShardFindings(one.index.num_records, one.index.damages, one.is_known) for one in indexed]
+    return [Findings(1, int(one.is_known), one.index.num_records, one.index.damages) for one in indexed]

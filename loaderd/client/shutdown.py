@@ -35,8 +35,12 @@ import time
 import weakref
 from collections.abc import Iterable
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from loaderd.errors import ClosedError
+
+if TYPE_CHECKING:
+    from loaderd.client.stream import Stream
 
 _DRAIN_S = 0.8
 _DRAIN_LIMIT_S = 8.0  # on a busy machine
@@ -66,50 +70,17 @@ class ProgramEnded(ClosedError):
         return StopIteration() if isinstance(thread, threading._DummyThread) else SystemExit()
 
 
-class ClosedAtExit:
-    """What ends with the program: a stream."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        """Held by the thread that asks for a batch."""
-        self._over: str | type[ProgramEnded] | None = None
-        _streams.add(weakref.ref(self, _streams.discard))
-
-    def end(self, why: str | type[ProgramEnded]) -> None:
-        """Mark it as over, and wake threads that wait for it. Does not wait, and may be called again."""
-        self._over = self._over or why
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it gives no batches any more."""
-        return self._over is not None
-
-    def check(self) -> None:
-        """Raise ClosedError where it is over."""
-        if isinstance(self._over, str):
-            raise ClosedError(self._over, hint="Make a new one.")
-        if self._over is not None or _program_ended:
-            raise ProgramEnded
-
-    def close(self) -> None:
-        """End it, and give back what it has. From any thread; a wait in another one raises ClosedError."""
-        self.end("the loader is closed")
-
-    def processes(self) -> list[subprocess.Popen[bytes]]:
-        """The processes that end with it."""
-        return []
-
-    def leave_to_parent(self) -> None:
-        """For a fork of the process: the stream is the parent's."""
-        self.lock = threading.Lock()  # a thread that held it is not in the fork
-
-
 # Weak references, in a set that can be copied in one step while other threads add to it.
-_streams: set[weakref.ref[ClosedAtExit]] = set()
+_streams: set[weakref.ref[Stream]] = set()
 _program_ended = False
 
 
-def _living_streams() -> list[ClosedAtExit]:
+def end_with_program(stream: Stream) -> None:
+    """Have ``stream`` end when the program does."""
+    _streams.add(weakref.ref(stream, _streams.discard))
+
+
+def _living_streams() -> list[Stream]:
     return [stream for ref in list(_streams) if (stream := ref()) is not None]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
@@ -11,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.client.batch import Batch
-from loaderd.client.shutdown import ClosedAtExit
+from loaderd.client.shutdown import ProgramEnded, end_with_program, program_has_ended
 from loaderd.client.skipped_data import SkippedData
-from loaderd.errors import LoaderdError
+from loaderd.errors import ClosedError, LoaderdError
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing, Pass
 from loaderd.plan.positions import PassSequence, Position
@@ -49,7 +51,7 @@ class Glimpse:
         self.fields = {name: array[: self._num_records].copy() for name, array in batch.items()}
 
 
-class Stream(ClosedAtExit, ABC):
+class Stream(ABC):
     """For one thread at a time, which holds ``lock``. Any thread may call :meth:`close` at any time, without it.
 
     ``schema``, ``options`` and ``grows`` (whether each epoch is made of the shards that there are when it begins)
@@ -67,7 +69,10 @@ class Stream(ClosedAtExit, ABC):
         self.skipped = skipped
         self.glimpses: deque[Glimpse] = deque()
         """Those that have no copy yet."""
-        super().__init__()
+        self.lock = threading.Lock()
+        """Held by the thread that asks for a batch."""
+        self._over: str | type[ProgramEnded] | None = None
+        end_with_program(self)
 
     @property
     @abstractmethod
@@ -102,7 +107,7 @@ class Stream(ClosedAtExit, ABC):
         Raises LoaderdError; then nothing has changed.
         """
 
-    def use_data_of(self, position: Position) -> None:
+    def use_data_of(self, position: Position) -> None:  # noqa: B027 - only a server knows earlier shards
         """Before the first batch is asked for: use the shards that a position belongs to, if a server knows them.
 
         Raises OptionError where they are not what they were; then nothing has changed.
@@ -134,3 +139,33 @@ class Stream(ClosedAtExit, ABC):
         while self.glimpses:
             self.glimpses.popleft().copy_from(batch)
         return batch
+
+    # -------------------------------------------------------------------------------------------- end
+
+    def end(self, why: str | type[ProgramEnded]) -> None:
+        """Mark it as over, and wake threads that wait for it. Does not wait, and may be called again."""
+        self._over = self._over or why
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it gives no batches any more."""
+        return self._over is not None
+
+    def check(self) -> None:
+        """Raise ClosedError where it is over."""
+        if isinstance(self._over, str):
+            raise ClosedError(self._over, hint="Make a new one.")
+        if self._over is not None or program_has_ended():
+            raise ProgramEnded
+
+    def close(self) -> None:
+        """End it, and give back what it has. From any thread; a wait in another one raises ClosedError."""
+        self.end("the loader is closed")
+
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        """The processes that end with it."""
+        return []
+
+    def leave_to_parent(self) -> None:
+        """For a fork of the process: the stream is the parent's."""
+        self.lock = threading.Lock()  # a thread that held it is not in the fork

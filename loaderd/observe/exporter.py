@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from socketserver import ThreadingMixIn
-from typing import Any, Protocol
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from loaderd.errors import OptionError
@@ -27,14 +27,11 @@ except ModuleNotFoundError:
 _MOST_PORT = (1 << 16) - 1
 
 
-class _HasStatistics(Protocol):
-    def statistics(self) -> Statistics: ...
-
-
-def serve_metrics(port: int, host: str, loader: _HasStatistics) -> tuple[int, Callable[[], object]]:
+def serve_metrics(port: int, host: str, loader: Any) -> tuple[int, Callable[[], object]]:
     """Answer at a port (0: any that is free), in a thread; return the port, and a function that ends it.
 
-    It also ends when ``loader`` is garbage. Raises OptionError where the port cannot be had.
+    ``loader``: its ``statistics()`` are served; the thread also ends when it is garbage. Raises OptionError where the
+    port cannot be had.
     """
     require(is_count(port, 0) and port <= _MOST_PORT, "port", f"an integer from 0 to {_MOST_PORT}", port)
     require(isinstance(host, str), "host", "the name or address of this machine", host)
@@ -94,7 +91,7 @@ class _Handler(WSGIRequestHandler):
 class _Collector:
     """The collector that a registry asks for figures."""
 
-    def __init__(self, loader: _HasStatistics) -> None:
+    def __init__(self, loader: Any) -> None:
         self._loader = weakref.ref(loader)
 
     def describe(self) -> Iterable[Metric]:
