@@ -12,7 +12,7 @@ import loaderd
 from loaderd.client.served_sources import ServedSource
 from loaderd.client.transport import TransportLost
 from loaderd.errors import BusyError, CorruptRecordError, NoShardsError, OptionError, ServerError, StorageError
-from loaderd.ipc.messages import Hello, Subscribe, Welcome
+from loaderd.ipc.messages import Welcome
 from loaderd.schema.wire import to_wire
 from loaderd.subscription import Subscription
 
@@ -87,19 +87,6 @@ def test_what_a_server_that_is_back_may_lack_for_a_while(numbered_schema: loader
     assert [source.may_retry(failure) for failure in (*passing, *final)] == [True] * 3 + [False] * 2
 
 
-def test_why_a_server_refuses_is_said(numbered_schema: loaderd.Schema, caplog: pytest.LogCaptureFixture):
-    source = make()
-    source.welcomed(welcome(numbered_schema))
-    source.pause_s(LOST, False, "batch 5")
-    with pytest.raises(ServerError, match=r"no file; it was called .*\nThere is no folder /data\. Ask the same"):
-        while True:
-            source.pause_s(TransportLost(f"the server gave up: {NO_SHARDS.message}", NO_SHARDS), False, "batch 5")
-    assert [record.message for record in caplog.records] == [
-        "it is gone; calling it for up to 30 s, to go on at batch 5",
-        "the server gave up: /data/*.tfrecord matches no file; calling it for up to 30 s, to go on at batch 5",
-    ]
-
-
 def test_what_follows_from_the_welcome(numbered_schema: loaderd.Schema):
     source = make(remainder="drop", epochs=3)
     source.welcomed(welcome(numbered_schema))
@@ -112,15 +99,3 @@ def test_what_follows_from_the_welcome(numbered_schema: loaderd.Schema):
     source.welcomed(welcome(numbered_schema))
     with pytest.raises(OptionError, match="carry"):
         make(remainder="carry").welcomed(welcome(numbered_schema, grows=True))
-
-
-@pytest.mark.parametrize("shard", [3, "ab", (1, 2, 3), (2, 2)])
-def test_a_part_that_is_none_is_refused(shard: Any):
-    with pytest.raises(OptionError, match="shard must be"):
-        loaderd.connect("unix:///nobody", "train", batch_size=4, shard=shard)
-
-
-def test_what_is_said_first():
-    hello, subscribe = make(shard=(1, 2), sharing="split").greeting("{}")
-    assert isinstance(hello, Hello) and hello.dataset == "train"
-    assert isinstance(subscribe, Subscribe) and Subscription.from_wire(subscribe.options).shard == (1, 2)
