@@ -63,13 +63,13 @@ test-ray: .venv-ray/made ## the tests of loaderd_ray: five minutes
 torture: $(VENV)/made-test ## tests that take long: of the benchmark scripts, a thousand kills, 200 ended trainings, 200,000 damaged shards, 200,000 malformed messages, half a billion records: three hours
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest --hypothesis-profile=many $(shell grep -lr --include='test_*.py' 'import.* given\|stateful' tests)
-	$(BIN)/python tests/reliability/torture.py
-	$(BIN)/python tests/reliability/leaks.py
-	$(BIN)/python tests/reliability/endings.py
-	$(BIN)/python tests/reliability/mutations.py
-	$(BIN)/python tests/reliability/fuzz_sockets.py
-	$(BIN)/python tests/reliability/soak.py
-	$(BIN)/python tests/reliability/soak.py --records 50e6 --consumer tf.data
+	$(BIN)/python -m tests.reliability.torture
+	$(BIN)/python -m tests.reliability.leaks
+	$(BIN)/python -m tests.reliability.endings
+	$(BIN)/python -m tests.reliability.mutations
+	$(BIN)/python -m tests.reliability.fuzz_sockets
+	$(BIN)/python -m tests.reliability.soak
+	$(BIN)/python -m tests.reliability.soak --records 50e6 --consumer tf.data
 
 newest: $(VENV)/made ## the tests of usage and endings on Python 3.13, the newest of TensorFlow's: yours, or Debian's (as root, with debootstrap)
 	tests/newest.sh

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from ready_daemons import ReadyDaemons
-from record_bytes import field, varint
-from zygote import without_what_keras_imports
 
 import loaderd
 from loaderd.ipc import spawn
 from loaderd.kernels.crc import framed
+from tests.helpers.ready_daemons import ReadyDaemons
+from tests.helpers.record_bytes import field, varint
+from tests.helpers.zygote import without_what_keras_imports
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # no GPU, unless `make test-gpu` names one

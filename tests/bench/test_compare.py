@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from harness.process_tree import process_tree
 from harness.synthetic import write_shards
-from serving import handles_of, wait_ends
+
+from tests.helpers.serving import handles_of, wait_ends
 
 Compare = Callable[..., subprocess.CompletedProcess[str]]
 

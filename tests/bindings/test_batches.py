@@ -17,16 +17,16 @@ import keras
 import loaderd_tf
 import numpy as np
 import pytest
-import slots
 import tensorflow as tf
-from binding_contract import BatchesContract, Binding
-from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
-from own_processes import newest_daemon
-from restarted import Restarted
-from serving import wait_until
 
 import loaderd
 from loaderd.errors import ClosedError, WorkerError
+from tests.helpers import slots
+from tests.helpers.binding_contract import BatchesContract, Binding
+from tests.helpers.lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
+from tests.helpers.own_processes import newest_daemon
+from tests.helpers.restarted import Restarted
+from tests.helpers.serving import wait_until
 
 ALIASED = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),

@@ -12,9 +12,9 @@ import keras
 import loaderd_tf
 import pytest
 import tensorflow as tf
-from training import Interrupt
 
 import loaderd
+from tests.bindings.training import Interrupt
 
 
 @pytest.mark.slow

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from training import Interrupt
 
 import loaderd
 from loaderd.errors import OptionError
+from tests.bindings.training import Interrupt
 
 DEFAULT = tf.distribute.get_strategy()
 VALIDATION = (np.eye(32, dtype=np.float32), np.arange(32))

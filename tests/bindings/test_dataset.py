@@ -19,10 +19,10 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
-from own_processes import DAEMON, children_of, newest_daemon, seen_of_newest, wait_ends
 
 import loaderd
 from loaderd.errors import OptionError
+from tests.helpers.own_processes import DAEMON, children_of, newest_daemon, seen_of_newest, wait_ends
 
 RECORDS = 1000
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from loaderd_tf.distribute import _in_steps
-from serving import wait_until
 
 import loaderd
 from loaderd.errors import OptionError
+from tests.helpers.serving import wait_until
 
 RATE = 0.1
 

@@ -8,10 +8,10 @@ import time
 import loaderd_tf
 import pytest
 import tensorflow as tf
-from lent_batches import BATCH_SIZE, RECORDS, loader_fixtures
-from serving import wait_until
 
 import loaderd
+from tests.helpers.lent_batches import BATCH_SIZE, RECORDS, loader_fixtures
+from tests.helpers.serving import wait_until
 
 
 def settle() -> None:

@@ -10,9 +10,9 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
-from lent_batches import Write
 
 import loaderd
+from tests.helpers.lent_batches import Write
 
 pytestmark = pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="there is no GPU here")
 

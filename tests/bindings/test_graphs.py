@@ -16,9 +16,9 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
-from serving import wait_until
 
 import loaderd
+from tests.helpers.serving import wait_until
 
 Write = Callable[[Sequence[int]], list[Path]]
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from loaderd_tf import map_python
-from slots import lies_in_a_slot
 
 import loaderd
+from tests.helpers.slots import lies_in_a_slot
 
 Write = Callable[[Sequence[int]], list[Path]]
 

@@ -19,10 +19,8 @@ import pytest
 def forks() -> Any:
     """Starts processes in which TensorFlow has been imported, but not used, in a quarter of a second."""
     context = multiprocessing.get_context("forkserver")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent))
-        context.set_forkserver_preload(["training"])
-        yield context
+    context.set_forkserver_preload(["tests.bindings.training"])
+    return context
 
 
 class Training:
@@ -33,7 +31,7 @@ class Training:
         self._forks, self._folder, self._name, self._shards = forks, folder, name, shards
 
     def start(self) -> Any:
-        import training
+        from tests.bindings import training
 
         process = self._forks.Process(target=getattr(training, self._name), args=(self._shards, self._folder))
         process.start()

@@ -12,9 +12,9 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
-from restarted import Restarted
 
 import loaderd
+from tests.helpers.restarted import Restarted
 
 Write = Callable[[Sequence[int]], list[Path]]
 STRUCTURE = ("bits", "id")

@@ -16,12 +16,12 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
-from own_processes import family_of, newest_daemon
 
 import loaderd
 from loaderd import testing
 from loaderd.errors import OptionError
 from loaderd.schema.grids import picture
+from tests.helpers.own_processes import family_of, newest_daemon
 
 COUNTS = ("workers_restarted", "daemon_restarts", "records_skipped")
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import slots
-from binding_contract import BatchesContract, Binding
-from lent_batches import BATCH_SIZE, RECORDS, Write, loader_fixtures
-from restarted import Restarted
 
 import loaderd
 from loaderd.errors import OptionError
+from tests.helpers import slots
+from tests.helpers.binding_contract import BatchesContract, Binding
+from tests.helpers.lent_batches import BATCH_SIZE, RECORDS, Write, loader_fixtures
+from tests.helpers.restarted import Restarted
 
 jax = pytest.importorskip("jax", reason="JAX is not installed: make test-torch")
 loaderd_jax = pytest.importorskip("loaderd_jax")

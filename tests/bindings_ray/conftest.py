@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_cluster import MARK, MODULE, SIZES, LocalCluster, check_nothing_is_left
+
+from tests.bindings_ray.ray_cluster import MARK, MODULE, SIZES, LocalCluster, check_nothing_is_left
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ class LocalCluster:
         import ray
         from ray.cluster_utils import Cluster
 
-        path = [str(datasets), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        path = [str(datasets), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         self._ray = ray
         self._before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_cluster import MODULE, SIZES
+
+from tests.bindings_ray.ray_cluster import MODULE, SIZES
 
 ray = pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
 

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 from harness.process_tree import process_tree
-from ray_cluster import MARK, actors, expected, wait_until
+
+from tests.bindings_ray.ray_cluster import MARK, actors, expected, wait_until
 
 ray = pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
 
 import loaderd_ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from ray_trainer import Trainer
+
+from tests.bindings_ray.ray_trainer import Trainer
 
 KILLING_S = 60.0
 

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 from harness.process_tree import process_tree
-from ray_cluster import wait_until
+
+from tests.bindings_ray.ray_cluster import wait_until
 
 pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
 

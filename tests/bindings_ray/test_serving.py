@@ -10,11 +10,11 @@ import threading
 import time
 
 import pytest
-from certificates import make_certificates
-from ray_cluster import MARK, actors, expected, marked, wait_until
 
 import loaderd
 from loaderd.errors import OptionError, ServerError
+from tests.bindings_ray.ray_cluster import MARK, actors, expected, marked, wait_until
+from tests.remote.certificates import make_certificates
 
 ray = pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from ray_cluster import expected
+
+from tests.bindings_ray.ray_cluster import expected
 
 ray = pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
 pytest.importorskip("tensorboardX", reason="Ray Train is not installed: make test-ray installs it")

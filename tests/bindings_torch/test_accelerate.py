@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lent_batches import RECORDS, Write
+
+from tests.helpers.lent_batches import RECORDS, Write
 
 pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
 pytest.importorskip("accelerate", reason="accelerate is not installed: make test-torch")

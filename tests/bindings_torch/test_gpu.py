@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lent_batches import Write
-from own_processes import newest_daemon
 
 import loaderd
+from tests.helpers.lent_batches import Write
+from tests.helpers.own_processes import newest_daemon
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
 loaderd_torch = pytest.importorskip("loaderd_torch")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lent_batches import BATCH_SIZE, NUM_BATCHES, RECORDS, Write
 
 import loaderd
 from loaderd.errors import OptionError
+from tests.helpers.lent_batches import BATCH_SIZE, NUM_BATCHES, RECORDS, Write
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
 loaderd_torch = pytest.importorskip("loaderd_torch")

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from commands import run
 
 import loaderd
 from loaderd.observe.running_streams import running_streams
+from tests.helpers.commands import run
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -10,16 +10,16 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import commands
 import numpy as np
 import pytest
-from record_bytes import field, varint
 from rich.console import Console
 
 import loaderd
 from loaderd import testing
 from loaderd.cli.status import screen
 from loaderd.errors import LoaderdError
+from tests.helpers import commands
+from tests.helpers.record_bytes import field, varint
 
 EVIL = "\x1b[2J\x9b31m\u202e\r\nforged: all is well\u2028" + os.fsdecode(b"\xff")
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import COMMAND, run
 
 import loaderd
 from loaderd import testing
 from loaderd.schema import grids
+from tests.helpers.commands import COMMAND, run
 
 BOARDS = np.zeros((300, 3, 3, 2), bool)
 BOARDS[7, 1, 2, 0] = BOARDS[7, 0, 0, 1] = BOARDS[7, 0, 1, 1] = True

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixed_files import DTYPE, WRAPPINGS, records_from, tar_of, wrapped
 
 import loaderd
 from loaderd import testing
 from loaderd.cli.main import main
 from loaderd.schemas import kata, leela
+from tests.helpers.fixed_files import DTYPE, WRAPPINGS, records_from, tar_of, wrapped
 
 Capture = pytest.CaptureFixture[str]
 
@@ -53,7 +53,7 @@ def leela_game(num_records: int) -> bytes:
 def test_records_as_a_schema_has_them(how: str, tmp_path: Path, capsys: Capture):
     records = records_from(0, 60)
     (tmp_path / "a").write_bytes(wrapped(records, how))
-    told = inspected(capsys, tmp_path / "a", "--schema", "fixed_files:SCHEMA", "--record", 33)
+    told = inspected(capsys, tmp_path / "a", "--schema", "tests.helpers.fixed_files:SCHEMA", "--record", 33)
     assert (told["compression"], told["records"], told["record_bytes"]) == (how, 60, DTYPE.itemsize)
     assert told["blocks"] == ([10] * 6 if how == "tar" else [60])
     assert told["skipped"] == (["LICENSE", "games/README"] if how == "tar" else [])

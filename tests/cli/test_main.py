@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from commands import COMMAND
 
 import loaderd
 from loaderd.cli.main import main, parser
+from tests.helpers.commands import COMMAND
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

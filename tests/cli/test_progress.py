@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import COMMAND
 
 from loaderd import testing
+from tests.helpers.commands import COMMAND
 
 DATASETS = """\
 import loaderd

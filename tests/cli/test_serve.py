@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import COMMAND
 
 from loaderd.cli.main import main, parser
 from loaderd.cli.serve import options_of
 from loaderd.errors import OptionError
 from loaderd.server.settings import Address, ServerOptions
+from tests.helpers.commands import COMMAND
 
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 

@@ -10,9 +10,9 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
-from commands import COMMAND
 
 from loaderd import testing
+from tests.helpers.commands import COMMAND
 
 FULL = "standard output cannot be written: No space left on device\n"
 # Some print a line at once, one leaves all to the end, and rich writes for another.

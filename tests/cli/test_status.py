@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import run
 from rich.console import Console
 
 from loaderd.cli.status import screen
+from tests.helpers.commands import run
 
 
 def report(*consumers: dict[str, Any], pid: int = 7) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import COMMAND, run
 
 from loaderd import testing
 from loaderd.schemas import kata, leela
+from tests.helpers.commands import COMMAND, run
 
 
 @pytest.fixture

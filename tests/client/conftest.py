@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from restarted import Restarted
 
 import loaderd
+from tests.helpers.restarted import Restarted
 
 ORDER = {"shuffle": loaderd.Shuffle(window_records=60, block_records=10), "seed": 3}
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import damage_data
-from record_bytes import field, header
 
 import loaderd
 from loaderd.errors import (
@@ -27,6 +25,8 @@ from loaderd.errors import (
 from loaderd.formats.framing import MAX_RECORD_BYTES
 from loaderd.kernels.crc import framed
 from loaderd.plan.passes import Pass
+from tests.client.damage import damage_data
+from tests.helpers.record_bytes import field, header
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]

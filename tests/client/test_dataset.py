@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import damage_data
 
 import loaderd
 from loaderd.errors import NoShardsError, OptionError, RecordMismatchError
 from loaderd.kernels.crc import framed
 from loaderd.options import StreamOptions
 from loaderd.plan.selection import HASHES
+from tests.client.damage import damage_data
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]

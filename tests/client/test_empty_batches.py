@@ -11,13 +11,13 @@ from typing import Any
 
 import loaderd_tf
 import pytest
-import restarted
 import tensorflow as tf
-from restarted import MODULE, Restarted
 
 import loaderd
 from loaderd.errors import EmptyBatchError, ShardError
 from loaderd.kernels.crc import framed
+from tests.helpers import restarted
+from tests.helpers.restarted import MODULE, Restarted
 
 Write = Callable[..., list[Path]]
 OPTIONS: dict[str, Any] = {"batch_size": 10, "shuffle": False, "workers": 1, "on_corrupt": "skip_any"}

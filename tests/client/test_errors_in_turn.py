@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import damage_unseen
 
 import loaderd
 from loaderd.errors import CorruptRecordError, LoaderdError, WorkerError
+from tests.client.damage import damage_unseen
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixed_files import SCHEMA, records_from, wrapped, write_all
-from own_processes import kill, newest_daemon, workers_of
-from serving import wait_until
 
 import loaderd
 from loaderd.errors import RecordMismatchError
+from tests.helpers.fixed_files import SCHEMA, records_from, wrapped, write_all
+from tests.helpers.own_processes import kill, newest_daemon, workers_of
+from tests.helpers.serving import wait_until
 
 OPTIONS: dict[str, Any] = {
     "batch_size": 16,

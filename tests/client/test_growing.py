@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from own_processes import kill, newest_daemon
 
 import loaderd
 from loaderd import Dataset, Mix, Position
 from loaderd.errors import CorruptRecordError, NoShardsError, OptionError
+from tests.helpers.own_processes import kill, newest_daemon
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]

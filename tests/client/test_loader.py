@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from own_processes import family_of, newest_daemon, seen_of_newest
-from processes import shm_names
 
 import loaderd
 from loaderd.errors import ClosedError, OptionError
 from loaderd.plan.passes import Pass
+from tests.helpers.own_processes import family_of, newest_daemon, seen_of_newest
+from tests.reliability.processes import shm_names
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]

@@ -8,11 +8,11 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from own_processes import kill, newest_daemon
 
 import loaderd
 from loaderd.errors import NoShardsError, ShardReadError
 from loaderd.plan.passes import Pass
+from tests.helpers.own_processes import kill, newest_daemon
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]

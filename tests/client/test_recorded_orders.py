@@ -1,14 +1,13 @@
 """The order of batches is the same as in earlier versions: a position that one of them saved goes on in this one.
 
 ``recorded_orders.json`` has a digest of each case's batches. A change of the order is a break that users must be told
-of: then ``python tests/client/test_recorded_orders.py`` writes the digests anew.
+of: then ``python -m tests.client.test_recorded_orders`` writes the digests anew.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -18,12 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])]
-
-import fixed_files
-
 import loaderd
+from tests.helpers import fixed_files
 
 RECORDED = Path(__file__).with_name("recorded_orders.json")
 SMALL = loaderd.Shuffle(window_records=64, block_records=16)

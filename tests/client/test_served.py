@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from restarted import MODULE, Restarted
-from serving import wait_until
 
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import ClosedError, OptionError, ServerError
 from loaderd.ipc.messages import PROTOCOL
+from tests.helpers.restarted import MODULE, Restarted
+from tests.helpers.serving import wait_until
 
 Check = Callable[[loaderd.Batch], list[int]]
 Write = Callable[[Sequence[int]], list[Path]]

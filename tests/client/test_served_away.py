@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from restarted import Restarted
 
 import loaderd
 from loaderd.errors import NoShardsError, ServerError
+from tests.helpers.restarted import Restarted
 
 Check = Callable[[loaderd.Batch], list[int]]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from restarted import Restarted
 
 import loaderd
 from loaderd.errors import BusyError, ClosedError
+from tests.helpers.restarted import Restarted
 
 Check = Callable[[loaderd.Batch], list[int]]
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupts import InterruptAt, points_of
-from restarted import Restarted
 
 import loaderd
 from loaderd.client import batch as batch_module
 from loaderd.client import reconnecting_stream, served_sources, transport
 from loaderd.client.stream_client import StreamClient
 from loaderd.errors import ClosedError
+from tests.helpers.interrupts import InterruptAt, points_of
+from tests.helpers.restarted import Restarted
 
 Check = Callable[[loaderd.Batch], list[int]]
 

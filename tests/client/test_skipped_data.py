@@ -11,11 +11,11 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from damage import damage_data, damage_unseen
 
 import loaderd
 from loaderd.client.skipped_data import MAX_NAMED, SkippedData
 from loaderd.errors import CorruptRecordError, Damage, OptionError
+from tests.client.damage import damage_data, damage_unseen
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]

@@ -10,14 +10,14 @@ from typing import Any
 
 import loaderd_tf
 import pytest
-import restarted
 import tensorflow as tf
-from damage import damage_data, damage_unseen
-from restarted import MODULE, Restarted
 
 import loaderd
 from loaderd.errors import RecordMismatchError, SkippedDataWarning
 from loaderd.kernels.crc import framed
+from tests.client.damage import damage_data, damage_unseen
+from tests.helpers import restarted
+from tests.helpers.restarted import MODULE, Restarted
 
 Write = Callable[..., list[Path]]
 OTHER = framed(b"")

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupts import InterruptAt, points_of
-from own_processes import kill, newest_daemon, wait_ends, wait_for_no_daemon, workers_of
 from pyarrow.fs import LocalFileSystem
 
 import loaderd
 from loaderd.client import stream_client
 from loaderd.errors import ClosedError
 from loaderd.shm.anonymous import SharedMemory
+from tests.helpers.interrupts import InterruptAt, points_of
+from tests.helpers.own_processes import kill, newest_daemon, wait_ends, wait_for_no_daemon, workers_of
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]

@@ -16,16 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import commands
 import numpy as np
 import pytest
 from harness.process_tree import process_tree
-from serving import handles_of, wait_ends
 
 import loaderd
 from loaderd import testing
 from loaderd.cli.main import main
 from loaderd.convert.journal import NAME, Journal
+from tests.helpers import commands
+from tests.helpers.serving import handles_of, wait_ends
 
 COMMAND = [commands.COMMAND, "convert"]
 MODULE = """

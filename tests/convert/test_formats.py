@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixed_files import SCHEMA, WRAPPINGS, records_from, wrapped
 
 import loaderd
 from loaderd import testing
@@ -21,6 +20,7 @@ from loaderd.errors import CorruptRecordError, OptionError, RecordMismatchError,
 from loaderd.formats.indexer import make_index
 from loaderd.schemas import kata
 from loaderd.storage.files import list_shards
+from tests.helpers.fixed_files import SCHEMA, WRAPPINGS, records_from, wrapped
 
 RNG = np.random.default_rng(0)
 ARRAYS = {

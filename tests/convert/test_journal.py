@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-import commands
 import numpy as np
 import pytest
 
 from loaderd import testing
 from loaderd.convert.journal import NAME
+from tests.helpers import commands
 
 MODULE = """
 import loaderd

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from own_processes import all_workers_of, children_of
-
 import loaderd
 from loaderd.errors import LoaderdError
 from loaderd.plan.passes import Pass
+from tests.helpers.own_processes import all_workers_of, children_of
 
 Check = Callable[[loaderd.Batch], list[int]]
 

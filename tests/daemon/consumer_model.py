@@ -6,8 +6,6 @@ from collections import Counter
 from itertools import count
 
 import numpy as np
-from page_workers import answer_to, new_page
-from worker_manager_run import Crew, Job
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, PassEnd
 from loaderd.daemon.delivery.stream import Stream
@@ -23,6 +21,8 @@ from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page import POSITION, split_key
 from loaderd.shm.page_consumer import PageConsumer
 from loaderd.worker.page_producer import Claim
+from tests.daemon.page_workers import answer_to, new_page
+from tests.daemon.worker_manager_run import Crew, Job
 
 MOST_WORKERS = 4
 

@@ -13,9 +13,9 @@ from typing import Generic, Protocol, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from sharing_run import Workshop
 
 from loaderd.daemon.groups.members import GRACE_S, Handed, Members
+from tests.daemon.sharing_run import Workshop
 
 LAST_EPOCH = 2
 MOST_TURNS = 2000

@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
-from sharing_run import Workshop
-
 from loaderd.daemon.delivery.events import Delivery, PassEnd
 from loaderd.daemon.groups.members import Handed, Members
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.plan.passes import Pass
+from tests.daemon.sharing_run import Workshop
 
 END = "end"
 STEPS = 6

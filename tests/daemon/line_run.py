@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from page_workers import new_page
-from worker_manager_run import Crew, Hand
 
 from loaderd.daemon.delivery.events import Delivery, PassEnd
 from loaderd.daemon.delivery.stream import Stream
@@ -19,6 +17,8 @@ from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page_consumer import PageConsumer
 from loaderd.worker.page_producer import Claim
+from tests.daemon.page_workers import new_page
+from tests.daemon.worker_manager_run import Crew, Hand
 
 STALL_TIMEOUT_S = 8.0
 STALL_TICKS = 8

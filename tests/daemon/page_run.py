@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from page_workers import new_page
-
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, Note, Omission
 from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
 from loaderd.errors import LoaderdError
@@ -19,6 +17,7 @@ from loaderd.ipc.worker_messages import FillFailed, RowFault
 from loaderd.shm.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key
 from loaderd.shm.page_consumer import PageConsumer
 from loaderd.worker.page_producer import Claim, PageProducer
+from tests.daemon.page_workers import new_page
 
 
 def is_rung(bell: int) -> bool:

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Collection
 
 import numpy as np
-from page_workers import PageWorker, answer_to, free_arenas, new_page
 
 from loaderd.daemon.delivery.events import Delivery
 from loaderd.daemon.delivery.grants import Withdrawal
@@ -24,6 +23,7 @@ from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page import MAX_GENERATION, new_bell
 from loaderd.shm.page_consumer import PageConsumer
 from loaderd.worker.page_producer import Claim
+from tests.daemon.page_workers import PageWorker, answer_to, free_arenas, new_page
 
 BATCH_SIZE = 2
 _NUM_ARENAS = 3

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from page_run import Floor
-from page_workers import answer_to
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch
 from loaderd.daemon.delivery.stream import Stream
@@ -21,6 +19,8 @@ from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.worker.page_producer import Claim
+from tests.daemon.page_run import Floor
+from tests.daemon.page_workers import answer_to
 
 REASON = "was killed by SIGSEGV"
 STALLED = "made no progress"

@@ -7,7 +7,6 @@ from itertools import count
 from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine
-from page_run import Consumer, Floor, Hand
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch
 from loaderd.daemon.delivery.stream import Stream
@@ -21,6 +20,7 @@ from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.batch_range import ArenaSegment
 from loaderd.shm.page import POSITION
 from loaderd.worker.page_producer import Claim
+from tests.daemon.page_run import Consumer, Floor, Hand
 
 Row = tuple[int, int, int]
 """(epoch, block, record of the block)."""

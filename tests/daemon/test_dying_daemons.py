@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accidents import Check, Grenade, crashing_schema, fetch_all
-from own_processes import DAEMON, children_of, family_of, kill, newest_daemon, wait_ends, workers_of
 
 import loaderd
 from loaderd.errors import ClosedError, DaemonError, OptionError
 from loaderd.plan.passes import Pass
+from tests.daemon.accidents import Check, Grenade, crashing_schema, fetch_all
+from tests.helpers.own_processes import DAEMON, children_of, family_of, kill, newest_daemon, wait_ends, workers_of
 
 Write = Callable[..., list[Path]]
 

@@ -17,8 +17,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from accidents import Check, Grenade, crashing_schema, fetch_all
-from own_processes import (
+
+import loaderd
+from loaderd.errors import DaemonError, LoaderdError, WorkerError
+from tests.daemon.accidents import Check, Grenade, crashing_schema, fetch_all
+from tests.helpers.own_processes import (
     all_workers_of,
     children_of,
     fork_server_of,
@@ -29,10 +32,7 @@ from own_processes import (
     wait_for_no_daemon,
     workers_of,
 )
-from serving import wait_until
-
-import loaderd
-from loaderd.errors import DaemonError, LoaderdError, WorkerError
+from tests.helpers.serving import wait_until
 
 Write = Callable[..., list[Path]]
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from served import ServedDaemon, serve
-from serving import wait_until
+
+from tests.daemon.served import ServedDaemon, serve
+from tests.helpers.serving import wait_until
 
 Write = Callable[..., list[Path]]
 

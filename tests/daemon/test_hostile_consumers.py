@@ -10,10 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from own_processes import kill, workers_of
-from served import ServedDaemon, flat, serve
-from stream_run import Run
-from worker_manager_run import Crew
 
 import loaderd
 from loaderd.daemon.groups.members import PageReader
@@ -25,6 +21,10 @@ from loaderd.ipc.messages import ListData, Opened, StartPass
 from loaderd.options import MAX_STEP, StreamOptions
 from loaderd.plan.passes import Pass
 from loaderd.shm.page import CONSUMER
+from tests.daemon.served import ServedDaemon, flat, serve
+from tests.daemon.stream_run import Run
+from tests.daemon.worker_manager_run import Crew
+from tests.helpers.own_processes import kill, workers_of
 
 Write = Callable[..., list[Path]]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_processes import newest_daemon
-from ready_daemons import ReadyDaemons
 
 import loaderd
 from loaderd.ipc import spawn
+from tests.helpers.own_processes import newest_daemon
+from tests.helpers.ready_daemons import ReadyDaemons
 
 _NAMES = ("NAME", "PATH", "LOADERD_KERNELS", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONPATH")
 

@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from own_processes import all_workers_of, kill, workers_of
-from served import Consumer, ServedDaemon, flat, goodbye, serve
-from serving import wait_until
 
 import loaderd
 from loaderd.errors import CorruptRecordError, LoaderdError, OptionError, ServerError, WorkerError
@@ -36,6 +33,9 @@ from loaderd.ipc.messages import (
 from loaderd.plan.passes import Pass
 from loaderd.subscription import Sharing, Subscription
 from loaderd.version import VERSION
+from tests.daemon.served import Consumer, ServedDaemon, flat, goodbye, serve
+from tests.helpers.own_processes import all_workers_of, kill, workers_of
+from tests.helpers.serving import wait_until
 
 Write = Callable[..., list[Path]]
 

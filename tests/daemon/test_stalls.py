@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accidents import Check, crashing_schema, fetch_all, job_of
-from own_processes import newest_daemon, workers_of
 
 import loaderd
 from loaderd.errors import WorkerError
+from tests.daemon.accidents import Check, crashing_schema, fetch_all, job_of
+from tests.helpers.own_processes import newest_daemon, workers_of
 
 Write = Callable[..., list[Path]]
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from own_processes import all_workers_of, children_of, fork_server_of, kill, wait_ends
-from processes import shm_names
+
+from tests.helpers.own_processes import all_workers_of, children_of, fork_server_of, kill, wait_ends
+from tests.reliability.processes import shm_names
 
 Write = Callable[..., list[Path]]
 

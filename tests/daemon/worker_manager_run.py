@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from page_workers import answer_to
-
 from loaderd.daemon.delivery.dispatch import Dispatch
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
@@ -36,6 +34,7 @@ from loaderd.ipc.worker_messages import (
 )
 from loaderd.shm.page import POSITION, Page, new_bell, step_of
 from loaderd.worker.page_producer import Claim, PageProducer
+from tests.daemon.page_workers import answer_to
 
 
 def was_rung(bell: int) -> bool:

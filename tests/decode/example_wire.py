@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from guarded import guarded
 from hypothesis import strategies as st
-from record_bytes import field, varint
 
 from loaderd.schema import Array, Feature, Float, Int64, Packed, PackedBits, Raw, Schema
+from tests.helpers.guarded import guarded
+from tests.helpers.record_bytes import field, varint
 
 SCHEMA = Schema(
     {

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from example_wire import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import loaderd.decode.example
+from loaderd.decode.example import Example, RecordFault, feature_lists, list_features, parse_example
+from loaderd.schema import Feature, Float, Int64, Raw, Schema
+from loaderd.schemas import chess_eval, mnist
+from tests.decode.example_wire import (
     REQUIRED,
     SCHEMA,
     TensorFlowParser,
@@ -24,14 +31,7 @@ from example_wire import (
     unpacked_float_list,
     unpacked_int64_list,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from record_bytes import field, varint
-
-import loaderd.decode.example
-from loaderd.decode.example import Example, RecordFault, feature_lists, list_features, parse_example
-from loaderd.schema import Feature, Float, Int64, Raw, Schema
-from loaderd.schemas import chess_eval, mnist
+from tests.helpers.record_bytes import field, varint
 
 CHESS = chess_eval()
 D, S, F = REQUIRED

@@ -9,7 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tensorflow as tf
-from example_wire import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loaderd.decode import example_rows
+from loaderd.decode.example import RecordFault, parse_example
+from loaderd.decode.example_rows import RowParser
+from loaderd.kernels import rows
+from loaderd.schema import Array, Float, Int64, Packed, PackedBits, Schema
+from loaderd.schemas import chess_eval
+from tests.decode.example_wire import (
     PADDED,
     REQUIRED,
     SCHEMA,
@@ -25,16 +34,7 @@ from example_wire import (
     unpacked_float_list,
     unpacked_int64_list,
 )
-from guarded import guarded
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from loaderd.decode import example_rows
-from loaderd.decode.example import RecordFault, parse_example
-from loaderd.decode.example_rows import RowParser
-from loaderd.kernels import rows
-from loaderd.schema import Array, Float, Int64, Packed, PackedBits, Schema
-from loaderd.schemas import chess_eval
+from tests.helpers.guarded import guarded
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -9,16 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from example_wire import (
-    PADDED,
-    concatenated,
-    entry,
-    example,
-    float_list,
-    int64_list,
-    unpacked_float_list,
-    unpacked_int64_list,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +19,16 @@ from loaderd.decode.example_rows import RowParser
 from loaderd.errors import RecordMismatchError, SchemaError
 from loaderd.schema import Array, Float, Int64, Packed, PackedBits, Raw, Schema, packed_schema, unpacking_schema
 from loaderd.schema.wire import from_wire, to_wire
+from tests.decode.example_wire import (
+    PADDED,
+    concatenated,
+    entry,
+    example,
+    float_list,
+    int64_list,
+    unpacked_float_list,
+    unpacked_int64_list,
+)
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

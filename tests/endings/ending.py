@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from data_set_uses import BY_TIMING, DATA_SETS, TENSORFLOW_PRINTS
-from ends import ENDS, End
-from loader_uses import LOADER_PRINTS, LOADERS
-from numbered import write_shards
-from processes import MARK, name_of, stacks_of, wait_for_none
-from zygote import Program, Zygote, start_fresh
+from tests.endings.data_set_uses import BY_TIMING, DATA_SETS, TENSORFLOW_PRINTS
+from tests.endings.ends import ENDS, End
+from tests.endings.loader_uses import LOADER_PRINTS, LOADERS
+from tests.helpers.zygote import Program, Zygote, start_fresh
+from tests.reliability.numbered import write_shards
+from tests.reliability.processes import MARK, name_of, stacks_of, wait_for_none
 
 LIMIT_S = 1.0
 """From the last line of a program to its end, where nothing else is to be done."""

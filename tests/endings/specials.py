@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
-from ending import PRELUDE, TENSORFLOW, Case
-from ends import TRACEBACK, End
+from tests.endings.ending import PRELUDE, TENSORFLOW, Case
+from tests.endings.ends import TRACEBACK, End
 
 _THREAD_OF_ALL = """
 def work():

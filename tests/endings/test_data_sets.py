@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from data_set_uses import DATA_SETS
-from ending import BUSY_LIMIT_S, Case, Runner, case
-from ends import ENDS, some_apart
-from specials import SPECIALS
+
+from tests.endings.data_set_uses import DATA_SETS
+from tests.endings.ending import BUSY_LIMIT_S, Case, Runner, case
+from tests.endings.ends import ENDS, some_apart
+from tests.endings.specials import SPECIALS
 
 # One of each kind; test_loaders.py has more ends.
 QUICK_ENDS = ["exception", "SIGTERM in a loop", "SIGINT in a loop"]

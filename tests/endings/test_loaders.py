@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from ending import BUSY_LIMIT_S, Runner, case
-from ends import ENDS, some_apart
-from loader_uses import LOADERS
-from specials import SPECIALS
+
+from tests.endings.ending import BUSY_LIMIT_S, Runner, case
+from tests.endings.ends import ENDS, some_apart
+from tests.endings.loader_uses import LOADERS
+from tests.endings.specials import SPECIALS
 
 # One of each kind. What is not here is near to one that is: a signal while nothing runs to one in a loop, sys.exit to
 # an exception, multiprocessing and its pools to forks, asyncio.to_thread and a filled queue to a daemon thread. Every

@@ -12,9 +12,10 @@ from typing import Any
 
 import jupyter_client
 import pytest
-from ending import BUSY_LIMIT_S, environment_of
-from processes import MARK, name_of, stacks_of, wait_for_none
-from zygote import QUIET
+
+from tests.endings.ending import BUSY_LIMIT_S, environment_of
+from tests.helpers.zygote import QUIET
+from tests.reliability.processes import MARK, name_of, stacks_of, wait_for_none
 
 _LIMIT_S = 120.0
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from ending import BUSY_LIMIT_S, PRELUDE, TENSORFLOW, Case, Runner, case
-from ends import TRACEBACK, End
-from serving import Server
+
+from tests.endings.ending import BUSY_LIMIT_S, PRELUDE, TENSORFLOW, Case, Runner, case
+from tests.endings.ends import TRACEBACK, End
+from tests.helpers.serving import Server
 
 ITERATOR = "it = iter(loader())\nfor _ in range(20):\n    batch = next(it)\n\n"
 OF_DATA_SET = TENSORFLOW + "it = iter(data_set())\nfor _ in range(20):\n    batch = next(it)\n\n"

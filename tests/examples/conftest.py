@@ -6,21 +6,23 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+sys.path[:0] = [str(EXAMPLES / "chess"), str(EXAMPLES / "go")]  # as Python does for a script there
 
 
 class Script:
     """A script of an example in a process of its own; killed if the test gives up before it has ended."""
 
     def __init__(self, forks: Any, output: Path, name: str, *args: Any) -> None:
-        import scripts
+        from tests.examples import scripts
 
         self._output = output
         self._process = forks.Process(target=scripts.run, args=(EXAMPLES / name, [*map(str, args)], output))
@@ -55,12 +57,10 @@ class Script:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Script]]:
+def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Script]:
     """Starts a script in a process in which TensorFlow has been imported, but not used: that saves seconds."""
     context = multiprocessing.get_context("forkserver")
     outputs = tmp_path_factory.mktemp("outputs")
     numbers = itertools.count()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent))
-        context.set_forkserver_preload(["keras", "loaderd_tf"])
-        yield lambda name, *args: Script(context, outputs / str(next(numbers)), name, *args)
+    context.set_forkserver_preload(["keras", "loaderd_tf"])
+    return lambda name, *args: Script(context, outputs / str(next(numbers)), name, *args)

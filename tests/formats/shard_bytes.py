@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from record_bytes import header
 
 from loaderd.errors import Damage
 from loaderd.formats import framing
@@ -21,6 +20,7 @@ from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex
 from loaderd.kernels.crc import framed
 from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile
+from tests.helpers.record_bytes import header
 
 Records = dict[int, bytes]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"none": bytes, "gzip": gzip.compress, "zlib": zlib.compress}

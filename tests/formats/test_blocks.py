@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shard_bytes import (
+
+from loaderd.errors import Damage, ShardReadError
+from loaderd.formats import framing
+from loaderd.formats.blocks import Block, BlockReader
+from loaderd.formats.shard_index import ANCHOR_RECORDS, build_index
+from loaderd.kernels.crc import framed
+from loaderd.storage.shard_file import Compression, ShardFile
+from tests.formats.shard_bytes import (
     COMPRESS,
     Records,
     blocks_of,
@@ -25,13 +32,6 @@ from shard_bytes import (
     read_blocks,
     starts_of,
 )
-
-from loaderd.errors import Damage, ShardReadError
-from loaderd.formats import framing
-from loaderd.formats.blocks import Block, BlockReader
-from loaderd.formats.shard_index import ANCHOR_RECORDS, build_index
-from loaderd.kernels.crc import framed
-from loaderd.storage.shard_file import Compression, ShardFile
 
 MakeReader = Callable[..., BlockReader]
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixed_files import RECORDS, records_from, tar_of, wrapped, zstd
-from shard_bytes import make_shard, overwrite
 
 import loaderd
 from loaderd.formats import compression, fixed, fixed_index
@@ -22,6 +20,8 @@ from loaderd.formats.fixed_index import build_fixed_index
 from loaderd.formats.inflate import gunzip
 from loaderd.formats.zstd import decompress
 from loaderd.storage.shard_file import Block
+from tests.formats.shard_bytes import make_shard, overwrite
+from tests.helpers.fixed_files import RECORDS, records_from, tar_of, wrapped, zstd
 
 ZEROS = loaderd.FixedRecords(np.dtype([("x", "u1", (1 << 10,))]))
 COMPRESS = {"gzip": gzip.compress, "zstd": zstd}

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_bytes import header
-from shard_bytes import COMPRESS, frames, make_shard, payloads_of, random_payloads, starts_of
 
 from loaderd.errors import Damage
 from loaderd.formats.compression import (
@@ -25,6 +23,8 @@ from loaderd.formats.compression import (
 from loaderd.formats.shard_index import build_index
 from loaderd.kernels.crc import framed
 from loaderd.storage.files import open_shard
+from tests.formats.shard_bytes import COMPRESS, frames, make_shard, payloads_of, random_payloads, starts_of
+from tests.helpers.record_bytes import header
 
 
 def detected(path: Path, data: bytes) -> str:

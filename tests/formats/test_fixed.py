@@ -12,7 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixed_files import (
+
+import loaderd
+from loaderd.errors import CorruptRecordError, Damage, ShardReadError
+from loaderd.formats import fixed_blocks, fixed_index, inflate, npz
+from loaderd.formats.fixed_blocks import FixedBlockReader
+from loaderd.formats.fixed_index import build_fixed_index
+from loaderd.formats.shard_index import ShardIndex, decode_indexes, encode_indexes
+from loaderd.storage.shard_file import Block, ShardFile
+from loaderd.worker.window_loader import BlockPlacement, WindowLoader
+from tests.formats.shard_bytes import make_shard, overwrite
+from tests.helpers.fixed_files import (
     DTYPE,
     RECORDS,
     SCHEMA,
@@ -25,16 +35,6 @@ from fixed_files import (
     wrapped,
     zstd,
 )
-from shard_bytes import make_shard, overwrite
-
-import loaderd
-from loaderd.errors import CorruptRecordError, Damage, ShardReadError
-from loaderd.formats import fixed_blocks, fixed_index, inflate, npz
-from loaderd.formats.fixed_blocks import FixedBlockReader
-from loaderd.formats.fixed_index import build_fixed_index
-from loaderd.formats.shard_index import ShardIndex, decode_indexes, encode_indexes
-from loaderd.storage.shard_file import Block, ShardFile
-from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 SIZE = DTYPE.itemsize
 Found = tuple[list[int], list[Damage]]

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixed_files import RECORDS, records_from, tar_of, wrapped, zstd
-from shard_bytes import make_shard
 
 import loaderd
 from loaderd.errors import ShardFormatError, ShardReadError, StorageError
@@ -17,6 +15,8 @@ from loaderd.formats import fixed_index
 from loaderd.formats.fixed_index import build_fixed_index
 from loaderd.storage.files import list_shards
 from loaderd.storage.local_file import LocalFile
+from tests.formats.shard_bytes import make_shard
+from tests.helpers.fixed_files import RECORDS, records_from, tar_of, wrapped, zstd
 
 
 @pytest.mark.parametrize("error", [StorageError("it does not answer"), ShardReadError("it may not be read")])

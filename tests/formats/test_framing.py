@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_bytes import header
-from shard_bytes import frames, payloads_of, reader, scanned, starts_of
 
 from loaderd.errors import Damage
 from loaderd.formats import framing
 from loaderd.kernels import crc
 from loaderd.kernels.crc import framed
+from tests.formats.shard_bytes import frames, payloads_of, reader, scanned, starts_of
+from tests.helpers.record_bytes import header
 
 PAYLOADS = [b"first record", b"", b"third" * 9, b"\x00" * 40, b"fifth"]
 FRAMES = [framed(payload) for payload in PAYLOADS]

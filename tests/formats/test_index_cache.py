@@ -16,13 +16,13 @@ from random import Random
 
 import msgpack
 import pytest
-from shard_bytes import frames, make_shard, payloads_of
 
 from loaderd.formats.index_cache import IndexCache, default_cache_dir, groups_of, prune
 from loaderd.formats.shard_index import INDEX_VERSION, build_index, decode_indexes, encode_indexes
 from loaderd.kernels.crc import masked_crc
 from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile
+from tests.formats.shard_bytes import frames, make_shard, payloads_of
 
 
 @pytest.fixture

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from fixed_files import tar_of, zstd
-from record_bytes import header
-from shard_bytes import frames, make_shard, payloads_of, random_payloads
 
 import loaderd
 from loaderd.errors import ShardFormatError
 from loaderd.formats.fixed_index import build_fixed_index
 from loaderd.formats.kinds import KINDS, Content, is_tar_header, kind_of
 from loaderd.formats.shard_index import build_index
+from tests.formats.shard_bytes import frames, make_shard, payloads_of, random_payloads
+from tests.helpers.fixed_files import tar_of, zstd
+from tests.helpers.record_bytes import header
 
 BYTES = loaderd.FixedRecords([("x", "u1", (1,))])
 """Records of which any file has a whole number."""

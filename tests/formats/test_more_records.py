@@ -7,10 +7,10 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from fixed_files import DTYPE, RECORDS, SCHEMA, records_from, zstd
 
 import loaderd
 from loaderd.errors import LoaderdError
+from tests.helpers.fixed_files import DTYPE, RECORDS, SCHEMA, records_from, zstd
 
 
 def test_more_records_than_were_indexed_are_damage(tmp_path: Path):

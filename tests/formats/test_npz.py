@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from evil_npz import npy, npz, stating
-from shard_bytes import make_shard
 
 import loaderd
 from loaderd.errors import ShardReadError
@@ -18,6 +16,8 @@ from loaderd.formats.detect import detect_schema
 from loaderd.formats.fixed_index import build_fixed_index
 from loaderd.formats.npz import arrays_of
 from loaderd.storage.files import open_shard
+from tests.formats.shard_bytes import make_shard
+from tests.helpers.evil_npz import npy, npz, stating
 
 RECORDS = loaderd.FixedRecords(np.dtype([("x", "u1", (100,)), ("y", "<i4")]))
 Y = npy("(5,)", bytes(20), "<i4")

@@ -7,7 +7,6 @@ import resource
 from pathlib import Path
 
 import pytest
-from shard_bytes import blocks_of, make_shard, num_descriptors
 
 from loaderd.formats import reader as reader_module
 from loaderd.formats.blocks import Block, BlockReader
@@ -17,6 +16,7 @@ from loaderd.kernels.crc import framed
 from loaderd.options import Storage
 from loaderd.storage.access import Access
 from loaderd.storage.shard_file import ShardFile
+from tests.formats.shard_bytes import blocks_of, make_shard, num_descriptors
 
 
 def shards(folder: Path) -> tuple[list[ShardFile], list[Block]]:

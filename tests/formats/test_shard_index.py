@@ -13,17 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shard_bytes import (
-    COMPRESS,
-    blocks_of,
-    frames,
-    make_shard,
-    payloads_of,
-    random_payloads,
-    read_blocks,
-    starts_of,
-    write_too_large,
-)
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.formats import framing
@@ -44,6 +33,17 @@ from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards
 from loaderd.storage.local_file import LocalFile
 from loaderd.storage.shard_file import OpenFile, ShardFile
+from tests.formats.shard_bytes import (
+    COMPRESS,
+    blocks_of,
+    frames,
+    make_shard,
+    payloads_of,
+    random_payloads,
+    read_blocks,
+    starts_of,
+    write_too_large,
+)
 
 
 def assert_equal(one: ShardIndex, other: ShardIndex) -> None:

@@ -10,16 +10,16 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from evil_tars import base_256, header, padded, pax_record
-from fixed_files import RECORDS, records_from
 from hypothesis import given
 from hypothesis import strategies as st
-from shard_bytes import make_shard
 
 from loaderd.errors import Damage
 from loaderd.formats.fixed_index import build_fixed_index
 from loaderd.formats.tar import Member, find_members
 from loaderd.storage.files import open_shard
+from tests.formats.shard_bytes import make_shard
+from tests.helpers.evil_tars import base_256, header, padded, pax_record
+from tests.helpers.fixed_files import RECORDS, records_from
 
 END = bytes(1024)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixed_files import RECORDS, records_from
 from pyarrow import fs
 
 from loaderd.formats.indexer import IndexResult, find_indexes
@@ -15,6 +14,7 @@ from loaderd.snapshots import StorageCounts
 from loaderd.storage import access as access_module
 from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards
+from tests.helpers.fixed_files import RECORDS, records_from
 
 
 class _Timeless(fs.FileSystemHandler):

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import slots
-from lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS
-from own_processes import seen_of_newest
 
 import loaderd
 from loaderd.errors import ClosedError, OptionError
+from tests.helpers import slots
+from tests.helpers.lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS
+from tests.helpers.own_processes import seen_of_newest
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zygote import Zygote
-
 from loaderd.cli.main import COMMANDS
+from tests.helpers.zygote import Zygote
 
 COMMAND = str(Path(sys.executable).with_name("loaderd"))
 

@@ -27,12 +27,12 @@ import threading
 import types
 from typing import Any
 
-from zygote import READY, start_ready
-
 from loaderd.ipc import spawn
+from tests.helpers.zygote import READY, start_ready
 
 _BOOT = (
-    "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import ready_daemons;ready_daemons.serve(int(sys.argv[2]))"
+    "import json,sys;sys.path[:]=json.loads(sys.argv[1]);"
+    "from tests.helpers import ready_daemons;ready_daemons.serve(int(sys.argv[2]))"
 )
 MODULES = ("loaderd.daemon.private_daemon", "loaderd.daemon.server_daemon")
 PYTHON = sys.executable

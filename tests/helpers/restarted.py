@@ -7,9 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from serving import Server
-
 import loaderd
+from tests.helpers.serving import Server
 
 MODULE = """
 import loaderd

@@ -196,7 +196,7 @@ def start_ready(
 
 # "exec" alone refers to the names of the script while it runs.
 _BOOT = (
-    "import sys; sys.path[0] = sys.argv[1]; import zygote;"
+    "import sys; sys.path[0] = sys.argv[1]; from tests.helpers import zygote;"
     "exec(*zygote.serve(int(sys.argv[-1]), sys.argv[2] == '1', sys.argv[3:-1]))"
 )
 
@@ -215,7 +215,7 @@ class Zygote:
         freeze: bool = True,
     ) -> None:
         modules = modules or ("tensorflow", "keras")
-        arguments = (str(Path(__file__).parent), str(int(freeze)), *modules)
+        arguments = (str(Path(__file__).parents[2]), str(int(freeze)), *modules)
         environment = {**QUIET, **(environment or {})}
         self._process, self._socket = start_ready(_BOOT, *arguments, python=python, environment=environment)
 

@@ -11,7 +11,6 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from guarded import guarded
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from loaderd.decode.batch_decoder import layout_of
 from loaderd.kernels.bits import ExpandBytes, GatherCodes, ReorderBits, SelectBits, bits_engine
 from loaderd.schema import Bits
 from loaderd.schemas import chess_eval
+from tests.helpers.guarded import guarded
 
 DTYPES = ["float32", "float16", "bfloat16", "float64", "int8", "uint8", "bool", "int32", "int64", ">f4"]
 Rows = npt.NDArray[np.uint8]

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from crc32c import crc32c
-from guarded import guarded
 from hypothesis import given
 from hypothesis import strategies as st
-from shard_bytes import frames, starts_of
 
 from loaderd.kernels import crc
 from loaderd.kernels.crc import framed
+from tests.formats.shard_bytes import frames, starts_of
+from tests.helpers.guarded import guarded
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -7,15 +7,15 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 import pytest
-from guarded import guarded
 from hypothesis import given
 from hypothesis import strategies as st
-from record_bytes import header
-from shard_bytes import frames, starts_of
 
 from loaderd.kernels import crc
 from loaderd.kernels import frames as walking
 from loaderd.kernels.crc import framed
+from tests.formats.shard_bytes import frames, starts_of
+from tests.helpers.guarded import guarded
+from tests.helpers.record_bytes import header
 
 PAYLOADS = [b"first record", b"", b"third" * 9, b"\x00" * 40, b"fifth"]
 FRAMES = [framed(payload) for payload in PAYLOADS]

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serving import wait_until
 
 import loaderd
 from loaderd.errors import OptionError
 from loaderd.observe.exporter import serve_metrics
+from tests.helpers.serving import wait_until
 
 
 def scrape(port: int) -> dict[str, float]:

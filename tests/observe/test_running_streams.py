@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from own_processes import newest_daemon
 
 import loaderd
 from loaderd.observe.running_streams import running_streams
 from loaderd.shm.page import FACTS_BYTES, NUM_SEATS, NUM_SLOTS, words_of
 from loaderd.shm.samples import PAGE_NAME
+from tests.helpers.own_processes import newest_daemon
 
 # A daemon that has its page, and has not given it a size yet; then one that has not written to it yet.
 _STARTING = f"""

@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/reliability/endings.py [--times 50] [--busy 2] [--only REGEX] [--source loader]
+    python -m tests.reliability.endings [--times 50] [--busy 2] [--only REGEX] [--source loader]
 
 The programs are those of ``tests/endings``. In a round there is a program of each use, of each end, of loaders and
 of data sets, in pairs that differ from round to round; and those that end in a way of their own. Prints how long each
@@ -28,11 +28,8 @@ from pathlib import Path
 
 if __name__ == "__main__":  # not where a test imports it beside those of tests/endings
     os.environ.setdefault("ROUNDS", "20")  # beside a busy machine, 50 take longer than a program may
-sys.path[:0] = [str(Path(__file__).parents[1] / room) for room in ("endings", "helpers")]
-
-# What follows is found on the path from here on.
-from ending import BUSY_LIMIT_S, Case, Result, Runner, every_use_and_end  # noqa: E402
-from specials import SPECIALS  # noqa: E402
+from tests.endings.ending import BUSY_LIMIT_S, Case, Result, Runner, every_use_and_end
+from tests.endings.specials import SPECIALS
 
 
 def one_round(pattern: str, source: str, rng: random.Random) -> list[Case]:

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from evil_npz import CENTRAL, END, npy, npz, stating
-from evil_tars import base_256, header, padded, pax_record
-from fixed_files import DTYPE, records_from, zstd
-from mutate import HOSTILE
-from record_bytes import header as frame_header
+
+from tests.helpers.evil_npz import CENTRAL, END, npy, npz, stating
+from tests.helpers.evil_tars import base_256, header, padded, pax_record
+from tests.helpers.fixed_files import DTYPE, records_from, zstd
+from tests.helpers.record_bytes import header as frame_header
+from tests.reliability.mutate import HOSTILE
 
 RECORD_BYTES = DTYPE.itemsize
 NAMES = DTYPE.names or ()

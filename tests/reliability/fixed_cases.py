@@ -15,10 +15,6 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from evil import EVIL, RECORD_BYTES, FixedShard, bomb, other_members, other_shape
-from fixed_files import RECORDS, SCHEMA
-from mutate import BYTES
-from plain_frames import common_prefix
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.formats.fixed_blocks import FixedBlockReader
@@ -28,6 +24,10 @@ from loaderd.formats.shard_index import ShardIndex, decode_indexes, encode_index
 from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import Block, ShardFile
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
+from tests.helpers.fixed_files import RECORDS, SCHEMA
+from tests.reliability.evil import EVIL, RECORD_BYTES, FixedShard, bomb, other_members, other_shape
+from tests.reliability.mutate import BYTES
+from tests.reliability.plain_frames import common_prefix
 
 MOST_MIB = 250
 """What a bomb may add to the memory of a process: zstd takes 128 MiB for the largest window that it accepts."""

@@ -9,12 +9,12 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import hostile
 import msgpack
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from loaderd.remote.tickets import MAX_ROWS, TABLE
+from tests.reliability import hostile
 
 _LIMIT_S = 30.0
 _CALLS_A_CLIENT = 50

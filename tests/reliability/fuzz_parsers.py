@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of what parses bytes that anybody may have written. Needs the extra ``fuzz``.
 
-``python tests/reliability/fuzz_parsers.py scan|inflate|index|rows [a folder for the corpus] [-max_total_time=600]``
+``python -m tests.reliability.fuzz_parsers scan|inflate|index|rows [a folder for the corpus] [-max_total_time=600]``
 (more: ``-help=1``). An exception that is none of ours, or a broken promise, ends it and leaves the input in a file.
 """
 
@@ -25,10 +25,9 @@ with atheris.instrument_imports(include=["loaderd.formats", "loaderd.decode"]):
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[1] / "helpers"))
-from mutate import COMPRESS, HOSTILE, example, healthy_shards, nest
-from mutations import SCHEMA, headers_in, row_of, valid_payloads
-from record_bytes import field, header, varint
+from tests.helpers.record_bytes import field, header, varint
+from tests.reliability.mutate import COMPRESS, HOSTILE, example, healthy_shards, nest
+from tests.reliability.mutations import SCHEMA, headers_in, row_of, valid_payloads
 
 
 def fuzz_scan(data: bytes) -> None:

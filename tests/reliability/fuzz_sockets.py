@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/reliability/fuzz_sockets.py [--unix 100000] [--network 100000] [--warm-up 500] [--slow 12]
+    python -m tests.reliability.fuzz_sockets [--unix 100000] [--network 100000] [--warm-up 500] [--slow 12]
         [--seed 0]
 
 A message here is what one connection, or one call, says that it should not. Each must cost its sender the connection,
@@ -30,11 +30,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import hostile
-from fuzz_network import PREFACE, Caller, say_below_flight
-from fuzzed_server import LIMIT_S, TOKEN, Served, Usage, has_grown, least
-from hostile import OPTIONS, STRANGE, WRONG, Maker
-
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import (
     PROTOCOL,
@@ -48,6 +43,10 @@ from loaderd.ipc.messages import (
     encode,
 )
 from loaderd.version import VERSION
+from tests.reliability import hostile
+from tests.reliability.fuzz_network import PREFACE, Caller, say_below_flight
+from tests.reliability.fuzzed_server import LIMIT_S, TOKEN, Served, Usage, has_grown, least
+from tests.reliability.hostile import OPTIONS, STRANGE, WRONG, Maker
 
 _HELLO = encode(Hello(PROTOCOL, VERSION, "train"))
 _SUBSCRIBE = encode(Subscribe(OPTIONS, None))
@@ -320,7 +319,8 @@ def fuzz(folder: Path, warm_up: int, num_unix: int, num_network: int, num_slow: 
     served = Served(folder)
     command = [
         sys.executable,
-        str(Path(__file__).with_name("readers.py")),
+        "-m",
+        "tests.reliability.readers",
         served.unix,
         f"grpc://127.0.0.1:{served.port}",
     ]

@@ -15,12 +15,12 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from harness.process_tree import process_tree
-from numbered import write_shards
-from processes import name_of, num_fds, read
 
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import PROTOCOL, AskStatus, Hello, Status
 from loaderd.version import VERSION
+from tests.reliability.numbered import write_shards
+from tests.reliability.processes import name_of, num_fds, read
 
 _COMMAND = str(Path(sys.executable).with_name("loaderd"))
 _FOLDER = Path(__file__).parent

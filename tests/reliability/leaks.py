@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/reliability/leaks.py [--kills 200] [--others 80] [--limit-s 3600] [--seed 0]
+    python -m tests.reliability.leaks [--kills 200] [--others 80] [--limit-s 3600] [--seed 0]
 
 Each is a real process with a loader in a loop (a tenth of them with TensorFlow). It says what it is at (starting,
 opening, indexing, epoch, closing), and is killed some moment into that; or it ends itself, in one of ``ENDS``. What
@@ -29,8 +29,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from numbered import write_shards
-from processes import MARK, marked, name_of, shm_names
+from tests.reliability.numbered import write_shards
+from tests.reliability.processes import MARK, marked, name_of, shm_names
 
 LIMIT_S = 2.0
 _TRAINING_LIMIT_S = 120.0

@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/reliability/mutants.py [--count 200] [--seed 0] [--processes 2] [--seconds 600]
+    python -m tests.reliability.mutants [--count 200] [--seed 0] [--processes 2] [--seconds 600]
 
 Draws faults over ``ROOMS``: a comparison or an operator that is another one, a number that is one larger, a condition
 that is the opposite, a statement that is left out, ``min`` for ``max``. Each is tried in a copy of the project, with

@@ -11,9 +11,8 @@ from functools import cached_property
 from itertools import accumulate
 from random import Random
 
-from record_bytes import field, header, varint
-
 from loaderd.kernels.crc import framed
+from tests.helpers.record_bytes import field, header, varint
 
 HOSTILE = [0, 1, 16, 2**20, 2**30, 2**30 + 1, 2**31, 2**32 - 1, 2**60, 2**63 - 1, 2**63, 2**64 - 17, 2**64 - 1]
 

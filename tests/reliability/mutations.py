@@ -1,6 +1,6 @@
 """The mutation test: shards are damaged in every way, and held to what is promised of them.
 
-``python tests/reliability/mutations.py --count 200000`` runs the long one. Each case follows from ``--seed`` and its
+``python -m tests.reliability.mutations --count 200000`` runs the long one. Each case follows from ``--seed`` and its
 number alone; ``--first 4711 --count 1`` does one again.
 
 A case is read twice. **Found**: the damaged file is indexed and read. **Late**: the healthy file is indexed, then
@@ -47,13 +47,10 @@ from loaderd.formats.blocks import Block, BlockReader
 from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, build_index
 from loaderd.storage.files import list_shards
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
-
-sys.path.append(str(Path(__file__).parents[1] / "helpers"))  # for mutate
-import evil
-import fixed_cases
-from mutate import BYTES, COMPRESS, STREAM, Shard, healthy_shards
-from plain_frames import common_prefix, headers_in, valid_payloads
-from tensorflows_reader import TensorFlowsReader
+from tests.reliability import evil, fixed_cases
+from tests.reliability.mutate import BYTES, COMPRESS, STREAM, Shard, healthy_shards
+from tests.reliability.plain_frames import common_prefix, headers_in, valid_payloads
+from tests.reliability.tensorflows_reader import TensorFlowsReader
 
 BOMB_EVERY = 40
 LIMIT_S = 60  # of the clock, on a machine that may be busy; a case takes milliseconds

@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/reliability/readers.py UNIX_PATH [grpc://HOST:PORT]
+    python -m tests.reliability.readers UNIX_PATH [grpc://HOST:PORT]
 
 Each reads epochs until a line comes on standard input, and then to the end of the epoch: of each epoch every record
 must come once, and those that get whole epochs must get them in the same order. Prints a line when all have begun;
@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from numbered import Int64s, numbers_of
 
 import loaderd
+from tests.reliability.numbered import Int64s, numbers_of
 
 BATCH_SIZE = 100
 _PAUSE_S = 0.02  # they are to be there, not to need all of the machine

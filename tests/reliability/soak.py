@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/reliability/soak.py [--records 500e6] [--limit-s 7200] [--consumer tf.data] [--kill-every 10e6]
+    python -m tests.reliability.soak [--records 500e6] [--limit-s 7200] [--consumer tf.data] [--kill-every 10e6]
 
 The consumer adds up the numbers of each epoch, and drops its batches. Every few seconds memory, descriptors, threads
 and shared memory of the consumer, the daemon and the workers are noted; the medians of the first sixth (behind a
@@ -29,10 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from numbered import numbers_from, write_shards
-from processes import DAEMON, MARK, WORKER, num_fds, read, roles, send
-
 import loaderd
+from tests.reliability.numbered import numbers_from, write_shards
+from tests.reliability.processes import DAEMON, MARK, WORKER, num_fds, read, roles, send
 
 SCHEMA = loaderd.Schema({"n": loaderd.Int64()}, {"n": loaderd.Array("n")})
 _WARM_UP = 0.1

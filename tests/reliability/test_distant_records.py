@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from distant_s3 import ENVIRONMENT, DistantS3
-from fixed_files import SCHEMA, records_from, wrapped
-from own_processes import DAEMON, children_of, kill, workers_of
-from serving import wait_until
-from web_files import Ranges, web_filesystem
 
 import loaderd
+from tests.helpers.fixed_files import SCHEMA, records_from, wrapped
+from tests.helpers.own_processes import DAEMON, children_of, kill, workers_of
+from tests.helpers.serving import wait_until
+from tests.reliability.web_files import Ranges, web_filesystem
 
 COUNT = 900
 OPTIONS: dict[str, Any] = {

@@ -14,17 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numbered
 import numpy as np
 import pytest
 from distant_s3 import ENVIRONMENT, DistantS3
-from numbered import SCHEMA, numbers_of, write_shards
-from serving import Server
 
 import loaderd
 from loaderd.errors import LoaderdError, NoShardsError, ShardReadError, StorageError
 from loaderd.observe.running_streams import running_streams
 from loaderd.observe.top_rows import Row, row_of
+from tests.helpers.serving import Server
+from tests.reliability import numbered
+from tests.reliability.numbered import SCHEMA, numbers_of, write_shards
 
 SIZES = [3000, 3000, 2000]
 OPTIONS: dict[str, Any] = {

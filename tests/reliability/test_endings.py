@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import endings
 import pytest
-from ending import Case, Result, every_use_and_end
+
+from tests.endings.ending import Case, Result, every_use_and_end
+from tests.reliability import endings
 
 CASES = list(every_use_and_end())[:50]
 
@@ -84,6 +85,6 @@ def test_ctrl_c_waits_for_what_runs_and_begins_nothing_more(tmp_path: Path, monk
 
 
 def test_a_pattern_of_no_program_is_an_error():
-    command = [sys.executable, endings.__file__, "--only", "no such end", "--times", "1", "--busy", "0"]
+    command = [sys.executable, "-m", endings.__name__, "--only", "no such end", "--times", "1", "--busy", "0"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1 and '"programs": 0' in done.stdout

@@ -10,7 +10,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from numbered import write_shards
+
+from tests.reliability.numbered import write_shards
 
 # Reads of shards fail while the file $TROUBLE is there; what it holds is the number of the error. -1: they do not
 # return until somebody writes to the pipe $HANGS.

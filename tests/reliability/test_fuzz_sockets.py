@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import fuzz_sockets
 import pytest
+
+from tests.reliability import fuzz_sockets
 
 
 # 20 s of CPU, nearly all of it the readers'. Each kind of message is sent to real sockets in tests/ipc/
@@ -18,7 +19,7 @@ import pytest
 @pytest.mark.slow
 def test_what_is_malformed_costs_its_sender_the_connection_and_nobody_else_anything():
     """Without those who say too little, for they stay a quarter of a minute: test_hostile.py has them."""
-    command = [sys.executable, fuzz_sockets.__file__, "--unix", "80", "--network", "50"]
+    command = [sys.executable, "-m", fuzz_sockets.__name__, "--unix", "80", "--network", "50"]
     command += ["--warm-up", "30", "--slow", "0"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     figures = json.loads(done.stdout)

@@ -7,9 +7,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import leaks
 import pytest
-from leaks import ENDS, PHASES, Figures, Training, kill, let_end, look_for_leaks
+
+from tests.reliability import leaks
+from tests.reliability.leaks import ENDS, PHASES, Figures, Training, kill, let_end, look_for_leaks
 
 
 @pytest.mark.slow  # tests/endings looks at what each end leaves; at SIGKILL, tests/daemon/test_training_process.py

@@ -1,4 +1,4 @@
-"""A short run of the mutation test; ``python tests/reliability/mutations.py`` is the long one."""
+"""A short run of the mutation test; ``python -m tests.reliability.mutations`` is the long one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import subprocess
 import sys
 from random import Random
 
-import mutations
 import pytest
-from mutate import BYTES, STREAM, healthy_shards, mutated_examples
 
 from loaderd.formats import blocks, framing
+from tests.reliability import mutations
+from tests.reliability.mutate import BYTES, STREAM, healthy_shards, mutated_examples
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_a_reader_that_counts_wrong_behind_damage_is_caught():
 @pytest.mark.slow  # it says how TensorFlow does, and imports it; what is promised of our reader is above
 def test_tensorflows_reader_of_the_same_files():
     """In a process of its own, for it forks, and here TensorFlow may have threads already."""
-    command = [sys.executable, mutations.__file__, "--count", "12", "--tensorflow", "5"]
+    command = [sys.executable, "-m", mutations.__name__, "--count", "24", "--tensorflow", "5"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     counts = json.loads(done.stdout)["counts"]
     assert counts["TensorFlow: shards"] == 5

@@ -6,7 +6,8 @@ import threading
 from collections import Counter
 
 import numpy as np
-from readers import Readers
+
+from tests.reliability.readers import Readers
 
 
 def test_a_record_that_comes_twice_in_a_batch_is_repeated():

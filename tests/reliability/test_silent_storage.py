@@ -16,10 +16,10 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from processes import MARK, marked, wait_for_none
 
 import loaderd
 from loaderd.errors import NoShardsError, StorageError
+from tests.reliability.processes import MARK, marked, wait_for_none
 
 SCHEMA = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
 

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import soak as soak_script
-from soak import Figures, compare, soak
+
+from tests.reliability import soak as soak_script
+from tests.reliability.soak import Figures, compare, soak
 
 
 @pytest.mark.slow

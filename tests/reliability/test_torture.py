@@ -7,13 +7,14 @@ import subprocess
 import sys
 
 import pytest
-import torture
+
+from tests.reliability import torture
 
 
 @pytest.mark.timeout(300)  # seconds, but on a busy machine
 def test_whatever_is_killed_each_record_comes_once_and_in_order():
     """In a process of its own: it looks at what that has open."""
-    command = [sys.executable, torture.__file__, "--signals", "20"]
+    command = [sys.executable, "-m", torture.__name__, "--signals", "20"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     figures = json.loads(done.stdout)
     assert done.returncode == 0, figures

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import COMMAND
-from serving import Server, wait_until
 
 from loaderd import testing
+from tests.helpers.commands import COMMAND
+from tests.helpers.serving import Server, wait_until
 
 TRAP = (
     'with open({log!r}, "a") as log: log.write("{name}, imported by " + str(__import__("sys").orig_argv[:4]) + "\\n")'
@@ -119,7 +119,6 @@ def test_the_commands_that_load(trapped: Path, home: Path):
     bring(home, trapped)
     schema = ["--schema", "mine:schema"]
     run(trapped, COMMAND, "doctor", os.environ["SHARDS"], *schema, "--seconds", 4)
-    run(trapped, COMMAND, "bench", os.environ["SHARDS"], *schema, "--candidates", "loaderd_python", "--rounds", 1)
 
 
 def test_a_server_and_its_consumers(trapped: Path, home: Path, tmp_path: Path):

@@ -2,7 +2,7 @@
 
 ::
 
-    python tests/reliability/torture.py [--signals 1000] [--kinds kill-worker=6 stop-worker=2 …] [--seed 0]
+    python -m tests.reliability.torture [--signals 1000] [--kinds kill-worker=6 stop-worker=2 …] [--seed 0]
 
 A thread sends SIGKILL and SIGSTOP to the loader's processes (to what workers are forks of, too), whatever they are at
 (starting, too), sometimes to several at once. Each record must come once an epoch, in the order in which an
@@ -33,8 +33,10 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from numbered import SCHEMA, numbers_of, write_shards
-from processes import (
+
+import loaderd
+from tests.reliability.numbered import SCHEMA, numbers_of, write_shards
+from tests.reliability.processes import (
     DAEMON,
     FORKS,
     MARK,
@@ -49,8 +51,6 @@ from processes import (
     state_of,
     wait_for_none,
 )
-
-import loaderd
 
 KINDS = {
     **{"kill-worker": 6.0, "stop-worker": 2.0, "kill-daemon": 1.0, "stop-daemon": 0.5},

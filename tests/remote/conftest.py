@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from certificates import Certificates, make_certificates
-from network_server import NetworkServer
+
+from tests.remote.certificates import Certificates, make_certificates
+from tests.remote.network_server import NetworkServer
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.process_tree import process_tree
-from own_processes import children_of
 
 import loaderd
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import AskStatus, Failed, Gateway, Message, Serve, Status, Stop
 from loaderd.ipc.spawn import start_process
+from tests.helpers.own_processes import children_of
 
 SETTINGS = {
     "host": "127.0.0.1",

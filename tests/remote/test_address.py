@@ -10,12 +10,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from another_user import another_user
 
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import OptionError, ServerError
 from loaderd.remote.address import unix_path
+from tests.helpers.another_user import another_user
 
 
 @pytest.mark.parametrize(

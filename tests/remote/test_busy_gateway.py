@@ -13,18 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgpack
-import network_server
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from network_server import NetworkServer
-from serving import wait_until
 
 import loaderd
 from loaderd.remote.calls import Calls, OutOfReach
 from loaderd.remote.servers import Servers
 from loaderd.remote.source import Settings
 from loaderd.remote.tickets import TABLE, RowsTicket, TableRequest, to_json
+from tests.helpers.serving import wait_until
+from tests.remote import network_server
+from tests.remote.network_server import NetworkServer
 
 CALLS, MOST_CALLS = 60, 16
 REQUEST = to_json(TableRequest("train"))

@@ -11,7 +11,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
-import network_server
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
@@ -19,6 +18,7 @@ import pytest
 import loaderd
 from loaderd.processes import pss_bytes
 from loaderd.remote.tickets import MAX_ROWS, TABLE
+from tests.remote import network_server
 
 TOKEN = "secret"
 OPTIONS = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])

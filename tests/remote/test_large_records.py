@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import network_server
 import numpy as np
 import pytest
-from network_server import NetworkServer
 
 import loaderd
 from loaderd.errors import OptionError
+from tests.remote import network_server
+from tests.remote.network_server import NetworkServer
 
 MODULE = """
 import pathlib

@@ -16,10 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgpack
-import network_server
 import pytest
-from network_server import SETTINGS, NetworkServer
-from serving import wait_until
 
 import loaderd
 from loaderd.errors import WorkerError
@@ -30,6 +27,9 @@ from loaderd.gateway.makers import calls_per_maker
 from loaderd.ipc.messages import Make
 from loaderd.remote.tickets import REMOTE_PROTOCOL, RowsTicket, TableRequest, to_json
 from loaderd.shm.anonymous import SharedMemory
+from tests.helpers.serving import wait_until
+from tests.remote import network_server
+from tests.remote.network_server import SETTINGS, NetworkServer
 
 
 @pytest.mark.parametrize(("took_s", "calls"), [(0.0, 32), (0.002, 32), (0.02, 12), (0.06, 4), (30.0, 4)])

@@ -9,17 +9,17 @@ import warnings
 from importlib.util import find_spec
 from itertools import chain
 
-import network_server
 import numpy as np
 import pytest
-from own_processes import wait_for_no_daemon
-from serving import wait_until
 
 import loaderd
 from loaderd import testing
 from loaderd.client.connect import ask_status
 from loaderd.errors import OptionError, RecordMismatchError, ServerError, SkippedDataWarning
 from loaderd.kernels.crc import framed
+from tests.helpers.own_processes import wait_for_no_daemon
+from tests.helpers.serving import wait_until
+from tests.remote import network_server
 
 
 def check(batch):

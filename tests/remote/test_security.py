@@ -7,12 +7,12 @@ import socket
 import threading
 
 import pytest
-from commands import run
 
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import OptionError, ServerError
 from loaderd.remote.security import check_token, is_bearer, probe, read_token
+from tests.helpers.commands import run
 
 TOKEN = "n0t-f0r-everybody"
 

@@ -11,14 +11,14 @@ import subprocess
 import sys
 import threading
 
-import network_server
 import pytest
-from network_server import MODULE, NetworkServer, descendants
-from own_processes import DAEMON, children_of, wait_for_no_daemon
-from serving import wait_until
 
 import loaderd
 from loaderd.errors import OptionError, ServerError, WorkerError
+from tests.helpers.own_processes import DAEMON, children_of, wait_for_no_daemon
+from tests.helpers.serving import wait_until
+from tests.remote import network_server
+from tests.remote.network_server import MODULE, NetworkServer, descendants
 
 EPOCHS = 10
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from any_schema import checksum, schemas
 from hypothesis import given
 
 from loaderd.decode.batch_decoder import BatchDecoder
@@ -25,6 +24,7 @@ from loaderd.schema import (
     unpacking_schema,
 )
 from loaderd.schemas import chess_eval, mnist
+from tests.schema.any_schema import checksum, schemas
 
 AnyArray = npt.NDArray[Any]
 

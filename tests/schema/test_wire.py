@@ -11,7 +11,6 @@ import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
-from any_schema import schemas
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from loaderd.errors import SchemaError
 from loaderd.schema import Array, Bits, Derived, Fill, Int64, PackedBits, Raw, Schema, unpacking_schema
 from loaderd.schema.wire import MAX_PARTS, from_wire, to_wire
 from loaderd.schemas import chess_eval, mnist
+from tests.schema.any_schema import schemas
 
 
 def is_dtype(kind: type) -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import MODULE, Server
+
+from tests.helpers.serving import MODULE, Server
 
 
 @pytest.fixture

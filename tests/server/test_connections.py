@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from serving import MODULE, Server, wait_until
 
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import BusyError
+from tests.helpers.serving import MODULE, Server, wait_until
 
 MOST = 2 + 32
 """Connections to a server with one consumer."""

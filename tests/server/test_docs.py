@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from serving import COMMAND, Server
 
 from loaderd.cli.main import parser
 from loaderd.cli.serve import options_of
 from loaderd.remote.tickets import RowsTicket
+from tests.helpers.serving import COMMAND, Server
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "server.md").read_text()

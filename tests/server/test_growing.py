@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Server, handles_of, wait_ends
 
 import loaderd
 from loaderd import Position
 from loaderd.errors import OptionError
+from tests.helpers.serving import Server, handles_of, wait_ends
 
 Start = Callable[..., Server]
 Write = Callable[..., list[Path]]

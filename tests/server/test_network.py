@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network import SERVER, Lines, Network
-from serving import MODULE, Server
 
 import loaderd
+from tests.helpers.serving import MODULE, Server
+from tests.server.network import SERVER, Lines, Network
 
 PORT, LINE_PORT = 8471, 8472
 LINE = f"grpc://127.0.0.1:{LINE_PORT}"

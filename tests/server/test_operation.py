@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import name_of
-from serving import COMMAND, MODULE, Server, handles_of, wait_ends, wait_until
 
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import BusyError, LoaderdError, ServerError
 from loaderd.remote.address import network_address
+from tests.helpers.serving import COMMAND, MODULE, Server, handles_of, wait_ends, wait_until
+from tests.reliability.processes import name_of
 
 Start = Callable[..., Server]
 HEALTH = ["--health", "127.0.0.1:0"]

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import MODULE, Server, wait_until
 
 import loaderd
 from loaderd.errors import ServerError
 from loaderd.observe.running_streams import running_streams
+from tests.helpers.serving import MODULE, Server, wait_until
 
 CONSUMER = str(Path(__file__).with_name("consumer.py"))
 RECORDS, BATCH = 400, 10

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from serving import COMMAND, MODULE, Server
 
 import loaderd
+from tests.helpers.serving import COMMAND, MODULE, Server
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import name_of
-from serving import MODULE, Server, handles_of, receive, wait_ends, wait_until
 
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import ServerError
 from loaderd.ipc.channel import ChannelClosed
 from loaderd.ipc.messages import Bye, Welcome
+from tests.helpers.serving import MODULE, Server, handles_of, receive, wait_ends, wait_until
+from tests.reliability.processes import name_of
 
 Start = Callable[..., Server]
 

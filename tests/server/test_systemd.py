@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serving import Server
+
+from tests.helpers.serving import Server
 
 Start = Callable[..., Server]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import MODULE, Server, handles_of, wait_ends, wait_until
 
 import loaderd
+from tests.helpers.serving import MODULE, Server, handles_of, wait_ends, wait_until
 
 TRAINER = Path(__file__).with_name("trainer.py")
 RECORDS, BATCH, EPOCHS = 2000, 10, 3

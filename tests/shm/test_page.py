@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupts import InterruptAt, points_of
 
 from loaderd.options import MAX_STEP
 from loaderd.shm.page import (
@@ -40,6 +39,7 @@ from loaderd.shm.page import (
 )
 from loaderd.shm.page_consumer import PageConsumer
 from loaderd.stages import Stage
+from tests.helpers.interrupts import InterruptAt, points_of
 
 generations = st.integers(1, MAX_GENERATION)
 steps = st.integers(0, MAX_STEP)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shard_bytes import COMPRESS, blocks_of, frames, num_descriptors, payloads_of, read_blocks
 
 from loaderd.errors import NoShardsError, OptionError, ShardReadError, StorageError
 from loaderd.formats.blocks import BlockReader
@@ -21,6 +20,7 @@ from loaderd.options import Storage
 from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards, open_shard
 from loaderd.storage.shard_file import ShardFile
+from tests.formats.shard_bytes import COMPRESS, blocks_of, frames, num_descriptors, payloads_of, read_blocks
 
 NAMES = [
     "a.rec",

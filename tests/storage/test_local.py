@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from another_user import another_user
 
 from loaderd.errors import NoShardsError, ShardReadError
 from loaderd.storage import local
 from loaderd.storage.files import list_shards
 from loaderd.storage.names import absolute_names
+from tests.helpers.another_user import another_user
 
 NAMES = [
     "a.rec",

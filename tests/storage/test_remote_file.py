@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_bytes import Records, blocks_of, frames, take
 
 from loaderd.errors import Damage, StorageError
 from loaderd.formats.blocks import BlockReader
@@ -22,6 +21,7 @@ from loaderd.storage.access import PIECE_BYTES, Access
 from loaderd.storage.files import list_shards, open_shard
 from loaderd.storage.remote_file import RemoteFile
 from loaderd.storage.shard_file import ShardFile
+from tests.formats.shard_bytes import Records, blocks_of, frames, take
 
 
 class Store:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness.synthetic import write_shards
-from serving import Server
-from usage_runner import Programs
 
 import loaderd
+from tests.helpers.serving import Server
+from tests.usage.usage_runner import Programs
 
 HERE = Path(__file__).parent
 
@@ -27,7 +27,7 @@ def usage_folder(
     folder = tmp_path_factory.mktemp("usage")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("USAGE_FOLDER", str(folder))
-        import usage_schema as data
+        from tests.usage import usage_schema as data
 
         write_numbered_to(folder / "numbered", [50, 50, data.RECORDS - 100])
         write_shards(folder / "chess", data.CHESS_RECORDS, num_shards=2)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from usage_runner import Program, Programs, cases, check, check_refusal, files, programs_of
+
+from tests.usage.usage_runner import Program, Programs, cases, check, check_refusal, files, programs_of
 
 _NAMES = """
 import tensorflow as tf

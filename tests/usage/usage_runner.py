@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import MARK, name_of, stacks_of, wait_for_none
-from zygote import Program as Running
-from zygote import Zygote, start_fresh
+
+from tests.helpers.zygote import Program as Running
+from tests.helpers.zygote import Zygote, start_fresh
+from tests.reliability.processes import MARK, name_of, stacks_of, wait_for_none
 
 HERE = Path(__file__).parent
 LIMIT_S = 120.0  # of a run of seconds, on a machine that is busy with other tests

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from page_scene import NewScene, Scene
+
+from tests.worker.page_scene import NewScene, Scene
 
 
 @pytest.fixture

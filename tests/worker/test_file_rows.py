@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixed_files import SCHEMA, records_from
 
 import loaderd
 from loaderd.daemon.indexing.local_data import LocalData
@@ -20,6 +19,7 @@ from loaderd.plan.epoch import Slice
 from loaderd.storage.files import list_shards
 from loaderd.storage.local_file import LocalFile
 from loaderd.worker.file_rows import FileRows
+from tests.helpers.fixed_files import SCHEMA, records_from
 
 RECORDS, BLOCK = 300, 130
 SLICES = [(0, 0, 130), (0, 0, 1), (0, 31, 33), (0, 32, 64), (1, 40, 130), (1, 129, 130), (2, 0, 40), (2, 33, 40)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from page_scene import SIZE, Died, Do, NewScene, Scene, claimed, do_at
 
 from loaderd.shm.batch_range import BatchRange
 from loaderd.shm.page import key_of
+from tests.worker.page_scene import SIZE, Died, Do, NewScene, Scene, claimed, do_at
 
 # -------------------------------------------------------------------------------------------------- deaths
 

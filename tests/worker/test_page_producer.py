@@ -5,11 +5,11 @@ from __future__ import annotations
 import select
 
 import pytest
-from page_scene import SIZE, NewScene, Scene, claimed, do_at
 
 from loaderd.shm.batch_range import BatchRange, without
 from loaderd.shm.page import POSITION, WAKE_DAEMON_AT, key_of, silence, step_of
 from loaderd.worker.page_producer import Claim, PageProducer
+from tests.worker.page_scene import SIZE, NewScene, Scene, claimed, do_at
 
 # ---------------------------------------------------------------------------------------------------- runs
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
-from page_scene import Died, Scene
+
+from tests.worker.page_scene import Died, Scene
 
 
 class Schedule:

@@ -7,8 +7,6 @@ import time
 
 import numpy as np
 import pytest
-from page_workers import answer_to, new_page
-from worker_manager_run import Crew, was_rung
 
 from loaderd.daemon.delivery.events import Note
 from loaderd.daemon.delivery.stream import Stream
@@ -20,6 +18,8 @@ from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page import new_bell
 from loaderd.shm.page_consumer import PageConsumer
+from tests.daemon.page_workers import answer_to, new_page
+from tests.daemon.worker_manager_run import Crew, was_rung
 
 
 @pytest.mark.parametrize("loses", [True, False])

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from stream_run import Run
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, Omission
 from loaderd.errors import LoaderdError, ShardError, WorkerError
 from loaderd.ipc.worker_messages import LoadTask, TrialTask
 from loaderd.worker.page_producer import Claim
+from tests.daemon.stream_run import Run
 
 Deadly = Callable[[Any], bool]
 LOST = "3 workers in a row were lost at"

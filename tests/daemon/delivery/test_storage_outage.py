@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from stream_run import Run
 
 from loaderd.daemon.delivery.storage_outage import REST_S
 from loaderd.errors import StorageError
 from loaderd.ipc.worker_messages import LoadTask
 from loaderd.snapshots import Outage
+from tests.daemon.stream_run import Run
 
 REFUSED = StorageError("403 Forbidden")
 

@@ -10,9 +10,6 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
-from page_run import Floor, Hand
-from page_workers import answer_to, free_arenas
-from stream_world import Row, StreamWorld
 
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
@@ -24,6 +21,9 @@ from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
 from loaderd.plan.rows import DatasetRows
 from loaderd.shm.page import POSITION
+from tests.daemon.page_run import Floor, Hand
+from tests.daemon.page_workers import answer_to, free_arenas
+from tests.daemon.stream_world import Row, StreamWorld
 
 _STEPS_OF_AN_ENDLESS_PASS = 25
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stream_run import Run
-
 from loaderd.shm.page import NEVER, POSITION, WAKE_DAEMON_AT, key_of
+from tests.daemon.stream_run import Run
 
 
 def test_the_consumer_wakes_the_daemon_once_a_window():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from group_run import END, STEPS, Run
-from sharing_run import NUM_WORKERS, Workshop
 
 from loaderd.daemon.delivery.events import FailedBatch
 from loaderd.daemon.groups.members import PageReader
 from loaderd.plan.passes import Pass
 from loaderd.shm.page import MAX_GENERATION
 from loaderd.shm.page_consumer import PageConsumer
+from tests.daemon.group_run import END, STEPS, Run
+from tests.daemon.sharing_run import NUM_WORKERS, Workshop
 
 
 def test_one_alone_gets_all():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from group_run import END, STEPS, Run
-from sharing_run import Workshop
 
 from loaderd.daemon.delivery.events import FailedBatch, PassEnd
 from loaderd.daemon.groups.members import GRACE_S
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.plan.passes import Pass
+from tests.daemon.group_run import END, STEPS, Run
+from tests.daemon.sharing_run import Workshop
 
 
 def test_all_get_all_and_it_is_decoded_once():

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from group_model import LAST_EPOCH, MOST_TURNS, GroupModel, sizes, some, way
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from sharing_run import Workshop
 
 from loaderd.daemon.delivery.events import Delivery, FailedBatch, PassEnd
 from loaderd.daemon.groups.members import Handed
 from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.plan.passes import Pass
+from tests.daemon.group_model import LAST_EPOCH, MOST_TURNS, GroupModel, sizes, some, way
+from tests.daemon.sharing_run import Workshop
 
 
 @dataclass

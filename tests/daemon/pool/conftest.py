@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from line_run import Line
+
+from tests.daemon.line_run import Line
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from line_run import STALL_TIMEOUT_S, at_a_batch
 
 from loaderd.errors import DaemonError
 from loaderd.shm.page import POSITION
+from tests.daemon.line_run import STALL_TIMEOUT_S, at_a_batch
 
 
 def test_a_worker_that_dies_has_failed_unless_it_was_at_a_batch_or_had_nothing_to_do(line_of: Any):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stream_run import scheduler_of
 
 from loaderd.daemon.indexing.index_pass import IndexPass
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task, TaskSource
@@ -14,6 +13,7 @@ from loaderd.formats.index_cache import IndexCache
 from loaderd.ipc.worker_messages import Done, IndexTask, ListTask, LoadTask
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.storage.shard_file import ShardFile
+from tests.daemon.stream_run import scheduler_of
 
 _STALL_TIMEOUT_S = 8.0
 _STALL_TICKS = 8

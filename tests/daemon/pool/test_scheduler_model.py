@@ -12,12 +12,9 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from consumer_model import MOST_WORKERS, Consumer
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from page_workers import free_arenas
-from worker_manager_run import Crew, Hand, Job
 
 from loaderd.daemon.indexing.index_pass import IndexPass
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task
@@ -27,6 +24,9 @@ from loaderd.formats.shard_index import ShardIndex, encode_indexes
 from loaderd.ipc.worker_messages import NO_STREAM, IndexDone, IndexTask, TrialTask
 from loaderd.shm.page import MAX_GENERATION, step_of
 from loaderd.storage.shard_file import ShardFile
+from tests.daemon.consumer_model import MOST_WORKERS, Consumer
+from tests.daemon.page_workers import free_arenas
+from tests.daemon.worker_manager_run import Crew, Hand, Job
 
 
 def no_records(file: ShardFile) -> ShardIndex:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from line_run import STALL_TICKS, at_a_batch
-from page_workers import answer_to
 
 from loaderd.daemon.delivery.events import PassEnd
 from loaderd.daemon.pool.tasks import MAX_DEATHS, Task, TaskSource
@@ -16,6 +14,8 @@ from loaderd.plan.passes import Pass
 from loaderd.shm.page import POSITION, Counter, split_key
 from loaderd.storage.shard_file import ShardFile
 from loaderd.worker.page_producer import Claim
+from tests.daemon.line_run import STALL_TICKS, at_a_batch
+from tests.daemon.page_workers import answer_to
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

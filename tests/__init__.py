@@ -1,0 +1,1 @@
+"""The tests, and what they share: `tests.helpers`, and modules beside the tests that alone use them."""
