@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderd.decode.example import Example, RecordFault, feature_lists, parse_example
-from loaderd.kernels.rows import WORD_BYTES, Memory, Template, row_putter, varint_runs
+from loaderd.kernels.rows import WORD_BYTES, Memory, PutByLoop, PutByNumpy, Template, row_putter, varint_runs
 from loaderd.schema import Schema
 
 Bytes = npt.NDArray[np.uint8]
@@ -48,7 +48,7 @@ class RowParser:
         self._row_bytes = schema.row_bytes
         row_fields: Mapping[str, Any] = schema.row_dtype.fields or {}
         self._row_offsets: dict[str, int] = {name: row_fields[name][1] for name in schema.features}
-        self._layouts: dict[int, _LayoutsOfLength] = {}
+        self._layouts: dict[int, _Layouts] = {}
         self.feature_lists: list[str] | None = None
         """The names of the feature lists of the first record, which are not read; None: no record was parsed."""
 
@@ -74,7 +74,7 @@ class RowParser:
             return []
         memory = Memory(buffer, np.ascontiguousarray(starts, np.int64), out, np.ascontiguousarray(places, np.int64))
         _check_bounds(memory, lengths)
-        batch = _Batch(memory, [])
+        faults: list[RecordFault] = []
         # Numbers of 16 bits are sorted by radix, five times as fast.
         short = lengths.astype(np.uint16) if lengths.max() < 1 << 16 else lengths
         order = np.argsort(short, kind="stable")
@@ -83,55 +83,48 @@ class RowParser:
         for first, stop in pairwise((0, *bounds, len(order))):
             left, length = order[first:stop], int(sorted_lengths[first])
             if len(left) >= _MIN_MATCHES:
-                left = self._parse_alike(batch, length, left)
+                left = self._parse_alike(memory, length, left, faults)
             for position in left.tolist():
-                self._parse_plain(batch, length, position)
-        return sorted(batch.faults, key=lambda fault: fault.record)
+                self._parse_plain(memory, length, position, faults)
+        return sorted(faults, key=lambda fault: fault.record)
 
-    def _parse_alike(self, batch: _Batch, length: int, left: Positions) -> Positions:
+    def _parse_alike(self, memory: Memory, length: int, left: Positions, faults: list[RecordFault]) -> Positions:
         """Parse the records of one length that match templates, known or learnt here. Returns the other positions."""
         if length not in self._layouts and len(self._layouts) >= _MAX_LENGTHS:
             self._layouts.clear()
-        layouts = self._layouts.setdefault(length, _LayoutsOfLength())
-        for template in layouts.templates:
-            left = template.put(batch.memory, left)
+        layouts = self._layouts.setdefault(length, _Layouts())
+        left = layouts.put(memory, left)
         layouts.misses += len(left)
         while len(left) >= _MIN_MATCHES and layouts.misses >= layouts.misses_to_learn:
-            record = batch.record(int(left[0]), length)
-            parsed = self._parse_plain(batch, length, int(left[0]))
-            new = _learn(record, parsed, self._row_offsets, self._row_bytes) if isinstance(parsed, Example) else None
-            left = left[1:] if new is None else new.put(batch.memory, left)
-            layouts.learnt(new)
+            position = int(left[0])
+            parsed = self._parse_plain(memory, length, position, faults)
+            template = None
+            if isinstance(parsed, Example):
+                template = _learn(memory.record(position, length), parsed, self._row_offsets, self._row_bytes)
+            left = left[1:] if template is None else layouts.put_new(template, memory, left)
+            if template is None:
+                layouts.misses_to_learn *= 2
             layouts.misses = len(left)
         layouts.keep_useful()
         return left
 
-    def _parse_plain(self, batch: _Batch, length: int, position: int) -> Example | RecordFault:
+    def _parse_plain(
+        self, memory: Memory, length: int, position: int, faults: list[RecordFault]
+    ) -> Example | RecordFault:
         """Parse a single record, whatever it is like: write its row, and note its fault if it has one."""
-        row = batch.memory.out[batch.memory.places[position]]
+        row = memory.out[memory.places[position]]
         row[:] = 0
-        record = batch.record(position, length).tobytes()
+        record = memory.record(position, length).tobytes()
         if self.feature_lists is None:
             self.feature_lists = feature_lists(record)
         parsed = parse_example(record, self._features, position)
         if isinstance(parsed, RecordFault):
-            batch.faults.append(parsed)
+            faults.append(parsed)
             return parsed
         for name, value in parsed.values.items():
             offset = self._row_offsets[name]
             row[offset : offset + len(value.data)] = np.frombuffer(value.data, dtype=np.uint8)
         return parsed
-
-
-class _Batch(NamedTuple):
-    """The arguments of one call of ``parse``, and the faults found so far."""
-
-    memory: Memory
-    faults: list[RecordFault]
-
-    def record(self, position: int, length: int) -> Bytes:
-        start = int(self.memory.starts[position])
-        return self.memory.buffer[start : start + length]
 
 
 def _check_bounds(memory: Memory, lengths: npt.NDArray[np.int64]) -> None:
@@ -144,46 +137,46 @@ def _check_bounds(memory: Memory, lengths: npt.NDArray[np.int64]) -> None:
         raise IndexError(f"a row lies outside of the {len(out)} that there are")
 
 
-class _LayoutsOfLength:
-    """What is known of the records of one length. ``misses``: how many matched no template since one was learnt."""
+class _Layouts:
+    """What is known of the records of one length. ``misses``: how many matched no template since one was learnt.
+
+    ``uses``: for each template, as what applies it, how many records matched; those of the call before count half,
+    and so on. The most useful one comes first.
+    """
 
     def __init__(self) -> None:
-        self.templates: list[_Layout] = []
+        self.uses: dict[PutByLoop | PutByNumpy, int] = {}
         self.misses = 0
         self.misses_to_learn = _MISSES_TO_LEARN
 
-    def learnt(self, template: _Layout | None) -> None:
-        """Take a new template in, unless hardly a record matched it."""
-        if template is not None and template.recent_uses >= _MIN_MATCHES:
-            self.templates.append(template)
+    def put(self, memory: Memory, positions: Positions) -> Positions:
+        """Parse those of the records at ``positions`` that match a template. Returns the positions of the others."""
+        for putter, uses in self.uses.items():
+            left = putter.put(memory, positions)
+            self.uses[putter] = uses // 2 + len(positions) - len(left)
+            positions = left
+        return positions
+
+    def put_new(self, template: Template, memory: Memory, positions: Positions) -> Positions:
+        """The same with a new template, which is kept unless hardly a record matches it."""
+        putter = row_putter(template)
+        left = putter.put(memory, positions)
+        if len(positions) - len(left) >= _MIN_MATCHES:
+            self.uses[putter] = len(positions) - len(left)
             self.misses_to_learn = _MISSES_TO_LEARN
         else:
             self.misses_to_learn *= 2
+        return left
 
     def keep_useful(self) -> None:
         """Sort the templates, most useful first; drop those that match too little, or are too many."""
-        useful = [template for template in self.templates if template.recent_uses >= _MIN_MATCHES]
-        useful.sort(key=lambda template: template.recent_uses, reverse=True)
-        self.templates = useful[:_MAX_TEMPLATES_PER_LENGTH]
+        useful = [(putter, uses) for putter, uses in self.uses.items() if uses >= _MIN_MATCHES]
+        useful.sort(key=lambda item: item[1], reverse=True)
+        self.uses = dict(useful[:_MAX_TEMPLATES_PER_LENGTH])
 
 
-class _Layout:
-    """How records of one length become rows, and how many of late did."""
-
-    def __init__(self, template: Template) -> None:
-        self._putter = row_putter(template)
-        self.recent_uses = 0
-
-    def put(self, memory: Memory, positions: Positions) -> Positions:
-        """Parse those of the records at ``positions`` that match. Returns the positions of the others."""
-        left = self._putter.put(memory, positions)
-        # The matches of the call before count half, and so on.
-        self.recent_uses = self.recent_uses // 2 + len(positions) - len(left)
-        return left
-
-
-def _learn(record: Bytes, parsed: Example, row_offsets: dict[str, int], row_bytes: int) -> _Layout | None:
-    """The layout of ``record``, uint8 (length,), or None where it would not be worth it."""
+def _learn(record: Bytes, parsed: Example, row_offsets: dict[str, int], row_bytes: int) -> Template | None:
+    """The template of the layout of ``record``, uint8 (length,), or None where it would not be worth it."""
     template = Template(len(record), row_bytes, [], [], [], [])
     mask = np.full(len(record), 0xFF, dtype=np.uint8)
     for start, stop in parsed.unread:
@@ -207,4 +200,4 @@ def _learn(record: Bytes, parsed: Example, row_offsets: dict[str, int], row_byte
         word, word_mask = (int(np.ndarray((), "<u8", buffer=data, offset=offset)) for data in (record, mask))
         template.checks.append((offset, word_mask, word & word_mask))
         checked = checked[np.searchsorted(checked, offset + WORD_BYTES) :]
-    return _Layout(template)
+    return template

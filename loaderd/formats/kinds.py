@@ -160,10 +160,6 @@ def _is_zip(content: Content) -> bool:
     return head.startswith(ZIP_MAGIC) and is_header
 
 
-def _is_bzip2(content: Content) -> bool:
-    return bool(re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", content.head))
-
-
 def _is_parquet(content: Content) -> bool:
     # Behind the magic: a page's type and two sizes, each behind the byte by which Thrift says that an i32 follows.
     begins_with_page = re.match(rb"PAR1\x15[\x00-\x06]\x15", content.head)
@@ -173,14 +169,6 @@ def _is_parquet(content: Content) -> bool:
 
 def _is_orc(content: Content) -> bool:
     return content.head.startswith(b"ORC") and content.ends_with(b"ORC", 1)
-
-
-def _is_avro(content: Content) -> bool:
-    return content.head.startswith(b"Obj\x01") and b"avro.schema" in content.head
-
-
-def _is_numpy(content: Content) -> bool:
-    return bool(re.match(rb"\x93NUMPY[\x01-\x03]\x00", content.head))
 
 
 def _is_binpack(content: Content) -> bool:
@@ -199,16 +187,13 @@ def _is_pickle(content: Content) -> bool:
     return is_magic and (end <= size_bytes if size_bytes is not None else end < 1 << 40)
 
 
-def _is_html(content: Content) -> bool:
-    return bool(re.match(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)[\s>]", content.head, re.IGNORECASE))
-
-
 def _begins(*magics: bytes) -> Callable[[Content], bool]:
     return lambda content: content.head.startswith(magics)
 
 
-def _never(content: Content) -> bool:
-    return False  # :func:`kind_of` asks :func:`_is_text`, which needs to know what the records are
+def _like(pattern: bytes, flags: int = 0) -> Callable[[Content], bool]:
+    head = re.compile(pattern, flags)
+    return lambda content: head.match(content.head) is not None
 
 
 _ANOTHER_COMPRESSION = "Decompress it, or compress it with gzip instead."
@@ -229,7 +214,7 @@ KINDS: dict[str, Kind] = {
     "zlib": Kind("a zlib stream", "Inflate it, or compress it with gzip instead.", _is_zlib),
     "zstd": Kind("a zstd file", _ANOTHER_COMPRESSION, _is_zstd),
     "xz": Kind("an xz file", _ANOTHER_COMPRESSION, _begins(b"\xfd7zXZ\0")),
-    "bzip2": Kind("a bzip2 file", _ANOTHER_COMPRESSION, _is_bzip2),
+    "bzip2": Kind("a bzip2 file", _ANOTHER_COMPRESSION, _like(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)")),
     "lz4": Kind("an lz4 file", _ANOTHER_COMPRESSION, _is_lz4),
     "snappy": Kind("a snappy file", _ANOTHER_COMPRESSION, _begins(b"\xff\x06\0\0sNaPpY")),
     "7z": Kind("a 7z archive", _UNPACK, _begins(b"7z\xbc\xaf\x27\x1c")),
@@ -239,7 +224,7 @@ KINDS: dict[str, Kind] = {
     "parquet": Kind("a Parquet file", _AS_NPZ.format(reader="pyarrow.parquet"), _is_parquet),
     "orc": Kind("an ORC file", _AS_NPZ.format(reader="pyarrow.orc"), _is_orc),
     "arrow": Kind("an Arrow file", _AS_NPZ.format(reader="pyarrow.feather"), _begins(b"ARROW1\0\0")),
-    "avro": Kind("an Avro file", _AS_NPZ.format(reader="fastavro"), _is_avro),
+    "avro": Kind("an Avro file", _AS_NPZ.format(reader="fastavro"), _like(rb"Obj\x01.*avro\.schema", re.DOTALL)),
     "hdf5": Kind("an HDF5 file", _AS_NPZ.format(reader="h5py"), _begins(b"\x89HDF\r\n\x1a\n")),
     "matlab": Kind(
         "a file of MATLAB's",
@@ -250,7 +235,7 @@ KINDS: dict[str, Kind] = {
         "an array of numpy's (.npy)",
         "Write it as an npz, under the name of its field: np.savez_compressed(path, name=np.load(…)). FixedRecords "
         "reads that.",
-        _is_numpy,
+        _like(rb"\x93NUMPY[\x01-\x03]\x00"),
     ),
     "sqlite": Kind("an SQLite database", _AS_NPZ.format(reader="sqlite3"), _begins(b"SQLite format 3\0")),
     "riegeli": Kind(
@@ -275,16 +260,18 @@ KINDS: dict[str, Kind] = {
     "html": Kind(
         "a page of HTML",
         f"If it was downloaded, it may be a login or an error: download it again. {_NO_SHARD}",
-        _is_html,
+        _like(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)[\s>]", re.IGNORECASE),
     ),
     "xml": Kind(
         "an XML document",
         f"If it was downloaded, it may be an error of the storage: download it again. {_NO_SHARD}",
         _begins(b"<?xml "),
     ),
-    "text": Kind("text", f"{_NO_SHARD} Of games in PGN, examples/chess/convert_pgn.py makes shards.", _never),
+    "text": Kind(
+        "text", f"{_NO_SHARD} Of games in PGN, examples/chess/convert_pgn.py makes shards.", _like(rb"(?!)")
+    ),
 }
-"""By a short name; in the order in which they are tried."""
+"""By a short name; in the order in which they are tried: text last, by :func:`_is_text`, which needs the records."""
 
 
 def kind_of(content: Content, records: FixedRecords | None = None, but: str = "") -> str:

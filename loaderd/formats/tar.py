@@ -60,19 +60,38 @@ def find_members(
     StorageError.
     """
     reader = io.BufferedReader(FileReader(file, size_bytes), _BUFFER_BYTES)
-    headers = _Headers(reader, size_bytes)
+    offset = 0
+    of_all: dict[bytes, bytes] = {}
+    of_next: dict[bytes, bytes] = {}
     try:
-        while (header := headers.next()) is not None:
-            name, kind, offset, num_bytes = header
+        while any(block := _read(reader, offset, _BLOCK_BYTES)):
+            name, kind, size = _parse(block, of_all | of_next)
+            start = offset + _BLOCK_BYTES
+            if kind == _SPARSE:
+                start = _behind_sparse_map(reader, block, start)
+            if kind in _IN_FRONT:
+                if size > _MOST_IN_FRONT_BYTES:
+                    raise _InvalidHeader(f"a header of {size} bytes")
+                data = _read(reader, start, size)
+                if kind == _LONG_NAME:
+                    of_next[_PATH] = data.partition(b"\0")[0]
+                elif kind != _LONG_LINK:
+                    (of_all if kind == _PAX_OF_ALL else of_next).update(_pax_records(data))
+            elif kind in _WITHOUT_DATA or (kind == b"\0" and name.endswith("/")):  # so old tars write a folder
+                size = 0
+            stop = start + size
+            offset = min(stop + -stop % _BLOCK_BYTES, size_bytes)
+            if kind in _IN_FRONT:
+                continue
+            of_next = {}
             if kind in _FILES and _holds_records(name):
-                yield Member(name, offset, num_bytes)
+                yield Member(name, start, min(stop, size_bytes) - start)
             elif on_skipped is not None:
                 on_skipped(name)
     except _InvalidHeader as error:
         expected = "a member of the tar, or the zeros at its end"
-        yield Damage(shard, 0, headers.offset, expected, str(error), lost_bytes=-1)
+        yield Damage(shard, 0, offset, expected, str(error), lost_bytes=-1)
         return
-    offset = headers.offset
     reader.seek(offset)
     while rest := reader.read(_BUFFER_BYTES):
         if any(rest):
@@ -90,54 +109,21 @@ class _InvalidHeader(Exception):
     """What was found in place of a header."""
 
 
-class _Headers:
-    """Goes from member to member. ``offset``: where in the tar the next header is, or the first that is invalid."""
+def _read(reader: io.BufferedReader[FileReader], offset: int, num_bytes: int) -> bytes:
+    reader.seek(offset)
+    data = reader.read(num_bytes)
+    if len(data) < num_bytes:
+        raise _InvalidHeader(f"{len(data)} bytes, and the end of the file")
+    return data
 
-    def __init__(self, reader: io.BufferedReader[FileReader], size_bytes: int) -> None:
-        self._reader, self._size_bytes = reader, size_bytes
-        self._of_all: dict[bytes, bytes] = {}
-        self.offset = 0
 
-    def next(self) -> tuple[str, bytes, int, int] | None:
-        """(name, kind, offset of the data, bytes of the data that there are) of a member; None: the tar ends."""
-        of_next: dict[bytes, bytes] = {}
-        while True:
-            block = self._read(self.offset, _BLOCK_BYTES)
-            if not any(block):
-                return None
-            name, kind, size = _parse(block, self._of_all | of_next)
-            start = self.offset + _BLOCK_BYTES
-            if kind == _SPARSE:
-                start = self._behind_sparse_map(block, start)
-            if kind in _IN_FRONT:
-                if size > _MOST_IN_FRONT_BYTES:
-                    raise _InvalidHeader(f"a header of {size} bytes")
-                data = self._read(start, size)
-                if kind == _LONG_NAME:
-                    of_next[_PATH] = data.partition(b"\0")[0]
-                elif kind != _LONG_LINK:
-                    (self._of_all if kind == _PAX_OF_ALL else of_next).update(_pax_records(data))
-            elif kind in _WITHOUT_DATA or (kind == b"\0" and name.endswith("/")):  # so old tars write a folder
-                size = 0
-            stop = start + size
-            self.offset = min(stop + -stop % _BLOCK_BYTES, self._size_bytes)
-            if kind not in _IN_FRONT:
-                return name, kind, start, min(stop, self._size_bytes) - start
-
-    def _behind_sparse_map(self, header: bytes, start: int) -> int:
-        """Where the data of a sparse file begins: there may be blocks between, each of which tells of the next."""
-        goes_on = header[482]
-        while goes_on:
-            goes_on = self._read(start, _BLOCK_BYTES)[504]
-            start += _BLOCK_BYTES
-        return start
-
-    def _read(self, offset: int, num_bytes: int) -> bytes:
-        self._reader.seek(offset)
-        data = self._reader.read(num_bytes)
-        if len(data) < num_bytes:
-            raise _InvalidHeader(f"{len(data)} bytes, and the end of the file")
-        return data
+def _behind_sparse_map(reader: io.BufferedReader[FileReader], header: bytes, start: int) -> int:
+    """Where the data of a sparse file begins: there may be blocks between, each of which tells of the next."""
+    goes_on = header[482]
+    while goes_on:
+        goes_on = _read(reader, start, _BLOCK_BYTES)[504]
+        start += _BLOCK_BYTES
+    return start
 
 
 def _parse(block: bytes, extended: dict[bytes, bytes]) -> tuple[str, bytes, int]:

@@ -335,15 +335,22 @@ _LANE_BITS = 16
 _VALUES_PER_CODE = {2: 8, 3: 12, 4: 8}
 
 
-class ExpandTable:
-    """The rows of values that bytes become: byte ``i`` of the layout becomes ``rows[offsets[i] + byte]``.
+def _rows_of_values(bit: Bytes, scale: Bytes) -> AnyArray:
+    """Void, (kinds * 256,): ``bit`` (kinds, 8), which bit a value comes from; ``scale`` (kinds, 8, itemsize)."""
+    unpacked = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
+    return _rows_of(unpacked[:, bit].transpose(1, 0, 2), scale[:, None])
 
-    ``rows`` is a 1-D void array whose items have eight values each, ``offsets`` intp, (num_bytes,). Where bytes with
+
+class ExpandBytes(Engine):
+    """Values straight from the bytes. Where the bits start or end inside a byte, via scratch memory.
+
+    Byte ``i`` of the layout becomes row ``offsets[i] + byte`` of the table, a void of eight values. Where bytes with
     scales of their own would need too many rows, a row holds masks instead (all bits of a value set, or none), and
-    ``masked``, uint8, (num_bytes * bytes of a row,), holds the values to be masked; elsewhere ``masked`` is None.
+    ``_masked``, uint8, (num_bytes * bytes of a row,), holds the values to be masked; elsewhere it is None.
     """
 
     def __init__(self, layout: BitLayout) -> None:
+        self._layout = layout
         itemsize = layout.scale.dtype.itemsize
         bit = np.zeros(layout.num_bytes * 8, np.uint8)
         bit[layout.values] = layout.source % 8
@@ -352,35 +359,13 @@ class ExpandTable:
         bits, scales = bit.reshape(-1, 8), scale.view(np.uint8).reshape(-1, 8 * itemsize)
         # Scales are told apart by their bytes: numpy cannot sort every dtype of ml_dtypes, and NaN equals nothing.
         kinds, kind = np.unique(np.hstack([bits, scales]), axis=0, return_inverse=True)
-        self.masked: Bytes | None = None
+        self._masked: Bytes | None = None
         if kinds.shape[0] * 256 * 8 * itemsize > _MAX_TABLE_BYTES:
-            self.masked = scales.reshape(-1)
+            self._masked = scales.reshape(-1)
             kinds, kind = np.unique(np.hstack([bits, np.full_like(scales, 0xFF)]), axis=0, return_inverse=True)
-        self.offsets: Indices = kind.reshape(-1) * 256
-        self.rows = _rows_of_values(kinds[:, :8], kinds[:, 8:].reshape(-1, 8, itemsize))
-
-    def expand(self, index: Indices, out: AnyArray) -> None:
-        """Write the rows that ``index`` (of any shape, C-contiguous) names to ``out``, which has just their size."""
-        rows = out.reshape(-1).view(self.rows.dtype)
-        self.rows.take(index, out=rows.reshape(index.shape), mode="clip")
-        if self.masked is not None:
-            values = out.reshape(-1).view(np.uint8).reshape(-1, self.masked.size)
-            np.bitwise_and(values, self.masked, out=values)
-
-
-def _rows_of_values(bit: Bytes, scale: Bytes) -> AnyArray:
-    """Void, (kinds * 256,): ``bit`` (kinds, 8), which bit a value comes from; ``scale`` (kinds, 8, itemsize)."""
-    unpacked = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
-    return _rows_of(unpacked[:, bit].transpose(1, 0, 2), scale[:, None])
-
-
-class ExpandBytes(Engine):
-    """Values straight from the bytes. Where the bits start or end inside a byte, via scratch memory."""
-
-    def __init__(self, layout: BitLayout) -> None:
-        self._layout = layout
-        self._table = ExpandTable(layout)
-        self._has_offsets = bool(self._table.offsets.any())
+        self._offsets: Indices = kind.reshape(-1) * 256
+        self._has_offsets = bool(self._offsets.any())
+        self._table = _rows_of_values(kinds[:, :8], kinds[:, 8:].reshape(-1, 8, itemsize))
         self._fills_bytes = layout.num_bits == 8 * layout.num_bytes
 
     @property
@@ -399,12 +384,14 @@ class ExpandBytes(Engine):
         # Copy, then add: one np.add of mixed dtypes would go through a buffer, and takes longer.
         index[...] = rows[:, self._layout.columns]
         if self._has_offsets:
-            np.add(index, self._table.offsets, out=index)
-        if self._fills_bytes:
-            self._table.expand(index, out)
-        else:
-            values = self._values[: len(rows)]
-            self._table.expand(index, values)
+            np.add(index, self._offsets, out=index)
+        values = out if self._fills_bytes else self._values[: len(rows)]
+        expanded = values.reshape(-1).view(self._table.dtype)
+        self._table.take(index, out=expanded.reshape(index.shape), mode="clip")
+        if self._masked is not None:
+            masked = values.reshape(-1).view(np.uint8).reshape(-1, self._masked.size)
+            np.bitwise_and(masked, self._masked, out=masked)
+        if not self._fills_bytes:
             out.reshape(len(rows), -1)[...] = values[:, self._layout.values]
 
 

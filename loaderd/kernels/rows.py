@@ -51,6 +51,11 @@ class Memory(NamedTuple):
     out: Bytes
     places: Int64s
 
+    def record(self, position: int, length: int) -> Bytes:
+        """The bytes of a record."""
+        start = int(self.starts[position])
+        return self.buffer[start : start + length]
+
 
 class Template(NamedTuple):
     """How records of ``length`` bytes become rows of ``row_bytes``: see the module's docstring."""

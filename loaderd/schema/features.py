@@ -117,7 +117,7 @@ class PackedBits:
 
 
 class ByValue:
-    """Equal to what is of its class, and has the same ``_compared()``."""
+    """Equal to what is of its class, and has the same arguments; NaN equals NaN."""
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
@@ -128,7 +128,13 @@ class ByValue:
         return hash(self._compared())
 
     def _compared(self) -> tuple[Any, ...]:
-        raise NotImplementedError
+        return tuple(map(_without_nan, vars(self).values()))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_without_nan, value))
+    return "nan" if isinstance(value, float) and math.isnan(value) else value
 
 
 class _Values(ByValue):

@@ -25,21 +25,8 @@ from loaderd.schema.representable import (
 )
 
 
-class _ByArguments(ByValue):
-    """What all fields but :class:`Derived` share: they are equal if their arguments are, and NaN equals NaN."""
-
-    def _compared(self) -> tuple[Any, ...]:
-        return tuple(map(_without_nan, vars(self).values()))
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_without_nan, value))
-    return "nan" if isinstance(value, float) and math.isnan(value) else value
-
-
 @dataclass(frozen=True, eq=False)
-class Bits(_ByArguments):
+class Bits(ByValue):
     """Bits of a :class:`PackedBits` feature, one value a bit: 0 or ``scale``.
 
     ``shape`` fills from bit ``start`` on, in C order. The last axis holds the channels: channel ``c`` of the
@@ -131,7 +118,7 @@ class Bits(_ByArguments):
 
 
 @dataclass(frozen=True, eq=False)
-class Packed(_ByArguments):
+class Packed(ByValue):
     """The bytes of a :class:`PackedBits` feature as they are stored: uint8, (num_bytes,). Unpack them later."""
 
     feature: str
@@ -143,7 +130,7 @@ class Packed(_ByArguments):
 
 
 @dataclass(frozen=True, eq=False)
-class Array(_ByArguments):
+class Array(ByValue):
     """The values of a :class:`Raw`, :class:`Int64` or :class:`Float` feature: ``cast(value) * scale + offset``.
 
     The cast comes first, so the arithmetic is done in ``dtype`` (default: as stored). Numbers and dates can
@@ -183,7 +170,7 @@ class Array(_ByArguments):
 
 
 @dataclass(frozen=True, eq=False)
-class Spread(_ByArguments):
+class Spread(ByValue):
     """Each value of a feature, repeated over a plane of ``shape``.
 
     The field has the shape ``(*the feature's shape, *shape)``; with ``first``, that of ``shape``: only value number
@@ -216,7 +203,7 @@ class Spread(_ByArguments):
 
 
 @dataclass(frozen=True, eq=False)
-class Fill(_ByArguments):
+class Fill(ByValue):
     """The same ``value`` everywhere: planes that a model wants and no record stores."""
 
     value: float
@@ -289,7 +276,7 @@ Part = Bits | Array | Spread | Fill | Derived
 
 
 @dataclass(frozen=True, eq=False)
-class Planes(_ByArguments):
+class Planes(ByValue):
     """The planes of a board, from several features: fields of one dtype, joined along their first axis.
 
     Planes within planes are joined like their parts. A random :class:`Derived` part with ``random=True`` has the

@@ -130,7 +130,7 @@ def test_layouts_that_never_come_again(plain_parses: list[int]) -> None:
     for call in range(32):
         check(parser, [example(*REQUIRED, entry(f"{call * 64 + i:04}", b"")) for i in range(64)])
     (layouts,) = parser._layouts.values()
-    assert layouts.templates == []
+    assert layouts.uses == {}
     assert len(plain_parses) == 32 * 64
     assert layouts.misses_to_learn >= 1024
 
@@ -273,16 +273,16 @@ def test_more_layouts_than_templates(plain_parses: list[int]) -> None:
     check(parser, kinds * 10)
     assert sorted(plain_parses) == list(range(20))
     (layouts,) = parser._layouts.values()
-    assert len(layouts.templates) == example_rows._MAX_TEMPLATES_PER_LENGTH
+    assert len(layouts.uses) == example_rows._MAX_TEMPLATES_PER_LENGTH
     # What comes most stays.
     for _ in range(4):
         check(parser, [kinds[15]] * 500 + kinds * 10)
-    assert layouts.templates[0].recent_uses > 500
-    assert len(layouts.templates) == example_rows._MAX_TEMPLATES_PER_LENGTH
+    assert next(iter(layouts.uses.values())) > 500
+    assert len(layouts.uses) == example_rows._MAX_TEMPLATES_PER_LENGTH
     # What comes no more goes.
     for _ in range(12):
         check(parser, [kinds[3]] * 500)
-    assert len(layouts.templates) == 1
+    assert len(layouts.uses) == 1
 
 
 def test_more_lengths_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
