@@ -122,7 +122,10 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     except (LoaderdError, OSError) as error:
-        sys.stderr.write(f"{error}\nFinished shards stay: the same command goes on with the others.\n")
+        why = str(error)
+        if isinstance(error, OSError) and error.filename:
+            why = f"{error.filename} cannot be written: {error.strerror}"
+        sys.stderr.write(f"{why}\nFinished shards stay: the same command goes on with the others.\n")
         return 2
     if not any(written.records for written, _ in found):
         sys.stderr.write("No record is left: all are damaged, or do not fit the schema.\n")
