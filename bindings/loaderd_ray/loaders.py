@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from loaderd_ray.serving import require_manager
 from loaderd_ray.spec import ServerState, Spec, datasets_of
 
 _ANSWER_S = 20.0
-_LOOK_EVERY_S = 0.2
 _MOST_WAIT_S = 0.02  # an answer takes 1 ms; while the manager is away, the known addresses will do
 _FILE = "loaderd-position.json"
 
@@ -50,7 +48,7 @@ def connect(
     if shard is None and options.get("sharing") != "independent":
         shard = _place_in_training()
     return loaderd.connect(
-        Addresses(manager, name, reconnect_timeout),
+        Addresses(manager, name),
         datasets_of(spec, dataset),
         batch_size=batch_size,
         shard=shard or (0, 1),
@@ -106,41 +104,37 @@ def _place_in_training() -> tuple[int, int] | None:
 
 
 class Addresses:
-    """Returns which servers to ask. Called every two seconds during a training, so it must not wait for long."""
+    """Returns which servers to ask, as ``loaderd.connect`` wants it: called every two seconds during a training.
 
-    def __init__(self, manager: Any, name: str, timeout_s: float) -> None:
+    So it waits for an answer only as long as it knows no server. Raises ServerError while there is none to ask.
+    """
+
+    def __init__(self, manager: Any, name: str) -> None:
         self._manager = manager
+        self._name = name
         self._node = ray.get_runtime_context().get_node_id()
         self._machine = ray.util.get_node_ip_address()
         self._addresses: Sequence[str] = ()
-        self._asked: Any = None
-        self._wait_for_one(name, timeout_s)
+        self._pending: Any = None
 
     def __call__(self) -> Sequence[str]:
-        if self._asked is None:
-            self._asked = self._manager.states.remote()
-        answered, _ = ray.wait([self._asked], timeout=_MOST_WAIT_S)
+        self._pending = self._pending or self._manager.states.remote()
+        answered, _ = ray.wait([self._pending], timeout=_MOST_WAIT_S if self._addresses else _ANSWER_S)
+        states: Sequence[ServerState] = ()
+        why = "their manager does not answer"
         if answered:
-            self._asked = None
+            self._pending = None
             with contextlib.suppress(ray.exceptions.RayError):
-                self._addresses = self._choose(ray.get(answered[0])) or self._addresses
+                states = ray.get(answered[0])
+                errors = [f"{state.machine or state.key}: {state.error or 'it starts'}" for state in states]
+                why = "; ".join(errors) or "there is no node for one"
+        self._addresses = self._choose(states) or self._addresses
+        if not self._addresses:
+            raise ServerError(
+                f"none of the servers of {self._name!r} can be reached from {self._machine}: {why}",
+                hint="Without TLS a server is for its own node alone: see loaderd_ray.serve.",
+            )
         return self._addresses
-
-    def _wait_for_one(self, name: str, timeout_s: float) -> None:
-        until_s = time.monotonic() + timeout_s
-        while True:
-            states: list[ServerState] = ray.get(self._manager.states.remote(), timeout=_ANSWER_S)
-            self._addresses = self._choose(states)
-            if self._addresses:
-                return
-            if time.monotonic() > until_s:
-                errors = "; ".join(f"{state.machine or state.key}: {state.error or 'it starts'}" for state in states)
-                raise ServerError(
-                    f"none of the servers of {name!r} could be reached from {self._machine} for {timeout_s:g} s: "
-                    f"{errors or 'there is no node for one'}",
-                    hint="Without TLS a server is for its own node alone: see loaderd_ray.serve.",
-                )
-            time.sleep(_LOOK_EVERY_S)
 
     def _choose(self, states: Sequence[ServerState]) -> list[str]:
         """The address of this node's server, if it serves; else those of all servers that can be reached."""

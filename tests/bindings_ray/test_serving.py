@@ -51,7 +51,7 @@ def test_each_node_is_served_by_its_own(served):
 
     @ray.remote(num_cpus=0)
     def asked():
-        return tuple(Addresses(manager, "numbers", 10.0)())
+        return tuple(Addresses(manager, "numbers")())
 
     for state in served:
         here = asked.options(scheduling_strategy=NodeAffinitySchedulingStrategy(state.node, soft=False))
