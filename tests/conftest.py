@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 import loaderd
 from loaderd.ipc import spawn
@@ -26,11 +26,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports Te
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # no GPU, unless `make test-gpu` names one
 # The threads of numpy's algebra, which no test needs, cost each process as much as the rest of numpy's import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# How many examples a property is tried on: few in `make test`, the same each time, so that a change fails by what it
-# changes; more in `make torture`, other ones each time. How long one takes says nothing on a machine that is busy.
+# Each run tries other examples; one that fails is printed, and tried again in the next run (.hypothesis/). A property
+# whose examples start processes says what part of these it tries. How long an example takes says nothing on a machine
+# that is busy.
 _CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile("few", max_examples=20, deadline=None, suppress_health_check=_CHECKS, derandomize=True)
-settings.register_profile("many", max_examples=500, deadline=None, suppress_health_check=_CHECKS)
+settings.register_profile("few", max_examples=300, deadline=None, suppress_health_check=_CHECKS, print_blob=True)
+settings.register_profile("many", settings.get_profile("few"), max_examples=2000)
+_PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
+settings.register_profile("unshrunk", settings.get_profile("few"), phases=_PHASES)  # for mutants
 settings.load_profile("few")
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -95,7 +95,7 @@ def bits(draw: st.DrawFn) -> Bits:
 @pytest.mark.timeout(1200)  # in `make torture`, XLA compiles 300 fields
 @pytest.mark.one_variant
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=settings.default.max_examples // 6)
+@settings(max_examples=settings.default.max_examples // 25)
 @given(fields=st.lists(bits(), min_size=4, max_size=4))
 def test_bits_of_any_kind(mode: str, fields: list[Bits]) -> None:
     schema = Schema(

@@ -290,7 +290,7 @@ def test_the_index_is_made_once(write_numbered: Write, numbered_schema: loaderd.
     assert cached == [0, 3, 0], "small shards are indexed together"
 
 
-@settings(max_examples=settings.default.max_examples // 10)
+@settings(max_examples=settings.default.max_examples // 100)
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(any),
     batch_size=st.integers(1, 70),

@@ -24,7 +24,7 @@ Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
 
 SMALL = loaderd.Shuffle(window_records=60, block_records=8)
-BRIEFLY = settings.default.max_examples // 20  # each starts many daemons; tests/plan has all positions without any
+BRIEFLY = settings.default.max_examples // 100  # each starts many daemons; tests/plan has all positions without any
 
 
 def batches_and_positions(loader: loaderd.Loader, check: Check) -> tuple[list[list[int]], list[Position]]:

@@ -98,7 +98,7 @@ def test_another_field_of_that_number_is_skipped(second: bytes) -> None:
 # --------------------------------------------------------------------------------------- against TensorFlow
 
 
-@settings(suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck), max_examples=settings.default.max_examples // 3)
 @given(messages())
 def test_reads_what_tensorflow_reads(record: bytes) -> None:
     check(record)
@@ -320,7 +320,7 @@ def test_damage_that_tensorflow_overlooks_is_a_fault() -> None:
 # ------------------------------------------------------------------------------------------ where values lie
 
 
-@settings(suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck), max_examples=settings.default.max_examples // 3)
 @given(messages(), st.integers(0, 2**32 - 1))
 def test_pieces_say_where_the_values_lie(record: bytes, seed: int) -> None:
     """Whatever else stands in the pieces and in what is not read: the parse takes the same course."""

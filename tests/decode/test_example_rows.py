@@ -200,7 +200,7 @@ def test_mutated_records() -> None:
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("schema", [SCHEMA, PADDED], ids=["fixed", "padded"])
-@settings(suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck), max_examples=settings.default.max_examples // 4)
 @given(st.data())
 def test_batches_of_many_layouts(schema: Schema, data: st.DataObject) -> None:
     """Copies of a few records, their bytes changed at random where records of one layout differ, in any order."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderd import snapshots
@@ -61,6 +61,7 @@ def unpack(data: bytes) -> list[Any]:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
+@settings(max_examples=settings.default.max_examples // 10)
 @given(data=st.data())
 def test_a_message_survives_the_way(cls: type[Message], data: st.DataObject):
     message = data.draw(instances_of(cls))

@@ -196,6 +196,7 @@ def _passes(copy: Path, tests: str, deadline_s: float) -> bool:
     search = os.pathsep.join([str(copy), str(copy / "bindings"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": search, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", tests]
+    command += ["--hypothesis-profile=unshrunk"]  # it is enough that an example fails
     with subprocess.Popen(
         command,
         cwd=copy,

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from loaderd.decode.batch_decoder import BatchDecoder
@@ -63,7 +63,6 @@ def plain(value: Any) -> Fraction | None:
     return Fraction(number) if math.isfinite(number) else None
 
 
-@settings(max_examples=600, deadline=None)
 @given(st.data())
 def test_an_array_of_integers_is_exact_or_an_error(data: st.DataObject) -> None:
     stored = data.draw(st.sampled_from(INTEGERS + FLOATS))
@@ -99,7 +98,6 @@ def test_an_array_of_integers_is_exact_or_an_error(data: st.DataObject) -> None:
         assert [int(value) for value in found] == expected
 
 
-@settings(max_examples=600, deadline=None)
 @given(st.data())
 def test_what_a_function_returns_is_exact_or_an_error(data: st.DataObject) -> None:
     returned = data.draw(st.sampled_from(INTEGERS + FLOATS))
@@ -115,13 +113,12 @@ def test_what_a_function_returns_is_exact_or_an_error(data: st.DataObject) -> No
     where = np.zeros(len(values), np.uint8)
     if all(fits):
         found = decode(Raw("uint8"), where, field, f=Array("f"))
-        assert [int(value) for value in found] == [int(value) for value in values]
+        assert [int(value) for value in found] == [plain(value) for value in values]  # int() of a bfloat16 may wrap
     else:
         with pytest.raises(WorkerError, match=r"derived field 'x': expected .*, but its function "):
             decode(Raw("uint8"), where, field, f=Array("f"))
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_a_spread_of_integers_is_exact_or_an_error(data: st.DataObject) -> None:
     stored = data.draw(st.sampled_from(INTEGERS + FLOATS))
