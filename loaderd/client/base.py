@@ -340,23 +340,16 @@ class BaseLoader:
         """Counts so far, and sizes."""
         from loaderd.observe.statistics import Statistics  # imported late: few programs ask for it
 
-        stream, counts, watched = self._stream, self._stream.counts, self._stream.watched
-        now = None if watched is None else watched.now()
+        stream = self._stream
+        now = None if stream.watched is None else stream.watched.now()
         return Statistics(
             **stream.facts,
-            batches_delivered=counts.batches,
-            records_delivered=counts.records,
-            batches_copied=counts.copies,
-            starts=counts.starts,
-            wait_s=counts.wait_s,
-            device_wait_s=counts.device_wait_s,
+            **vars(stream.counts),
             records_skipped=stream.skipped.num_records,
             damages=tuple(stream.skipped.damages),
             stage_s={} if now is None else now.stage_s,
             field_s={} if now is None else now.field_s,
             waits=() if now is None else now.waits,
-            workers_restarted=counts.workers_restarted,
-            daemon_restarts=counts.daemon_restarts,
             slots_lent=stream.num_lent,
         )
 

@@ -239,7 +239,7 @@ class ReconnectingStream(Stream):
         if reader.num_lent < self.options.held_batches:
             return reader.lend(slot, num_records)
         began_ns = time.perf_counter_ns()
-        self.counts.copies += 1
+        self.counts.batches_copied += 1
         batch = reader.copy(slot, num_records)
         connection.release(slot)
         if connection.watched is not None:

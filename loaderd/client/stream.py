@@ -28,9 +28,9 @@ from loaderd.shm.page_view import PageView
 class StreamCounts:
     """What a stream has delivered, over all daemons that it has had: fields of ``Statistics``."""
 
-    batches: int = 0
-    records: int = 0
-    copies: int = 0
+    batches_delivered: int = 0
+    records_delivered: int = 0
+    batches_copied: int = 0
     starts: int = 0
     wait_s: float = 0.0
     device_wait_s: float = 0.0
@@ -134,8 +134,8 @@ class Stream(ABC):
 
     def _delivered(self, batch: Batch) -> Batch:
         """Count ``batch``, which the consumer gets."""
-        self.counts.batches += 1
-        self.counts.records += batch.num_records
+        self.counts.batches_delivered += 1
+        self.counts.records_delivered += batch.num_records
         while self.glimpses:
             self.glimpses.popleft().copy_from(batch)
         return batch
