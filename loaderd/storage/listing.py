@@ -42,11 +42,7 @@ def list_remote(uri: str, access: Access) -> list[ShardFile]:
     if not _GLOB_CHARACTERS.isdisjoint(address):
         return _list_glob(address, question_mark + query, access)
 
-    def look() -> Any:
-        filesystem, path = access.filesystems.of(uri)
-        return filesystem.get_file_info(path)
-
-    info = _patiently(uri, uri, look, access)
+    info = _patiently(uri, uri, lambda: _info_of(uri, access), access)
     if info.type == fs.FileType.Directory:
         raise is_a_folder(address)
     if info.type != fs.FileType.File:
@@ -90,14 +86,9 @@ def _patiently(uri: str, small: str, look: Callable[[], _Answer], access: Access
 
     Raises StorageError where it answers none for ``Storage.retry_s``.
     """
-
-    def ask_small() -> None:
-        filesystem, path = access.filesystems.of(small)
-        filesystem.get_file_info(path)
-
     answer = access.ask(lambda: access.call_with_retries(uri, look))
     began_s = heard_s = asked_s = time.monotonic()
-    sign: Future[None] | None = None
+    sign: Future[Any] | None = None
     while not answer.done():
         time.sleep(_TICK_S)
         now_s = time.monotonic()
@@ -107,11 +98,16 @@ def _patiently(uri: str, small: str, look: Callable[[], _Answer], access: Access
                 access.on_wait()
             sign = None
         elif sign is None and now_s - asked_s > _ASK_EVERY_S:
-            asked_s, sign = now_s, access.ask(ask_small)
+            asked_s, sign = now_s, access.ask(lambda: _info_of(small, access))
         if now_s - heard_s > access.storage.retry_s + _ASK_EVERY_S:
             access.abandon()
             raise unanswered(uri, "it cannot be listed, for the storage does not answer", now_s - began_s, True)
     return access.wait(uri, answer)
+
+
+def _info_of(uri: str, access: Access) -> Any:
+    filesystem, path = access.filesystems.of(uri)
+    return filesystem.get_file_info(path)
 
 
 def _missing_bucket(uri: str, access: Access) -> str:
@@ -123,12 +119,8 @@ def _missing_bucket(uri: str, access: Access) -> str:
     bucket = address.partition("/")[0]
     root = f"{scheme}://{bucket}{mark}{query}"
 
-    def look() -> Any:
-        filesystem, path = access.filesystems.of(root)
-        return filesystem.get_file_info(path)
-
     try:
-        info = _patiently(root, root, look, access)
+        info = _patiently(root, root, lambda: _info_of(root, access), access)
     except LoaderdError:
         return ""
     return f"There is no {bucket.rpartition('@')[2]} at all." if info.type == fs.FileType.NotFound else ""

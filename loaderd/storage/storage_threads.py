@@ -10,6 +10,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +28,13 @@ class RequestThreads:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._crew = _ThreadGroup(most)
+        self._renew()
+
+    def _renew(self) -> None:
+        """Begin without threads: those that are at the queue before do not count any more."""
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._num_threads = self._num_open = 0
+        self._answered_s = 0.0
 
     def ask(self, question: Callable[[], _Answer]) -> Future[_Answer]:
         """Have ``question`` called in one of the threads, after those that were asked before.
@@ -38,7 +45,17 @@ class RequestThreads:
 
         answer: Future[_Answer] = Future()
         with self._lock:
-            self._crew.take((answer, question))
+            if self._num_open >= self._num_threads and self._num_threads < self._most:
+                try:
+                    work = partial(self._work, self._queue)
+                    threading.Thread(target=work, name="loaderd-storage", daemon=True).start()
+                    self._num_threads += 1
+                except RuntimeError as error:  # the machine lets us have no more: those that there are do it all
+                    if not self._num_threads:
+                        answer.set_exception(OSError(errno.EAGAIN, str(error)))
+                        return answer
+            self._num_open += 1
+            self._queue.put((answer, question))
         return answer
 
     def wait(self, answer: Future[_Answer], on_wait: Callable[[], None], limit_s: float) -> _Answer:
@@ -52,7 +69,7 @@ class RequestThreads:
         since_s = time.monotonic()
         while not answer.done():
             if not answer.running():
-                since_s = max(since_s, self._crew.answered_s)
+                since_s = max(since_s, self._answered_s)
             left_s = since_s + limit_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError
@@ -63,50 +80,20 @@ class RequestThreads:
     def abandon(self) -> None:
         """Leave all threads with what they were asked; new threads take what is asked from now on."""
         with self._lock:
-            before, self._crew = self._crew, _ThreadGroup(self._most)
-            before.end()
+            for _ in range(self._num_threads):  # each ends once all that was asked before has been taken
+                self._queue.put(None)
+            self._renew()
 
-
-class _ThreadGroup:
-    """Threads of one queue, and a count of its open questions: abandoned threads do not count for a new crew."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._asked: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._threads = self._open = 0
-        self._lock = threading.Lock()
-        self.answered_s = 0.0
-        """When a question was answered."""
-
-    def take(self, asked: tuple[Future[Any], Callable[[], Any]]) -> None:
-        with self._lock:
-            self._open += 1
-            starts = self._open > self._threads and self._threads < self._most
-        if starts:
-            try:
-                threading.Thread(target=self._work, name="loaderd-storage", daemon=True).start()
-                self._threads += 1
-            except RuntimeError as error:  # the machine lets us have no more: those that there are do it all
-                if not self._threads:
-                    self._open -= 1
-                    asked[0].set_exception(OSError(errno.EAGAIN, str(error)))
-                    return
-        self._asked.put(asked)
-
-    def end(self) -> None:
-        """Have each thread end once all that was asked before has been taken."""
-        for _ in range(self._threads):
-            self._asked.put(None)
-
-    def _work(self) -> None:
-        while (asked := self._asked.get()) is not None:
+    def _work(self, queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+        while (asked := queue.get()) is not None:
             answer, question = asked
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(question())
-                    self.answered_s = time.monotonic()
+                    if queue is self._queue:
+                        self._answered_s = time.monotonic()
                 except BaseException as error:
                     answer.set_exception(error)
             answer, question, asked = None, None, None  # type: ignore[assignment]  # or kept until the next question
             with self._lock:
-                self._open -= 1
+                self._num_open -= queue is self._queue
