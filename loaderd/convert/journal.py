@@ -1,7 +1,8 @@
 """The journal of a conversion, a file in its folder: what is converted, then a line for each shard that is whole.
 
 A shard is written under another name, read back, renamed, and then noted. A shard that has a line was whole, whenever
-the conversion was killed; one that has none is written again. A line is a claim: who goes on reads the shard again.
+the conversion was killed; one that has none is written again. A line is a claim: a conversion that goes on reads the
+shard again.
 A conversion that goes on without the faulty records at which the one before stopped has a line of its own, too.
 
 The folder may be one to which others can write. So the journal must be a regular file of this user's, and no link.
@@ -119,8 +120,8 @@ class Journal:
 
         ``but``: what the names of its own files begin with; "": it has made none.
         """
-        found = [path.name for path in sorted(self._folder.glob(f"*{ending}")) if not path.name.startswith(".")]
-        others = [name for name in found if not but or not name.startswith(but)]
+        names = [path.name for path in sorted(self._folder.glob(f"*{ending}")) if not path.name.startswith(".")]
+        others = [name for name in names if not but or not name.startswith(but)]
         if others:
             raise OptionError(
                 f"--to {self._folder} holds other files: {others[0]}" + (", …" if len(others) > 1 else ""),

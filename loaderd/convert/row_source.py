@@ -92,12 +92,12 @@ class RowSource:
         return [] if faults else [rows]
 
     def _read_one(self, span: BlockSpan) -> Iterator[RowsOrFault]:
-        for found in self._reader.read(span.block, span.first, span.stop):
-            if isinstance(found, Damage):
-                if span.first <= found.record - span.block.first_record < span.stop:
-                    yield at_damage(CorruptRecordError, found, hint=_HINT)
+        for piece in self._reader.read(span.block, span.first, span.stop):
+            if isinstance(piece, Damage):
+                if span.first <= piece.record - span.block.first_record < span.stop:
+                    yield at_damage(CorruptRecordError, piece, hint=_HINT)
             else:
-                yield from self._rows_of(span, found)
+                yield from self._rows_of(span, piece)
 
     def _rows_of(self, span: BlockSpan, piece: RecordChunk) -> Iterator[RowsOrFault]:
         first = piece.first_record - span.block.first_record

@@ -2,7 +2,7 @@
 
 ::
 
-    rows ──► .shard-00003….tmp ──► read by the loader's own reader: count, CRCs, digest ──► renamed ──► told of
+    rows ──► .shard-00003….tmp ──► read by the loader's own reader: count, CRCs, digest ──► renamed ──► reported
 
 The digest is that of the rows: the stored features of each record in the schema's layout. So the digest of the rows
 that are written and that of the rows that are read again are equal only if nothing was lost, added or changed on the
@@ -48,7 +48,7 @@ _CHUNK_BYTES = 1 << 20
 class ShardJob:
     """What the processes of a conversion have in common.
 
-    ``features``: what is stored in the sources. ``compressions``: of the sources. ``skips``: whether records that are
+    ``features`` and ``compressions``: those of the sources. ``skips``: whether records that are
     damaged or do not fit are left out, not an error.
     """
 
@@ -88,15 +88,15 @@ def run_unit(task: ShardJob, unit: WorkUnit, claims: Claims) -> Iterator[News]:
         return
     output = _UnitWriter(task, unit, whole)
     try:
-        for found in _read_unit(task, unit):
-            if isinstance(found, int):
-                yield found
-            elif isinstance(found, LoaderdError):
+        for rows in _read_unit(task, unit):
+            if isinstance(rows, int):
+                yield rows
+            elif isinstance(rows, LoaderdError):
                 if not task.skips:
-                    raise found
+                    raise rows
                 output.leave_out()
             else:
-                output.add(found)
+                output.add(rows)
             yield from output.take_written()
     except OSError as error:
         if error.filename is None and not isinstance(error, LoaderdError):  # as of a full disk
@@ -110,10 +110,10 @@ def _read_unit(task: ShardJob, unit: WorkUnit) -> Iterator[RowsOrFault | int]:
     """The rows of a unit, and what is wrong with others; behind them, how many bytes of progress they are."""
     schema = Schema.of_stored(task.features)
     with closing(RowSource(schema, list(task.files), list(task.compressions))) as source:
-        for found in source.read(list(unit.parts)):
-            yield found
-            if not isinstance(found, LoaderdError):
-                yield found.nbytes
+        for rows in source.read(list(unit.parts)):
+            yield rows
+            if not isinstance(rows, LoaderdError):
+                yield rows.nbytes
 
 
 def _claims_of(task: ShardJob, unit: WorkUnit, claims: Claims) -> Iterator[FinishedShard]:
@@ -215,12 +215,12 @@ class _UnitWriter:
 def check_shard(path: Path, task: ShardJob, num_records: int, digest: str) -> None:
     """Read a shard that was written. Raises ShardReadError where it does not hold these records."""
     try:
-        found = _read_back(path, task)
+        read_back = _read_back(path, task)
     except ShardReadError as error:
-        found = str(error)
-    if found != (num_records, digest):
+        read_back = str(error)
+    if read_back != (num_records, digest):
         raise ShardReadError(
-            f"{path}: expected {num_records} records of digest {digest}, as were written, found {found}",
+            f"{path}: expected {num_records} records of digest {digest}, as were written, found {read_back}",
             hint="The disk, or the memory, of this machine changes what is written to it. Start again elsewhere.",
         )
 

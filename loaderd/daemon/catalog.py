@@ -52,7 +52,7 @@ _MOST_LISTED = 4
 _MOST_EARLIER = 4
 _MOST_PREPARED = 16  # at a time: each takes its share of the workers' time
 _LISTED_ANEW_S = 2.0
-# Who waits for a listing asks again within 5 s: see ``remote.servers``.
+# A consumer that waits for a listing asks again within 5 s: see ``remote.servers``.
 _COME_FOR_S, _WAITED_FOR_S = 10.0, 30.0
 HOW_TRAININGS_END = "trainings that run on it end when the server is started again after shards were added"
 
@@ -78,7 +78,7 @@ class ServedDataset:
     _earlier: dict[str, LocalPreparation] = field(default_factory=dict)
     """By key, the data of earlier manifests that consumers came back to, the last one at the end."""
     _listed: dict[LocalPreparation, float] = field(default_factory=dict)
-    """Of a data set that grows: the listings asked for, and when last (``time.monotonic``), the latest at the end."""
+    """The listings of a data set that grows, each with the time (``time.monotonic``) when it was last asked for."""
     _had: set[LocalPreparation] = field(default_factory=set)
     """Those of ``_listed`` that somebody has had since they were finished."""
     _failure: LoaderdError | None = None
@@ -99,17 +99,17 @@ class ServedDataset:
         under_way = (self.preparation, *self._listed, *self._earlier.values())
         for each in under_way:
             each.advance()
-        found = [text for each in under_way for text in each.take_warnings()]
+        warnings = [text for each in under_way for text in each.take_warnings()]
         if self.preparation.data is not None and not self._is_noted:
             self._is_noted = True
-            found += filter(None, [self.preparation.data.left_out])
-            found += self._note(self.preparation.data)
-        if found:
+            warnings += filter(None, [self.preparation.data.left_out])
+            warnings += self._note(self.preparation.data)
+        if warnings:
             self._lines.said()
         if self.preparation.finished:
             self._retry_if_failed(worker_manager)
         self._drop_unwanted()
-        return found
+        return warnings
 
     def _note(self, data: LocalData) -> list[str]:
         """Keep a manifest of the shards of ``data``; returns a warning where that fails."""
@@ -220,17 +220,19 @@ class ServedDataset:
         """The preparation of a listing, begun if there is none; None: too many others are under way."""
         if not self.dataset.grows:
             return self.preparation
-        found = next((each for each in self._listed if each.listing == listing and self._lasts(each)), None)
-        if found is None:
+        preparation = next((each for each in self._listed if each.listing == listing and self._lasts(each)), None)
+        if preparation is None:
             if sum(not each.finished for each in self._listed) >= _MOST_PREPARED:
                 return None
             known = next((each.indexes for each in reversed(self._listed) if each.indexes), self.preparation.indexes)
-            found = LocalPreparation(self.dataset, self.options, worker_manager, listing, known, self._found_before)
-        self._listed.pop(found, None)
-        self._listed[found] = time.monotonic()
-        if found.finished:
-            self._had.add(found)
-        return found
+            preparation = LocalPreparation(
+                self.dataset, self.options, worker_manager, listing, known, self._found_before
+            )
+        self._listed.pop(preparation, None)
+        self._listed[preparation] = time.monotonic()
+        if preparation.finished:
+            self._had.add(preparation)
+        return preparation
 
     def _lasts(self, prepared: LocalPreparation) -> bool:
         """Whether it may answer further questions.
@@ -331,7 +333,7 @@ def load_catalog(
 ) -> dict[str, ServedDataset]:
     """Import the data sets of ``targets``, and begin to prepare them. Raises ServerError if one cannot be served.
 
-    ``current``: of data sets that a daemon before this one served, the keys of their manifests, by name.
+    ``current``: the keys of the manifests, by name, of the data sets that the daemon before this one served.
     """
     catalog: dict[str, ServedDataset] = {}
     for target in targets:

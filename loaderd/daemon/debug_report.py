@@ -1,4 +1,4 @@
-"""Who waits for whom: what the daemon knows of it, as a screen of text."""
+"""What each process waits for, as a screen of text."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Daemon(ABC):
             session.tick(passed_s)
 
     def describe(self) -> str:
-        """Who waits for whom, as lines of text."""
+        """What each process waits for, as lines of text."""
         return describe(self._worker_manager, list(self._sessions.values()))
 
 

@@ -57,11 +57,11 @@ class Channel:
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Send all of a message, waiting while the other end is busy; raises ChannelClosed."""
-        rest = memoryview(encode(message))
+        unsent = memoryview(encode(message))
         try:
             if fds:
-                rest = rest[send_fds(self.socket, rest, fds) :]
-            self.socket.sendall(rest, NO_SIGNAL)
+                unsent = unsent[send_fds(self.socket, unsent, fds) :]
+            self.socket.sendall(unsent, NO_SIGNAL)
         except OSError as error:
             raise ChannelClosed(str(error)) from None
 
@@ -88,12 +88,12 @@ class Channel:
     def flush(self) -> None:
         """Send more of what was posted, without waiting; raises ChannelClosed."""
         while self._posted:
-            rest, fds = self._posted[0]
+            unsent, fds = self._posted[0]
             try:
                 if fds:
-                    sent = send_fds(self.socket, rest, fds, socket.MSG_DONTWAIT)
+                    sent = send_fds(self.socket, unsent, fds, socket.MSG_DONTWAIT)
                 else:
-                    sent = self.socket.send(rest, socket.MSG_DONTWAIT | NO_SIGNAL)
+                    sent = self.socket.send(unsent, socket.MSG_DONTWAIT | NO_SIGNAL)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -102,10 +102,10 @@ class Channel:
             for fd in self._own_fds.intersection(fds):
                 self._own_fds.remove(fd)
                 os.close(fd)
-            if sent == len(rest):
+            if sent == len(unsent):
                 self._posted.popleft()
             else:
-                self._posted[0] = rest[sent:], ()
+                self._posted[0] = unsent[sent:], ()
 
     def receive(self) -> list[Message]:
         """Wait for bytes and return the messages that they complete (maybe none); raises ChannelClosed at the end.

@@ -195,7 +195,7 @@ class ShardsFound(NamedTuple):
 
 
 class ListData(NamedTuple):
-    """Consumer: of sets that grow, use the shards of ``listing`` (``plan.passes``); None: those there are now."""
+    """Consumer: use the shards of ``listing`` for sets that grow (``plan.passes``); None: those there are now."""
 
     listing: Listing | None
 
@@ -264,7 +264,7 @@ class AskState(NamedTuple):
 
 
 class State(NamedTuple):
-    """Daemon: who waits for whom, as text."""
+    """Daemon: what each process waits for, as text."""
 
     text: str
 

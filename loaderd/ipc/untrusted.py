@@ -96,19 +96,19 @@ class UntrustedChannel(Channel):
         """The messages that ``data`` completes."""
         self._unpacker.feed(data)
         self._began += data
-        found = []
+        messages = []
         while self._pass_over_message():
             num_bytes = self._unpacker.tell() - self._passed_bytes
-            found.append(decode_strict(bytes(self._began[:num_bytes])))
+            messages.append(decode_strict(bytes(self._began[:num_bytes])))
             del self._began[:num_bytes]
             self._passed_bytes += num_bytes
         if len(self._began) > MAX_MESSAGE_BYTES:
             raise MalformedMessage(f"a message must have at most {MAX_MESSAGE_BYTES:,} bytes")
         if not self._began:
             self.unfinished_since = None
-        elif found or self.unfinished_since is None:
+        elif messages or self.unfinished_since is None:
             self.unfinished_since = time.monotonic()
-        return found
+        return messages
 
     def _pass_over_message(self) -> bool:
         """Pass over the next message if it has come in full; returns whether it has. No byte is looked at twice."""

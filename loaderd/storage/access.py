@@ -190,7 +190,7 @@ class Access:
             raise _unanswered(uri, where, error, why, time.monotonic() - began_s) from None
 
     def _why_refused(self, uri: str) -> str:
-        """What a listing is told: S3 gives a reason in the body of an answer, and that to a look has no body."""
+        """What the answer to a listing says: S3 gives a reason in the body, and an answer to a look has none."""
         from pyarrow import fs
 
         try:
@@ -363,12 +363,12 @@ def _copy(part: bytes, begin: int, into: memoryview, begin_into: int) -> None:
 
 
 def _unanswered(uri: str, where: str, error: Exception, why_refused: str, tried_s: float) -> StorageError:
-    said = str(error).partition(" error_info=")[0] or type(error).__name__  # Google's says the same again
-    said = "\n".join(said.splitlines()[:_MOST_LINES])
+    text = str(error).partition(" error_info=")[0] or type(error).__name__  # Google's says the same again
+    text = "\n".join(text.splitlines()[:_MOST_LINES])
     if not is_of_credentials(error):
-        return unanswered(f"{uri}{where}", said, tried_s, may_pass(error), _hint(uri))
-    said = f"the storage refuses the credentials, or there are none: {why_refused or said}"
-    return unanswered(f"{uri}{where}", said, tried_s, False, _hint(uri, _HINT_CREDENTIALS))
+        return unanswered(f"{uri}{where}", text, tried_s, may_pass(error), _hint(uri))
+    text = f"the storage refuses the credentials, or there are none: {why_refused or text}"
+    return unanswered(f"{uri}{where}", text, tried_s, False, _hint(uri, _HINT_CREDENTIALS))
 
 
 def _hint(uri: str, hint: str = HINT_STORAGE) -> str:
@@ -395,14 +395,14 @@ def _version(handle: Any) -> tuple[int, bytes | None]:
     """(time of change in ns, or 0; ETag, or None) of an object that was opened, by what the store says of it."""
     from email.utils import parsedate_to_datetime  # imports much, and only object stores need it
 
-    said = {str(key).lower(): value for key, value in (_metadata(handle) or {}).items()}
-    text = bytes(said.get("last-modified", b"")).decode(errors="replace")
+    metadata = {str(key).lower(): value for key, value in (_metadata(handle) or {}).items()}
+    text = bytes(metadata.get("last-modified", b"")).decode(errors="replace")
     try:
         is_http = " " in text  # "Sat, 01 Jan 2022 00:00:00 GMT"; else it is one of ISO 8601
         when = parsedate_to_datetime(text) if is_http else datetime.fromisoformat(text.replace("Z", "+00:00"))
-        return int(when.timestamp()) * _NS, said.get("etag")
+        return int(when.timestamp()) * _NS, metadata.get("etag")
     except (ValueError, TypeError, IndexError):
-        return 0, said.get("etag")
+        return 0, metadata.get("etag")
 
 
 def _metadata(handle: Any) -> Any:

@@ -61,8 +61,8 @@ class Fetches:
     def are_there(self, blocks: Iterable[_Key]) -> bool:
         """Whether all that was begun of ``blocks`` has come, or was asked for longer ago than an answer may take."""
         oldest_s = time.monotonic() - self._access.limit_s
-        found = [self._fetches.get(key) for key in blocks]
-        return all(fetch is None or fetch.answer.done() or fetch.asked_s < oldest_s for fetch in found)
+        fetches = [self._fetches.get(key) for key in blocks]
+        return all(fetch is None or fetch.answer.done() or fetch.asked_s < oldest_s for fetch in fetches)
 
     def take_into(self, blocks: list[_Key], views: list[memoryview]) -> None:
         """Write each block to its view, when it has come. Raises ShardReadError and StorageError."""

@@ -65,10 +65,10 @@ def list_shards(
     folders: dict[str, str] = {}
     for name in [names] if isinstance(names, str) else names:
         if is_remote(name):
-            found = [(file, [file.uri]) for file in list_remote(name, access)]
+            listed = [(file, [file.uri]) for file in list_remote(name, access)]
         else:
-            found = _list_local(name, access, folders, lambda number: on_found(len(files) + number))
-        for file, places in found:
+            listed = _list_local(name, access, folders, lambda number: on_found(len(files) + number))
+        for file, places in listed:
             for place in places:
                 if place in seen:
                     raise _named_twice(seen[place], file.uri)
@@ -164,7 +164,7 @@ def _list_local(
     That is its path without links and, for a file with several hard links, its inode. (The inodes of other files mean
     nothing on some network file systems.) ``folders``: those that were met so far, without links; more are added.
     """
-    found = []
+    listed = []
     began_s = time.monotonic()
     try:
         watched = partial(access.outages.watch, name, partial(find_files, name, on_found))
@@ -182,5 +182,5 @@ def _list_local(
         places: list[Any] = [os.path.realpath(place) if is_link else place]
         if status.st_nlink > 1:
             places.append((status.st_dev, status.st_ino))
-        found.append((ShardFile(path, status.st_size, status.st_mtime_ns), places))
-    return found
+        listed.append((ShardFile(path, status.st_size, status.st_mtime_ns), places))
+    return listed

@@ -145,13 +145,15 @@ class _UserFilesystem:
     def __call__(self) -> tuple[Any, str]:
         from pyarrow import fs
 
-        given = self._given
+        filesystem = self._given
         if self._was_used:
-            if (clear := getattr(type(given), "clear_instance_cache", None)) is not None:
+            if (clear := getattr(type(filesystem), "clear_instance_cache", None)) is not None:
                 clear()  # fsspec would give the old one again
-            given = pickle.loads(pickled_storage(Storage(filesystem=given))).filesystem
+            filesystem = pickle.loads(pickled_storage(Storage(filesystem=filesystem))).filesystem
         self._was_used = True
-        return given if isinstance(given, fs.FileSystem) else fs.PyFileSystem(fs.FSSpecHandler(given)), ""
+        if not isinstance(filesystem, fs.FileSystem):
+            filesystem = fs.PyFileSystem(fs.FSSpecHandler(filesystem))
+        return filesystem, ""
 
 
 def _from_uri(root: str, requests: int) -> tuple[Any, str]:

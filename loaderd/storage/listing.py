@@ -63,14 +63,14 @@ def _list_glob(address: str, query: str, access: Access) -> list[ShardFile]:
     def look() -> tuple[str, Any]:
         filesystem, path = access.filesystems.of(folder + query)
         selector = fs.FileSelector(path, recursive=pattern == ["**"] or len(pattern) > 1, allow_not_found=True)
-        found = filesystem.get_file_info(selector)
+        infos = filesystem.get_file_info(selector)
         # A web server lists links only: the sizes of the files must be asked for.
-        unknown = [info.path for info in found if info.type == fs.FileType.File and info.size is None]
-        return path, [info for info in found if info.path not in unknown] + filesystem.get_file_info(unknown)
+        unknown = [info.path for info in infos if info.type == fs.FileType.File and info.size is None]
+        return path, [info for info in infos if info.path not in unknown] + filesystem.get_file_info(unknown)
 
     files = []
-    path, found = _patiently(address + query, folder + query, look, access)
-    for info in sorted(found, key=lambda info: str(info.path)):
+    path, infos = _patiently(address + query, folder + query, look, access)
+    for info in sorted(infos, key=lambda info: str(info.path)):
         name = info.path[len(path) :].lstrip("/") if info.path.startswith(path) else info.path.lstrip("/")
         name = unquote(name) if "://" in path else name  # a URL, as of a web server
         if info.type == fs.FileType.File and _matches(name.split("/"), pattern):

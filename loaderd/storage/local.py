@@ -48,16 +48,16 @@ def find_files(name: str, on_found: Callable[[int], None] = lambda number: None)
     path = absolute(name)
     if glob.has_magic(path) and not os.path.exists(path):  # a file may have wildcards in its name
         return _files_of(path, on_found)
-    found = _find(path)
-    if found is None:
+    entry = _find(path)
+    if entry is None:
         other = _in_another_form(path)
         why = f"is a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else "does not exist"
         raise NoShardsError(f"{path} {why}", hint=other or _what_there_is(path))
-    if stat.S_ISDIR(found.status.st_mode):
+    if stat.S_ISDIR(entry.status.st_mode):
         raise is_a_folder(path)
-    if not stat.S_ISREG(found.status.st_mode):
+    if not stat.S_ISREG(entry.status.st_mode):
         raise NoShardsError(f"{path} is not a regular file", hint=_HINT_REGULAR)
-    return [found]
+    return [entry]
 
 
 def is_a_folder(name: str) -> NoShardsError:
@@ -67,30 +67,30 @@ def is_a_folder(name: str) -> NoShardsError:
 
 
 def _files_of(pattern: str, on_found: Callable[[int], None]) -> list[LocalEntry]:
-    found: list[LocalEntry] = []
+    regular: list[LocalEntry] = []
     lost: list[str] = []
     others: list[LocalEntry] = []
     for path in dict.fromkeys(_matches(pattern)):
-        one = _find(path)
-        if one is None:
+        entry = _find(path)
+        if entry is None:
             if os.path.islink(path):  # else it was deleted meanwhile, as old shards of growing data are
                 lost.append(f"{path} -> {os.readlink(path)}")
             continue
-        (found if stat.S_ISREG(one.status.st_mode) else others).append(one)
-        if len(found) % _SAY_EVERY == 0:
-            on_found(len(found))
+        (regular if stat.S_ISREG(entry.status.st_mode) else others).append(entry)
+        if len(regular) % _SAY_EVERY == 0:
+            on_found(len(regular))
     if lost:
         raise NoShardsError(f"{pattern} matches links that lead nowhere: {some_of(lost)}", hint=_HINT_NOWHERE)
-    like_shards = _like_shards(pattern, found, others)
+    like_shards = _like_shards(pattern, regular, others)
     if like_shards:
         raise NoShardsError(
             f"{pattern} matches folders or special files named like shards: {some_of(like_shards)}",
             hint="Move them elsewhere, or give a glob that matches the shards alone.",
         )
-    if not found:
+    if not regular:
         hints = [bracket_hint(pattern), _in_another_form(pattern) or _what_there_is(pattern)]
         raise NoShardsError(f"{pattern} matches no file", hint="\n".join(filter(None, hints)))
-    return found
+    return regular
 
 
 def _like_shards(pattern: str, found: list[LocalEntry], others: list[LocalEntry]) -> list[str]:
@@ -186,8 +186,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _status(path: str) -> os.stat_result | None:
     """The status of what is there, links followed; None: nothing is there."""
-    found = _find(path)
-    return None if found is None else found.status
+    entry = _find(path)
+    return None if entry is None else entry.status
 
 
 def _find(path: str) -> LocalEntry | None:

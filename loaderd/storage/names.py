@@ -46,8 +46,8 @@ def absolute_names(shards: str | tuple[str, ...]) -> str | tuple[str, ...]:
 
 def some_of(names: Sequence[str], most: int = 3) -> str:
     """The first names, and how many more there are: for a message."""
-    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def bracket_hint(pattern: str) -> str:
@@ -96,12 +96,12 @@ def absolute(name: str) -> str:
 
 def _normal(path: str) -> str:
     """An absolute path without ``.``. A ``..`` stays only behind a link: it leads to the folder of the target."""
-    found = ""
+    normal = ""
     for part in path.split("/"):
         if part == "..":
-            folder, _, last = found.rpartition("/")
-            is_above = last != ".." and not os.path.islink(found)
-            found = folder if is_above else f"{found}/.."
+            folder, _, last = normal.rpartition("/")
+            is_above = last != ".." and not os.path.islink(normal)
+            normal = folder if is_above else f"{normal}/.."
         elif part not in ("", "."):
-            found += f"/{part}"
-    return found or "/"
+            normal += f"/{part}"
+    return normal or "/"

@@ -13,7 +13,7 @@ several processes together may be above the limit for a moment, by at most a 64t
 **A cache that is too small.** What was used since the process began, and in the last day, is not deleted for
 something else. If the data do not fit, each part is read once an epoch: by the time it is read again, it would have
 been deleted, and all that is kept would be kept in vain. So where nothing else can be deleted, the cache is full
-for some minutes: it keeps what it has, up to its limit, and nothing new. Who fetches what is not kept need not fetch
+for some minutes: it keeps what it has, up to its limit, and nothing new. What is not kept need not be fetched in
 whole parts.
 """
 
@@ -106,19 +106,19 @@ class RangeCache:
 
     def _prune(self) -> None:
         """Delete what was not used for the longest time, if there is more than there may be."""
-        found: list[tuple[float, int, str]] = []
+        parts: list[tuple[float, int, str]] = []
         with contextlib.suppress(OSError):
             for folder in os.scandir(self._folder):
                 if not _FOLDER.fullmatch(folder.name):
                     continue
                 for entry in os.scandir(folder):
                     with contextlib.suppress(OSError):
-                        found += _looked_at(entry)
-        total, aim = sum(num_bytes for _, num_bytes, _ in found), self._max_bytes - self._max_bytes // 8
+                        parts += _looked_at(entry)
+        total, aim = sum(num_bytes for _, num_bytes, _ in parts), self._max_bytes - self._max_bytes // 8
         if total <= self._max_bytes - self._max_bytes // 32:
             return
         in_use_s = max(self._began_s, time.time() - _UNUSED_S)
-        for used_s, num_bytes, path in sorted(found):
+        for used_s, num_bytes, path in sorted(parts):
             if total <= (self._max_bytes if used_s >= in_use_s else aim):
                 break
             total -= num_bytes

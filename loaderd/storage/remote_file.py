@@ -48,13 +48,13 @@ class RemoteFile:
         self._last = number
         wanted = range(number, min(number + self._ahead, self._num_pieces))
         # One that failed ahead is asked for again: that may be long ago.
-        kept = {each: piece for each, piece in self._pieces.items() if each in wanted}
-        self._pieces = {each: piece for each, piece in kept.items() if not (piece.done() and piece.exception())}
-        for each in wanted:
-            if each not in self._pieces:
-                begin = each * PIECE_BYTES
+        pieces = {index: piece for index, piece in self._pieces.items() if index in wanted}
+        self._pieces = {index: piece for index, piece in pieces.items() if not (piece.done() and piece.exception())}
+        for index in wanted:
+            if index not in self._pieces:
+                begin = index * PIECE_BYTES
                 size = min(PIECE_BYTES, self._file.size_bytes - begin)
-                self._pieces[each] = self._access.fetch(self._file, begin, size)
+                self._pieces[index] = self._access.fetch(self._file, begin, size)
         try:
             return self._access.wait(self._file.uri, self._pieces[number])
         except BaseException:

@@ -25,9 +25,9 @@ from loaderd.restarts import Backoff
 
 _MOST_PAUSE_S = 4.0
 _FIRST_PAUSE_S = 0.1
-"""Of a store that answers nobody."""
+"""Before the next request to a store that has answered none."""
 _REQUEST_PAUSE_S = 0.02
-"""Of a request that has failed, at first. It need not be long: the store's pace is what spares it."""
+"""Before a failed request is made again, at first. It need not be long: the store's pace is what spares it."""
 _MOST_REQUEST_PAUSE_S = 1.0
 _LEAST_PATIENCE_S = 1.0
 _KEPT_AFTER_FAILURE = 0.7

@@ -88,13 +88,13 @@ class FileRows:
         for (_, first, stop, _, _), place in zip(slices, from_, strict=True):
             block = place.block
             if place.left is None:
-                found = self._loader.reader.narrowed(block, first, stop)
-                skipped = found.first_record - block.first_record
-                yield found, slice(first - skipped, stop - skipped)
+                narrowed = self._loader.reader.narrowed(block, first, stop)
+                skipped = narrowed.first_record - block.first_record
+                yield narrowed, slice(first - skipped, stop - skipped)
             else:
                 numbers = _numbers_of(place)[first:stop]
-                found = self._loader.reader.narrowed(block, int(numbers[0]), int(numbers[-1]) + 1)
-                yield found, numbers - (found.first_record - block.first_record)
+                narrowed = self._loader.reader.narrowed(block, int(numbers[0]), int(numbers[-1]) + 1)
+                yield narrowed, numbers - (narrowed.first_record - block.first_record)
 
     def check_fits(self, task: CheckTask, most: int) -> list[str]:
         """Raise RecordMismatchError where none of a block's first ``most`` records in the data set fit the schema.

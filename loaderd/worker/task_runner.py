@@ -127,7 +127,7 @@ class TaskRunner:
         places = task.order.places(task.slices[0].row, last.row + last.stop - last.first)
         try:
             faults = self.rows.load(task, places, self._windows[task.arena])
-        except MemoryError as error:  # no record is damaged: it is tried again, and whoever waits is told
+        except MemoryError as error:  # no record is damaged: the load is tried again
             raise StorageError("memory ran out while records were read", hint=remedy(error)) from None
         return LoadDone(task.task, [LoadFault(tuple(of_error), error) for of_error, error in faults])
 
@@ -154,31 +154,31 @@ class TaskRunner:
         """What is wrong with the rows of a batch that cannot be made alone, found by halving in its slot; and True.
 
         Only the first of them, and False, if there are too many, if memory runs out, or if it takes too long: longer
-        than a second and four times ``fill_ns``, which it took to find that the batch cannot be made. ``on_try`` is
-        told after each attempt how many ns it took.
+        than a second and four times ``fill_ns``, which it took to find that the batch cannot be made. ``on_try`` gets
+        the ns of each attempt.
         """
         now_ns = time.monotonic_ns()
         until_ns = now_ns + _MOST_SEARCH_NS + 4 * fill_ns
         most = 0 if self._options.on_corrupt == "raise" else MOST_ROW_FAULTS
         rows = np.arange(sum(stop - start for _, start, stop in segments))
         search = HalvingSearch(np.delete(rows, omit).tolist())
-        found: list[RowFault] = []
-        while search and len(found) <= most:
+        faults: list[RowFault] = []
+        while search and len(faults) <= most:
             if now_ns > until_ns:
-                return found[:1], False
+                return faults[:1], False
             part = search.next()
             try:
                 self.fill(slot, segments, np.delete(rows, part).tolist())
             except MemoryError:  # no row's fault
-                return found[:1], False
+                return faults[:1], False
             except Exception as error:
                 if search.failed(part):
                     if not isinstance(error, LoaderdError):
                         error = WorkerError(f"{type(error).__name__}: {error}")
-                    found.append(RowFault(part[0], error))
+                    faults.append(RowFault(part[0], error))
             began_ns, now_ns = now_ns, time.monotonic_ns()
             on_try(now_ns - began_ns)
-        return found if len(found) <= most else found[:1], len(found) <= most
+        return faults if len(faults) <= most else faults[:1], len(faults) <= most
 
     def _decode(
         self, views: Mapping[str, npt.NDArray[Any]], segments: Sequence[ArenaSegment], omit: Sequence[int]

@@ -182,14 +182,14 @@ class WindowLoader:
         if not len(wanted):
             return faults
         try:
-            for found in self.reader.read(block, int(wanted[0]), int(wanted[-1]) + 1):
-                if isinstance(found, Damage):
-                    number = found.record - block.first_record
+            for piece in self.reader.read(block, int(wanted[0]), int(wanted[-1]) + 1):
+                if isinstance(piece, Damage):
+                    number = piece.record - block.first_record
                     place = int(part.places[number]) if 0 <= number < block.num_records else -1
                     if place >= 0:
-                        faults.append(([place], at_damage(CorruptRecordError, found, hint=_HINT_CORRUPT)))
+                        faults.append(([place], at_damage(CorruptRecordError, piece, hint=_HINT_CORRUPT)))
                 else:
-                    faults += self._load_piece(part, found, window)
+                    faults += self._load_piece(part, piece, window)
         except ShardReadError as error:
             # Each record is named, so that a batch counts those that it lacks, and no others.
             uri, numbers = self._files[block.shard].uri, (wanted + block.first_record).tolist()

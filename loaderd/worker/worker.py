@@ -84,14 +84,14 @@ _DOING |= {CheckTask: "trying records", LoadTask: "loading records", TrialTask: 
 class _Stream:
     """What a worker has of a stream."""
 
-    def __init__(self, number: int, executor: TaskRunner, filler: PageProducer, consumer_bell: int) -> None:
+    def __init__(self, number: int, runner: TaskRunner, producer: PageProducer, consumer_bell: int) -> None:
         self.number = number
-        self.executor = executor
-        self.filler = filler
+        self.runner = runner
+        self.producer = producer
         self._consumer_bell = consumer_bell
 
     def close(self) -> None:
-        self.executor.close()
+        self.runner.close()
         os.close(self._consumer_bell)
 
 
@@ -116,7 +116,7 @@ class Worker:
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
 
-    # ------------------------------------------------------------------------------------ what it is told
+    # ------------------------------------------------------------------------------------------- messages
 
     def _listen(self, timeout_ms: float) -> None:
         """Handle what the daemon says, waiting for up to ``timeout_ms``. Raises ChannelClosed when it is gone."""
@@ -134,13 +134,13 @@ class Worker:
             self._begin(message)
         elif isinstance(message, UseServers):
             for stream in self._streams.values():
-                stream.executor.rows.use_servers(tuple(message.addresses))
+                stream.runner.rows.use_servers(tuple(message.addresses))
         elif isinstance(message, Granted):
             if message.stream in self._streams:
-                self._streams[message.stream].filler.granted(message.generation, message.runs)
+                self._streams[message.stream].producer.granted(message.generation, message.runs)
         elif isinstance(message, Withdrawn):
             if message.stream in self._streams:
-                self._streams[message.stream].filler.withdrawn(message.generation, message.step)
+                self._streams[message.stream].producer.withdrawn(message.generation, message.step)
         elif isinstance(message, Attach):
             self._channel.send(self._try_attach(message))
         elif isinstance(message, Detach):
@@ -152,7 +152,7 @@ class Worker:
     def _begin(self, task: WorkerTask) -> None:
         """Begin to fetch what a task needs from far away, before its turn comes."""
         if isinstance(task, LoadTask) and task.stream in self._streams:
-            self._streams[task.stream].executor.rows.begin(task)
+            self._streams[task.stream].runner.rows.begin(task)
         elif isinstance(task, IndexTask):
             for file in task.group:
                 if is_remote(file.uri):
@@ -198,9 +198,9 @@ class Worker:
         page = Page(words.bytes, message.num_slots, message.num_seats)
         spent = page.spent(self._seat)
         rows = self._rows_of(description, message.source, spent)
-        executor = TaskRunner(description, rows, message.max_rows, windows, slots, spent)
-        filler = PageProducer(page, self._seat, message.news, consumer_bell)
-        stream = self._streams[message.stream] = _Stream(message.stream, executor, filler, consumer_bell)
+        runner = TaskRunner(description, rows, message.max_rows, windows, slots, spent)
+        producer = PageProducer(page, self._seat, message.news, consumer_bell)
+        stream = self._streams[message.stream] = _Stream(message.stream, runner, producer, consumer_bell)
         self._turns.append(stream)
 
     def _rows_of(
@@ -244,7 +244,7 @@ class Worker:
         if now_s - self._looked_s < _TELL_EVERY_S:
             return
         self._looked_s = now_s
-        outages = {number: stream.executor.rows.outage for number, stream in self._streams.items()}
+        outages = {number: stream.runner.rows.outage for number, stream in self._streams.items()}
         of_tasks = (access.outages.outage for access in self._accesses.values())
         outages[NO_STREAM] = next((outage for outage in of_tasks if outage is not None), None)
         for number, outage in outages.items():
@@ -257,7 +257,7 @@ class Worker:
                 self._channel.send(OutageReport(number, outage))
 
     def _say(self, text: str) -> None:
-        """Have the user told something."""
+        """Send the user a notice; in any thread."""
         self._said.append(text)  # the thread that speaks with the daemon sends it
 
     def _pass_on(self) -> None:
@@ -282,11 +282,11 @@ class Worker:
             self._do_task(there)
             return True
         for stream in list(self._turns):
-            if stream.filler.has_news:  # the message is on its way; other streams need not wait for it
+            if stream.producer.has_news:  # the message is on its way; other streams need not wait for it
                 self._listen(_MOST_SLEEP_MS if len(self._turns) == 1 else 0)
-            if stream.filler.has_news or self._streams.get(stream.number) is not stream:
+            if stream.producer.has_news or self._streams.get(stream.number) is not stream:
                 continue
-            claim = stream.filler.claim()
+            claim = stream.producer.claim()
             if claim is not None:
                 self._turns.remove(stream)
                 self._turns.append(stream)
@@ -300,7 +300,7 @@ class Worker:
     def _sleep(self) -> None:
         """Sleep until there may be something to do."""
         for stream in self._turns:
-            stream.filler.page.say_sleeps(self._seat, True)
+            stream.producer.page.say_sleeps(self._seat, True)
         barrier()
         slept_ns = 0
         waiting: list[LoadTask] = []
@@ -315,12 +315,12 @@ class Worker:
         self._tell_outages()
         on_their_way = {task.stream for task in waiting}
         for stream in self._turns:
-            stream.filler.page.say_sleeps(self._seat, False)
-            self._count_sleep(stream.filler, slept_ns, stream.number in on_their_way)
+            stream.producer.page.say_sleeps(self._seat, False)
+            self._count_sleep(stream.producer, slept_ns, stream.number in on_their_way)
 
-    def _count_sleep(self, filler: PageProducer, slept_ns: int, rows_are_on_their_way: bool) -> None:
-        page = filler.page
-        if not filler.has_slot:
+    def _count_sleep(self, producer: PageProducer, slept_ns: int, rows_are_on_their_way: bool) -> None:
+        page = producer.page
+        if not producer.has_slot:
             page.count(self._seat, Counter.SLOT_WAIT_NS, slept_ns)
         elif rows_are_on_their_way:  # storage, or a server, is waited for: that is reading
             page.spend(self._seat, Stage.READ, slept_ns)
@@ -332,25 +332,25 @@ class Worker:
         """Whether the task must be done before more batches are made."""
         if not isinstance(task, LoadTask):
             return True
-        return self._streams[task.stream].filler.page.words[POSITION] >= task.due
+        return self._streams[task.stream].producer.page.words[POSITION] >= task.due
 
     def _is_there(self, task: WorkerTask) -> bool:
         """Whether the task need not wait for storage. Until then, the worker does others, and makes batches."""
-        return not isinstance(task, LoadTask) or self._streams[task.stream].executor.rows.is_there(task)
+        return not isinstance(task, LoadTask) or self._streams[task.stream].runner.rows.is_there(task)
 
     def _make(self, stream: _Stream, claim: Claim) -> None:
         """Make a batch, and say so on the page; or tell the daemon why it cannot be made."""
         began_ns, omit = time.monotonic_ns(), list(claim.run.omit)
-        error = self._error_of(lambda: stream.executor.fill(claim.slot, claim.segments, omit), "making a batch")
-        page, fill_ns = stream.filler.page, time.monotonic_ns() - began_ns
+        error = self._error_of(lambda: stream.runner.fill(claim.slot, claim.segments, omit), "making a batch")
+        page, fill_ns = stream.producer.page, time.monotonic_ns() - began_ns
         count_ns = partial(page.count, self._seat, Counter.FILL_NS)  # whose rise shows that it has not stalled
         count_ns(fill_ns)
         page.count(self._seat, Counter.FILLS, 1)
         if error is None:
-            stream.filler.made(claim)
+            stream.producer.made(claim)
             return
-        faults, all_faults = stream.executor.row_faults(claim.slot, claim.segments, omit, fill_ns, count_ns)
-        stream.filler.not_made(claim)
+        faults, all_faults = stream.runner.row_faults(claim.slot, claim.segments, omit, fill_ns, count_ns)
+        stream.producer.not_made(claim)
         self._channel.send(FillFailed(stream.number, *claim.place, omit, faults, all_faults, error))
 
     def _do_task(self, task: WorkerTask) -> None:
@@ -360,11 +360,11 @@ class Worker:
         stream = None if isinstance(task, _OF_NO_STREAM) else self._streams.get(task.stream)
         began_ns = time.monotonic_ns()
         if stream is not None:
-            stream.filler.page.say_task(self._seat, task.task)
+            stream.producer.page.say_task(self._seat, task.task)
         results: list[Done] = []
         error = self._error_of(lambda: results.append(self._result_of(task)), _DOING[type(task)])
         if stream is not None:
-            page = stream.filler.page
+            page = stream.producer.page
             page.say_task(self._seat, None)
             if isinstance(task, LoadTask):
                 self._count_storage(stream)
@@ -376,10 +376,10 @@ class Worker:
 
     def _count_storage(self, stream: _Stream) -> None:
         """Count on a stream's page what was asked of storage for it."""
-        rows = stream.executor.rows
+        rows = stream.runner.rows
         if isinstance(rows, FileRows):
             for counter, amount in zip(STORAGE_COUNTERS, astuple(rows.access.take_counts()), strict=True):
-                stream.filler.page.count(self._seat, counter, amount)
+                stream.producer.page.count(self._seat, counter, amount)
 
     def _result_of(self, task: WorkerTask) -> Done:
         if isinstance(task, ListTask):
@@ -390,12 +390,12 @@ class Worker:
             return AskDone(task.task, ask_table(task, self._tell, self._say))
         if isinstance(task, IndexTask):
             return index_group(task, self._tell, self._access_of(task.storage))
-        executor = self._streams[task.stream].executor
+        runner = self._streams[task.stream].runner
         if isinstance(task, LoadTask):
-            return executor.load(task)
+            return runner.load(task)
         if isinstance(task, CheckTask):
-            return executor.probe(task)
-        return executor.try_out(task)
+            return runner.probe(task)
+        return runner.try_out(task)
 
     def _error_of(self, do: Callable[[], object], what: str) -> LoaderdError | None:
         """Call ``do``, which is ``what``; return what goes wrong as an error of loaderd's, or None."""

@@ -1,4 +1,4 @@
-"""How many of the loaded records do not match the schema: of too many, not the records but the schema is to blame.
+"""Counts loaded records that do not match the schema. Where they are too many, the schema is wrong.
 
 ``on_corrupt="skip_record"`` is for a few bad records. If a shard lacks a feature, it would leave out that shard
 record by record. So more than one in a hundred is an error, unless ``on_corrupt="skip_any"``.

@@ -1,4 +1,4 @@
-"""Storage, or servers, that do not answer: what of a stream waits for them, and what its consumers are told.
+"""Storage, or servers, that do not answer: which loads wait for them, and which error consumers get.
 
 ::
 
@@ -30,9 +30,9 @@ class StorageOutage:
 
     def __init__(self) -> None:
         self.error: NotAnswered | None = None
-        """What the consumer should be told now, if it waits."""
-        self._told: set[tuple[Slice, ...]] = set()
-        """The slices of loads whose failures are covered by what the consumer was told."""
+        """The error that the consumer should get now, if it waits."""
+        self._reported: set[tuple[Slice, ...]] = set()
+        """The slices of loads whose failures the last error stands for that the consumer got."""
         self._resting: list[tuple[LoadTask, float]] = []
         """Each load that rests, and for how many more seconds."""
         self._num_failed, self._failure = 0, ""
@@ -63,10 +63,10 @@ class StorageOutage:
 
     def failed(self, work: LoadTask, error: NotAnswered) -> None:
         """A load has failed; it rests."""
-        if not self._told or work.slices in self._told:
-            self._told.clear()
+        if not self._reported or work.slices in self._reported:
+            self._reported.clear()
             self.error = error
-        self._told.add(work.slices)
+        self._reported.add(work.slices)
         self._num_failed, self._failure = self._num_failed + 1, error.message
         self._resting.append((work, REST_S))
 
@@ -81,12 +81,12 @@ class StorageOutage:
         """The consumers that wait were told of ``error``; if none waits, the next failure of any load is told."""
         self.error = None
         if not somebody_waits:
-            self._told.clear()
+            self._reported.clear()
 
     def is_back(self) -> None:
         """A load was done."""
         self.error = None
-        self._told.clear()
+        self._reported.clear()
         self._num_failed, self._failure = 0, ""
         self._reports.clear()
         self._hanging_s.clear()

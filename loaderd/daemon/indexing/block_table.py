@@ -116,7 +116,7 @@ def conditions_of(by_record: Sequence[HashSplit], index: ShardIndex) -> list[Con
 class _Selection:
     """What the operations so far have left of every block: ``counts`` of its records ``lows`` .. ``highs - 1``.
 
-    ``clipped``: of each block that take, skip or newest has cut, the ``low`` and the ``high`` that are left.
+    ``clipped``: the ``low`` and the ``high`` that are left of each block that take, skip or newest has cut.
     """
 
     def __init__(self, indexes: Sequence[ShardIndex], ends: list[int]) -> None:

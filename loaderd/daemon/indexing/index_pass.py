@@ -87,7 +87,7 @@ class IndexPass(TaskSource):
         return self._done_bytes + sum(self._begun_bytes.values())
 
     def advanced(self, task: Task, done_bytes: int) -> None:
-        """Of the bytes of a task's shards, ``done_bytes`` have been read."""
+        """``done_bytes`` of a task's shards have been read."""
         self._begun_bytes[task] = done_bytes
 
     @property
@@ -163,9 +163,9 @@ def damage_error(
     """
     if unreadable:
         named = "\n".join(f"  {error.message}" for error in unreadable[:10])
-        rest = f"\n  … and {len(unreadable) - 10} more" if len(unreadable) > 10 else ""
+        more = f"\n  … and {len(unreadable) - 10} more" if len(unreadable) > 10 else ""
         or_pass = f"{unreadable[0].hint} Or pass" if unreadable[0].hint else "Pass"
-        text = f"{len(unreadable)} of {num_files} shards cannot be indexed:\n{named}{rest}"
+        text = f"{len(unreadable)} of {num_files} shards cannot be indexed:\n{named}{more}"
         return type(unreadable[0])(
             unreadable[0].message if num_files == 1 else text,
             hint=f'{or_pass} on_corrupt="skip_record" or "skip_shard" to go on without.',
@@ -175,11 +175,11 @@ def damage_error(
     shards = len({damage.shard for damage in damages})
     count = f"{len(damages)} damaged record{'s' * (len(damages) > 1)} in {shards} of {num_files} shards"
     named = "\n".join(f"  {damage}" for damage in damages[:10])
-    rest = f"\n  … and {len(damages) - 10} more" if len(damages) > 10 else ""
+    more = f"\n  … and {len(damages) - 10} more" if len(damages) > 10 else ""
     too_large = all(damage.expected == TOO_LARGE for damage in damages)
     remedy = "Write what is larger as several records" if too_large else "Restore the files"
     return CorruptRecordError(
-        f"{count}:\n{named}{rest}",
+        f"{count}:\n{named}{more}",
         hint=f'{remedy}, or pass on_corrupt="skip_record" or "skip_shard" to go on without them.',
         damages=tuple(damages[:most]),
     )

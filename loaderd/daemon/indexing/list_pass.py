@@ -20,7 +20,7 @@ from loaderd.storage.shard_file import HINT_STORAGE, ShardFile
 class ListPass(TaskSource):
     """Gives out a task for each of ``sets``; ``files`` fills up.
 
-    ``sets``: of each, the names of its shards, which a ``Dataset`` has checked. ``stall_timeout``: after how many
+    ``sets``: the names of the shards of each, which a ``Dataset`` has checked. ``stall_timeout``: after how many
     seconds without progress a worker is ended; then the listing fails.
     """
 

@@ -1,7 +1,7 @@
 """The data of a stream: the shards of its sets, their tables, and the rows of it all.
 
-Blocks and shards are numbered through all sets. Of a set that grows, the listing says which shards an epoch is made
-of, so that a loader can go back to a position in that epoch when there are more shards.
+Blocks and shards are numbered through all sets. The listing says which shards of a set that grows make an epoch,
+so that a loader can go back to a position in that epoch when there are more shards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from loaderd.storage.shard_file import ShardFile, is_remote
 _MOST_NAMED = 3
 
 _Entry = tuple[str, str, int, str] | None
-"""Of a listing: see :func:`_entry`."""
+"""A set's entry in a listing: see :func:`_entry`."""
 
 
 def of_listing(found: list[list[ShardFile]], listing: Listing | None) -> list[list[ShardFile]]:
@@ -62,9 +62,9 @@ def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -
         by_age = sorted(range(begin, begin + size), key=lambda at: files[at].mtime_ns)
         return [files[at] for at in sorted(by_age[:count])]
     missing = [path for path, places in ((first, begins), (last, ends)) if not places]
-    found = f"{' and '.join(missing)} missing" if missing else f"{max(0, ends[-1] - begins[0] + 1)}"
+    how_many = f"{' and '.join(missing)} missing" if missing else f"{max(0, ends[-1] - begins[0] + 1)}"
     raise OptionError(
-        f"the position belongs to {count} shards, {first} to {last}: expected to find them again, found {found}",
+        f"the position belongs to {count} shards, {first} to {last}: expected to find them again, found {how_many}",
         hint="Bring them back, or go without the position.",
     )
 
@@ -163,12 +163,12 @@ class LocalData:
         numbers: dict[int, list[int]] = {}
         for part in records:
             numbers.setdefault(part.block, []).extend(self._numbers(part))
-        named = [self._named(block, found) for block, found in numbers.items()]
-        rest = f"\n  … and of {len(named) - _MOST_NAMED} more blocks" if len(named) > _MOST_NAMED else ""
-        text = "".join(f"\n  {place}" for place in named[:_MOST_NAMED]) + rest
-        block, found = next(iter(numbers.items()))
+        named = [self._named(block, first_numbers) for block, first_numbers in numbers.items()]
+        more = f"\n  … and of {len(named) - _MOST_NAMED} more blocks" if len(named) > _MOST_NAMED else ""
+        text = "".join(f"\n  {place}" for place in named[:_MOST_NAMED]) + more
+        block, first_numbers = next(iter(numbers.items()))
         uri = self.files[self._place(block).block.shard].uri
-        return naming(error, text, uri, min(found), survived=survived)
+        return naming(error, text, uri, min(first_numbers), survived=survived)
 
     def _named(self, block: int, numbers: Sequence[int]) -> str:
         of = self._place(block).block
@@ -180,8 +180,8 @@ class LocalData:
         """The numbers that the records of ``part`` have in their shard."""
         block, left, _ = self._place(part.block)
         low, high, conditions = left or (block.first_record, block.first_record + block.num_records, [])
-        found: list[int] = numbers_that(conditions, low, high)[part.first : part.stop].tolist()
-        return found
+        numbers: list[int] = numbers_that(conditions, low, high)[part.first : part.stop].tolist()
+        return numbers
 
     def _find(self, block: int) -> tuple[int, int]:
         """(number in its set, set) of a block."""
@@ -198,33 +198,34 @@ def digest_names(dataset: AnyDataset) -> list[str]:
 def _as_wanted(entries: Sequence[_Entry], wanted: Listing | None) -> Listing:
     """The listing of these entries, in the words of the ``wanted`` one where that says the same.
 
-    Of the shards that it names alone, the names are shorter: they leave out the folders that all have in common.
+    Its names may be shorter: they leave out the folders that all of its shards have in common.
     """
     pairs = zip(entries, entries if wanted is None else wanted, strict=True)
-    return tuple(named if found and named and found[2:] == named[2:] else found for found, named in pairs)
+    return tuple(named if entry and named and entry[2:] == named[2:] else entry for entry, named in pairs)
 
 
 def _left_out(damaged: Sequence[ShardIndex], num_shards: int, on_corrupt: OnCorrupt) -> str:
-    """What is left out of shards with damage, in words. Their damages do not tell how much: of a shard of which
-    nothing can be read, there is one; with "skip_shard", sound records are left out as well.
+    """What is left out of shards with damage, in words.
+
+    Their damages do not tell how much: a shard that cannot be read has one, and "skip_shard" leaves sound ones out.
     """
-    said = []
+    parts = []
     if errors := [index.error for index in damaged if index.error is not None]:
-        said.append(f"{len(errors)} of {num_shards} shards cannot be indexed and are left out: {errors[0].message}")
+        parts.append(f"{len(errors)} of {num_shards} shards cannot be indexed and are left out: {errors[0].message}")
     if damaged := [index for index in damaged if index.error is None]:
         of_shards = f"{len(damaged)} of {num_shards} shards"
         if on_corrupt == "skip_shard":
             sound = sum(int(index.counts.sum()) for index in damaged)
             which = some_of([index.file.uri for index in damaged])
-            said.append(f"{of_shards} are damaged and left out whole, with {sound:,} sound records: {which}")
+            parts.append(f"{of_shards} are damaged and left out whole, with {sound:,} sound records: {which}")
         else:
             records = sum(len(index.damages) for index in damaged)
             plural = "s" * (records > 1)
-            said.append(f"{records:,} damaged record{plural} in {of_shards} {'are' if plural else 'is'} left out")
+            parts.append(f"{records:,} damaged record{plural} in {of_shards} {'are' if plural else 'is'} left out")
             if lost := [index.file.uri for index in damaged if not index.counts.any()]:
-                said.append(f"no record can be read from {len(lost)} of {num_shards} shards: {some_of(lost)}")
-        said.append(f"the first damage: {damaged[0].damages[0]}")
-    return f'on_corrupt="{on_corrupt}": {"; ".join(said)}' if said else ""
+                parts.append(f"no record can be read from {len(lost)} of {num_shards} shards: {some_of(lost)}")
+        parts.append(f"the first damage: {damaged[0].damages[0]}")
+    return f'on_corrupt="{on_corrupt}": {"; ".join(parts)}' if parts else ""
 
 
 def _table(leaf: Dataset, indexes: list[ShardIndex], on_corrupt: OnCorrupt, first_shard: int) -> BlockTable:

@@ -199,5 +199,5 @@ def _of_before(files: list[ShardFile], uris: Sequence[str] | None) -> list[Shard
     if uris is None:
         return files
     before = set(uris)
-    kept = [file for file in files if redacted(file.uri) in before]
-    return kept if before == {redacted(file.uri) for file in kept} else files
+    still_there = [file for file in files if redacted(file.uri) in before]
+    return still_there if before == {redacted(file.uri) for file in still_there} else files

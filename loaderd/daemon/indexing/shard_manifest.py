@@ -72,7 +72,7 @@ class Manifest:
         return [shards is None for shards in self.sets] == list(grows)
 
     def choose(self, listed: Sequence[list[ShardFile]]) -> list[list[ShardFile]]:
-        """Of the shards ``listed`` for each set, those of the manifest. Raises OptionError if some are gone."""
+        """The shards of the manifest among those ``listed`` for each set. Raises OptionError if some are gone."""
         chosen = []
         for files, shards in zip(listed, self.sets, strict=True):
             wanted = {uri for uri, *_ in shards or ()}
@@ -165,8 +165,8 @@ class Manifests:
 
     def find(self, dataset: str, digests: Mapping[str, str]) -> list[Manifest]:
         """The manifests with these digests, the one that was used last in front: the same records may have moved."""
-        found = self._sound(self._names(_prefix(dataset, digests)))
-        return [each for each in found if (each.dataset, each.digests) == (dataset, digests)]
+        manifests = self._sound(self._names(_prefix(dataset, digests)))
+        return [manifest for manifest in manifests if (manifest.dataset, manifest.digests) == (dataset, digests)]
 
     def get(self, key: str) -> Manifest | None:
         """The manifest with this key; None: there is none that can be used."""
@@ -188,12 +188,12 @@ class Manifests:
     def _read(self, name: str) -> bytes:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(name, flags, dir_fd=self._fd), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise ValueError("it must be a file")
-            _require_own(found)
-            if found.st_size > _MAX_BYTES:
-                raise ValueError(f"it must have at most {_MAX_BYTES} bytes, found {found.st_size}")
+            _require_own(status)
+            if status.st_size > _MAX_BYTES:
+                raise ValueError(f"it must have at most {_MAX_BYTES} bytes, found {status.st_size}")
             return file.read(_MAX_BYTES)
 
     def _names(self, prefix: str = "") -> list[str]:
@@ -244,12 +244,12 @@ def _prefix(dataset: str, digests: Mapping[str, str] | None = None) -> str:
     return f"{_hash(dataset)}-{of_digests}"
 
 
-def _require_own(found: os.stat_result) -> None:
+def _require_own(status: os.stat_result) -> None:
     """Raise ValueError for what others own, or may write or read."""
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ValueError(
             f"it must belong to user {os.getuid()}, and nobody else may have access: "
-            f"found {stat.filemode(found.st_mode)} of user {found.st_uid}"
+            f"found {stat.filemode(status.st_mode)} of user {status.st_uid}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Who does what: a pure state machine between sources of tasks and workers.
+"""Gives the tasks of sources to workers: a pure state machine.
 
 Events come in (a worker appeared, a task ended, a worker died, a moment passed), assignments come out of
 :meth:`Scheduler.assign`. It does no I/O and reads no clock, so it is tested without processes.
@@ -65,7 +65,7 @@ class Scheduler:
         self._workers[worker] = _Worker()
 
     def unready(self, worker: int) -> None:
-        """``worker`` was told of a stream; it will be given tasks again when it is :meth:`ready`.
+        """``worker`` is being attached to a stream; it gets tasks again when it is :meth:`ready`.
 
         It gets none until then, so that none is blamed if the worker dies of the stream.
         """
@@ -98,7 +98,7 @@ class Scheduler:
         ]
 
     def is_ready(self, worker: int) -> bool:
-        """Whether ``worker`` has started, and knows of all streams that it was told of."""
+        """Whether ``worker`` has started, and is attached to all streams."""
         return self._workers[worker].ready
 
     def ticks_of(self, worker: int) -> int:
@@ -124,7 +124,7 @@ class Scheduler:
             del self._tasks[task.number]
             if task is blamed:
                 task.deaths += 1
-            # Who owes an answer may hang in what it was told of, and not have begun the task: another one tries.
+            # A worker that owes an answer may hang in a stream's schema, and not at the task: another one tries.
             is_sure = lost.ready or task.deaths > 1
             is_ended = task is blamed and stalled and is_sure and not task.survives_stalls
             if task.deaths >= task.most_deaths or is_ended:

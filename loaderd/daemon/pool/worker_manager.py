@@ -3,7 +3,7 @@
 ::
 
     sources of tasks ──► Scheduler (who does what) ──► WorkerManager (how it is said) ──► worker processes
-                                                          ├ every worker is told of every stream: Attach, Detach
+                                                          ├ every worker is attached to every stream: Attach, Detach
                                                           └ and of what it may make: Granted, Withdrawn
 
 The daemon's loop passes on what comes from workers, and calls :meth:`WorkerManager.tick` and
@@ -93,7 +93,7 @@ class Attachable(Protocol):
 class WorkerManager:
     """See the module's docstring.
 
-    ``warn`` is told of every worker that is replaced, and what workers have to say.
+    ``warn`` gets a line for every worker that is replaced, and the notices of workers.
     """
 
     def __init__(
@@ -289,8 +289,8 @@ class WorkerManager:
     def batch_of(self, worker: int) -> tuple[int, int] | None:
         """(stream, key) of the batch that a worker is making, wanted or not."""
         seat = self.pool.seat_of(worker)
-        found = ((number, stream.page.makes(seat)) for number, stream in self._streams.items())
-        return next(((number, key) for number, key in found if key), None)
+        making = ((number, stream.page.makes(seat)) for number, stream in self._streams.items())
+        return next(((number, key) for number, key in making if key), None)
 
     def task_of(self, worker: int) -> Task | None:
         """The task that a worker is at, unless it makes a batch."""

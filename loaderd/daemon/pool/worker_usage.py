@@ -51,25 +51,25 @@ class WorkerUsage:
 
     def _look_at_workers(self, pids: list[int], passed_ns: int) -> None:
         """Add what they have used since the last look, so that what a dead worker has used stays counted."""
-        found = {}
+        now = {}
         for pid in pids:
             asked, fetched = processes.read_bytes(pid)
-            found[pid] = {
+            now[pid] = {
                 Gauge.WORKER_CPU_NS: processes.cpu_ns(pid),
                 Gauge.DELAY_NS: processes.delay_ns(pid, pid),
                 Gauge.ASKED_BYTES: asked,
                 Gauge.FETCHED_BYTES: fetched,
             }
             before = self._known.get(pid, {})
-            if any(before.get(what) != found[pid][what] for what in (Gauge.WORKER_CPU_NS, Gauge.DELAY_NS)):
+            if any(before.get(what) != now[pid][what] for what in (Gauge.WORKER_CPU_NS, Gauge.DELAY_NS)):
                 self._ran_s[pid] = self._looked_s
             if before and processes.is_stopped(pid):  # for how long is known to the second
                 self._used[Gauge.STOPPED_NS] = self._used.get(Gauge.STOPPED_NS, 0) + passed_ns
-            for what, value in found[pid].items():
+            for what, value in now[pid].items():
                 since = max(0, value - before.get(what, 0))
                 self._used[what] = self._used.get(what, 0) + since
-        self._known = found
-        self._ran_s = {pid: self._ran_s[pid] for pid in found}
+        self._known = now
+        self._ran_s = {pid: self._ran_s[pid] for pid in now}
 
     def asleep_s(self, pid: int, now_s: float) -> float:
         """For how many seconds a worker has slept, without a break."""
