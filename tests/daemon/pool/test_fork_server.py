@@ -43,7 +43,7 @@ def test_it_ends_with_its_workers_and_says_nothing(read: int):
 
 FEW_FILES = """
 import os, resource, socket, time
-from own_processes import children_of
+from tests.helpers.own_processes import children_of
 from loaderd.daemon.pool.fork_server import ForkServer
 from loaderd.errors import DaemonError
 
