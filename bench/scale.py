@@ -32,7 +32,7 @@ from harness.report import Spread
 from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, decode_indexes, encode_indexes, shrunk
 from loaderd.options import DEFAULT_BLOCK_RECORDS, DEFAULT_WINDOW_RECORDS
-from loaderd.plan.epoch import EpochOrder
+from loaderd.plan.rows import DatasetRows
 from loaderd.storage.shard_file import ShardFile
 
 SECONDS, MEGABYTES = 2.0, 200.0
@@ -78,11 +78,11 @@ def measure(num_shards: int, num_records: int) -> dict[str, Any]:
         indexes += decode_indexes(encoded)
     table = BlockTable(indexes, "raise")
     end_of(STEPS[0])
-    order = EpochOrder(table.counts, 0, 0, shuffle=True)
+    rows = DatasetRows(table.counts, 0, shuffle=True)
+    rows.slices(0, 0, 1)
     end_of(STEPS[1])
-    order = EpochOrder(table.counts, 0, LATE_EPOCH, shuffle=True)
     row = table.num_records // 2
-    slices = order.slices(row, min(row + DEFAULT_WINDOW_RECORDS, table.num_records))
+    slices = rows.slices(LATE_EPOCH, row, min(row + DEFAULT_WINDOW_RECORDS, table.num_records))
     for part in slices:
         table.place(part.block, 0, part.epoch)
     end_of(STEPS[2])

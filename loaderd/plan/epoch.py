@@ -1,9 +1,10 @@
 """The order of one epoch: which record is in which row.
 
 An epoch is a sequence of **rows**, one for each healthy record. With shuffling, the blocks of all shards are permuted
-(another permutation each epoch) and laid end to end; without, they lie in the files' own order. Then the rows of each
-**window**, a run of consecutive rows, are permuted among themselves (:class:`WindowOrder`). Both permutations are
-functions of (seed, epoch), so any process can say where a record goes without asking another.
+(another permutation each epoch) and laid end to end; without, they lie in the files' own order
+(:class:`~loaderd.plan.rows.DatasetRows`). Then the rows of each **window**, a run of consecutive rows, are permuted
+among themselves (:class:`WindowOrder`). Both permutations are functions of (seed, epoch), so any process can say where
+a record goes without asking another.
 
 ::
 
@@ -16,13 +17,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.plan.permutation import permutation, places
+from loaderd.plan.permutation import places
 from loaderd.randomness import key_of
 
 Int64s = npt.NDArray[np.int64]
@@ -47,31 +47,6 @@ def record_at(slices: Sequence[Slice], row: int) -> Slice:
     """The record in this row of a window; ``slices``: what the window consists of, in order of row."""
     part = slices[bisect_right(slices, row, key=lambda part: part.row) - 1]
     return part.record(row - part.row)
-
-
-class EpochOrder:
-    """The rows of one epoch, from the record counts of the blocks. Takes 16 bytes a block."""
-
-    def __init__(self, counts: Int64s, seed: int, epoch: int, shuffle: bool) -> None:
-        """``counts``: int64, (blocks,): records of each block, in the order of the shards."""
-        self._epoch = epoch
-        if shuffle:
-            self._blocks = permutation(key_of("blocks", seed, epoch), len(counts))
-        else:
-            self._blocks = np.arange(len(counts))
-        self._ends = np.cumsum(counts[self._blocks])
-
-    def slices(self, start: int, stop: int) -> list[Slice]:
-        """What rows ``start`` to ``stop - 1`` of the epoch consist of, in order of row."""
-        if stop <= start:
-            return []
-        begin, last = np.searchsorted(self._ends, (start, stop - 1), side="right").tolist()
-        ends = self._ends[begin : last + 1]
-        begins = np.append(self._ends[begin - 1] if begin else 0, ends[:-1])
-        first_rows, last_rows = np.maximum(begins, start), np.minimum(ends, stop)
-        columns = (self._blocks[begin : last + 1], first_rows - begins, last_rows - begins, first_rows - start)
-        parts = zip(*(column.tolist() for column in columns), repeat(self._epoch, len(ends)), strict=True)
-        return list(map(Slice._make, parts))
 
 
 class WindowOrder(NamedTuple):

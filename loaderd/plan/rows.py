@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.plan.epoch import EpochOrder, Slice
+from loaderd.plan.epoch import Slice
+from loaderd.plan.permutation import permutation
+from loaderd.randomness import key_of
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -42,12 +45,27 @@ class DatasetRows:
         """``counts``: integers, (blocks,): records of each block, in the order of the shards."""
         self.num_records = int(counts.sum())
         self.num_blocks = len(counts)
+
+        def order_of(epoch: int) -> tuple[Int64s, Int64s]:
+            shuffled = permutation(key_of("blocks", seed, epoch), len(counts)) if shuffle else np.arange(len(counts))
+            return shuffled, np.cumsum(counts[shuffled])
+
         # Windows are opened in order, so one epoch and the next are all that is ever asked for.
-        self._order = lru_cache(maxsize=2)(lambda epoch: EpochOrder(counts, seed, epoch, shuffle))
+        self._order_of = lru_cache(maxsize=2)(order_of)
+        """The blocks of an epoch in their order, and the row behind the last one of each: int64, (blocks,)."""
 
     def slices(self, epoch: int, start: int, stop: int) -> list[Slice]:
-        """What rows ``start`` to ``stop - 1`` of an epoch consist of; in the slices, rows count from 0."""
-        return self._order(epoch).slices(start, stop)
+        """What rows ``start`` to ``stop - 1`` of an epoch consist of, in order of row; in them, rows count from 0."""
+        if stop <= start:
+            return []
+        blocks, all_ends = self._order_of(epoch)
+        begin, last = np.searchsorted(all_ends, (start, stop - 1), side="right").tolist()
+        ends = all_ends[begin : last + 1]
+        begins = np.append(all_ends[begin - 1] if begin else 0, ends[:-1])
+        first_rows, last_rows = np.maximum(begins, start), np.minimum(ends, stop)
+        columns = (blocks[begin : last + 1], first_rows - begins, last_rows - begins, first_rows - start)
+        parts = zip(*(column.tolist() for column in columns), repeat(epoch, len(ends)), strict=True)
+        return list(map(Slice._make, parts))
 
 
 class ConcatRows:
