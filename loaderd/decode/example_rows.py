@@ -24,7 +24,16 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.decode.example import Example, RecordFault, feature_lists, parse_example
-from loaderd.kernels.rows import WORD_BYTES, Memory, PutByLoop, PutByNumpy, Template, row_putter, varint_runs
+from loaderd.kernels.rows import (
+    WORD_BYTES,
+    Memory,
+    PutByLoop,
+    PutByNumpy,
+    Template,
+    row_putter,
+    scratch_rows,
+    varint_runs,
+)
 from loaderd.schema import Schema
 
 Bytes = npt.NDArray[np.uint8]
@@ -41,11 +50,11 @@ _MAX_LENGTHS = 1024
 
 
 class RowParser:
-    """Parses records into rows of ``schema.row_dtype``. Not thread-safe: it learns."""
+    """Parses records into rows of ``schema.row_dtype``. Not thread-safe: it owns scratch memory, and it learns."""
 
     def __init__(self, schema: Schema) -> None:
         self._features = schema.features
-        self._row_bytes = schema.row_bytes
+        self._scratch = scratch_rows(schema.row_bytes)
         row_fields: Mapping[str, Any] = schema.row_dtype.fields or {}
         self._row_offsets: dict[str, int] = {name: row_fields[name][1] for name in schema.features}
         self._layouts: dict[int, _Layouts] = {}
@@ -100,7 +109,7 @@ class RowParser:
             parsed = self._parse_plain(memory, length, position, faults)
             template = None
             if isinstance(parsed, Example):
-                template = _learn(memory.record(position, length), parsed, self._row_offsets, self._row_bytes)
+                template = _learn(memory.record(position, length), parsed, self._row_offsets, self._scratch)
             left = left[1:] if template is None else layouts.put_new(template, memory, left)
             if template is None:
                 layouts.misses_to_learn *= 2
@@ -175,9 +184,9 @@ class _Layouts:
         self.uses = dict(useful[:_MAX_TEMPLATES_PER_LENGTH])
 
 
-def _learn(record: Bytes, parsed: Example, row_offsets: dict[str, int], row_bytes: int) -> Template | None:
+def _learn(record: Bytes, parsed: Example, row_offsets: dict[str, int], scratch: Bytes) -> Template | None:
     """The template of the layout of ``record``, uint8 (length,), or None where it would not be worth it."""
-    template = Template(len(record), row_bytes, [], [], [], [])
+    template = Template(len(record), scratch, [], [], [], [])
     mask = np.full(len(record), 0xFF, dtype=np.uint8)
     for start, stop in parsed.unread:
         mask[start:stop] = 0

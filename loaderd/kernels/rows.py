@@ -58,14 +58,27 @@ class Memory(NamedTuple):
 
 
 class Template(NamedTuple):
-    """How records of ``length`` bytes become rows of ``row_bytes``: see the module's docstring."""
+    """How records of ``length`` bytes become rows: see the module's docstring.
+
+    ``scratch``: from :func:`scratch_rows`, for all templates of a parser. Its padding is zero; a template writes all
+    other bytes.
+    """
 
     length: int
-    row_bytes: int
+    scratch: Bytes
     checks: list[Triple]
     copies: list[Triple]
     varints: list[Triple]
     constants: list[tuple[int, Bytes]]
+
+    @property
+    def row_bytes(self) -> int:
+        return int(self.scratch.shape[1])
+
+
+def scratch_rows(row_bytes: int) -> Bytes:
+    """uint8, (rows, row_bytes): as many rows as are made at once, zeros."""
+    return np.zeros((max(1, _CHUNK_BYTES // row_bytes), row_bytes), np.uint8)
 
 
 def row_putter(template: Template) -> PutByLoop | PutByNumpy:
@@ -237,7 +250,14 @@ class PutByLoop:
 
     def __init__(self, loop: Any, template: Template) -> None:
         self._loop = loop
-        self._row, fixed = _fixed(template)
+        self._row = np.zeros(template.row_bytes, np.uint8)
+        is_fixed = np.ones(template.row_bytes, np.bool_)
+        for to, _, num_bytes in (*template.copies, *((to, at, 8) for to, at, _ in template.varints)):
+            is_fixed[to : to + num_bytes] = False
+        for to, data in template.constants:
+            self._row[to : to + len(data)] = data
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], is_fixed, [False]]).view(np.int8)))
+        fixed = np.stack([edges[::2], edges[1::2] - edges[::2]], axis=1)
         checks = np.array(template.checks, np.uint64)
         tables = (checks, *(np.array(table, np.int64) for table in (template.copies, template.varints, fixed)))
         self._tables = [np.ascontiguousarray(table) for table in tables]
@@ -265,10 +285,11 @@ class PutByNumpy:
 
     def __init__(self, template: Template) -> None:
         self._template = template
-        self._checks = [(at, np.uint64(mask), np.uint64(expected)) for at, mask, expected in template.checks]
+        self._checks = [
+            (at, None if mask == _ALL_BITS else np.uint64(mask), np.uint64(expected))
+            for at, mask, expected in template.checks
+        ]
         self._varints = varint_runs(template.varints)
-        row, fixed = _fixed(template)
-        self._fixed = [(to, row[to : to + num_bytes]) for to, num_bytes in fixed.tolist()]
 
     def put(self, memory: Memory, positions: Int64s) -> Int64s:
         """As :meth:`PutByLoop.put`."""
@@ -294,13 +315,13 @@ class PutByNumpy:
         strides = (self._template.length,)
         for at, mask, expected in self._checks:
             word = np.ndarray((len(records),), np.uint64, buffer=records, offset=at, strides=strides)
-            difference |= (word ^ expected) if mask == _ALL_BITS else (word & mask) ^ expected
+            difference |= (word ^ expected) if mask is None else (word & mask) ^ expected
         matches: npt.NDArray[np.bool_] = difference == 0
         return matches
 
     def _rows_of(self, records: Bytes) -> Bytes:
-        """uint8, (n, row_bytes): the rows of ``records``, uint8 (n, length)."""
-        rows = np.empty((len(records), self._template.row_bytes), np.uint8)
+        """uint8, (n, row_bytes), in scratch memory: the rows of ``records``, uint8 (n, length)."""
+        rows = self._template.scratch[: len(records)]
         for to, at, num_bytes in self._template.copies:
             rows[:, to : to + num_bytes] = records[:, at : at + num_bytes]
         for to, at, width, count in self._varints:
@@ -310,21 +331,9 @@ class PutByNumpy:
                 values <<= 7
                 values |= records[:, at + byte : stop : width] & np.uint8(0x7F)
             rows[:, to : to + 8 * count].view("<u8")[...] = values
-        for to, data in self._fixed:
+        for to, data in self._template.constants:
             rows[:, to : to + len(data)] = data
         return rows
-
-
-def _fixed(template: Template) -> tuple[Bytes, Int64s]:
-    """What is the same in every row: a row with it, uint8 (row_bytes,), and int64 (n, 2): first byte, how many."""
-    row = np.zeros(template.row_bytes, np.uint8)
-    is_fixed = np.ones(template.row_bytes, np.bool_)
-    for to, _, num_bytes in (*template.copies, *((to, at, 8) for to, at, _ in template.varints)):
-        is_fixed[to : to + num_bytes] = False
-    for to, data in template.constants:
-        row[to : to + len(data)] = data
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_fixed, [False]]).view(np.int8)))
-    return row, np.stack([edges[::2], edges[1::2] - edges[::2]], axis=1)
 
 
 def varint_runs(varints: list[Triple]) -> list[tuple[int, int, int, int]]:

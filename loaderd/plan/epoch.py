@@ -3,8 +3,8 @@
 An epoch is a sequence of **rows**, one for each healthy record. With shuffling, the blocks of all shards are permuted
 (another permutation each epoch) and laid end to end; without, they lie in the files' own order
 (:class:`~loaderd.plan.rows.DatasetRows`). Then the rows of each **window**, a run of consecutive rows, are permuted
-among themselves (:class:`WindowOrder`). Both permutations are functions of (seed, epoch), so any process can say where
-a record goes without asking another.
+among themselves (:class:`WindowOrder`). Both permutations are functions of (seed, epoch), so any process can say
+where a record goes without asking another.
 
 ::
 
