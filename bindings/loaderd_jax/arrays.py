@@ -29,9 +29,9 @@ import numpy as np
 import loaderd
 from loaderd.client.base import BaseLoader
 from loaderd.client.device_copy_timer import DeviceCopyTimer
-from loaderd.client.elements import Elements, Structure, check_loader, checked_structure
+from loaderd.client.elements import Elements, Structure
 from loaderd.errors import OptionError
-from loaderd.options import as_count, require
+from loaderd.options import require
 
 _STATE_BYTES = 1024
 _TIMED_COPIES = 3  # with prefetch=2, so many begin before the model has anything to do
@@ -65,11 +65,6 @@ def batches(
     Raises OptionError for a field that does not exist, and for a dtype that JAX does not have. Without
     ``jax_enable_x64``, those are also all dtypes of 64 bits, of which JAX would keep 32.
     """
-    check_loader(loader)
-    prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
-    is_place = device is None or isinstance(device, (jax.Device, jax.sharding.Sharding))
-    require(is_place, "device", "a jax.Device, a jax.sharding.Sharding or None", device)
-    structure = checked_structure(structure, loader.schema)
     return Batches(loader, structure, device, prefetch)
 
 
@@ -83,13 +78,14 @@ class Batches(Elements):
         device: jax.Device | jax.sharding.Sharding | None,
         prefetch: int,
     ) -> None:
-        """``structure`` as :func:`checked_structure` returned it."""
-        super().__init__(loader, structure)
+        super().__init__(loader, structure, prefetch)
+        is_place = device is None or isinstance(device, (jax.Device, jax.sharding.Sharding))
+        require(is_place, "device", "a jax.Device, a jax.sharding.Sharding or None", device)
         for name in self._names:
             _check_dtype(name, loader.schema.specs[name].dtype)
         self._put = _putter(device)
         self._copies = not _is_host(device)
-        self._ahead = prefetch if self._copies else 0
+        self._ahead = self._prefetch if self._copies else 0
         self._waits = DeviceCopyTimer(loader, self._ahead)
 
     def __iter__(self) -> Iterator[Any]:

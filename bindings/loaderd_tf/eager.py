@@ -79,9 +79,8 @@ class Batches(Elements):
 
     def __init__(self, loader: BaseLoader, structure: Structure, device: str | None, prefetch: int) -> None:
         """``structure``: checked; ``device``: None is the host."""
-        super().__init__(loader, structure)
+        super().__init__(loader, structure, prefetch)
         self._device = device
-        self._prefetch = prefetch
         self._waits = DeviceCopyTimer(loader, prefetch)
         self._pins = False
         self._fields = {name: _reader_of(loader.schema.specs[name].dtype) for name in self._names}

@@ -34,9 +34,9 @@ from torch.utils.data import IterableDataset
 import loaderd
 from loaderd.client.base import BaseLoader
 from loaderd.client.device_copy_timer import DeviceCopyTimer
-from loaderd.client.elements import Elements, Structure, check_loader, checked_structure
+from loaderd.client.elements import Elements, Structure
 from loaderd.errors import OptionError
-from loaderd.options import as_count, require
+from loaderd.options import require
 from loaderd_torch.callers import HOW_TO_SKIP, check_callers, worker_error
 
 Tensors = dict[str, torch.Tensor]
@@ -87,10 +87,7 @@ def batches(
     Raises OptionError for a field or a device that does not exist, and for a dtype that PyTorch does not have; also
     with an iteration's first batch, if a DataLoader would batch again, or a framework lose or repeat records.
     """
-    check_loader(loader)
-    prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
-    place = torch.device("cpu") if device is None else _device_of(device)
-    return Batches(loader, checked_structure(structure, loader.schema), place, prefetch)
+    return Batches(loader, structure, device, prefetch)
 
 
 class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is not there for mypy
@@ -102,13 +99,12 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
         self,
         loader: BaseLoader,
         structure: Structure,
-        device: torch.device,
+        device: str | torch.device | None,
         prefetch: int,
     ) -> None:
-        """``structure`` and ``device``: checked."""
-        super().__init__(loader, structure)
-        self._device = device
-        self._ahead = 0 if device.type == "cpu" else prefetch
+        super().__init__(loader, structure, prefetch)
+        self._device = torch.device("cpu") if device is None else _device_of(device)
+        self._ahead = 0 if self._device.type == "cpu" else self._prefetch
         self._readers = {name: _reader_of(name, loader.schema.specs[name].dtype) for name in self._names}
         self._epoch_is_set = False  # since the last iteration
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from loaderd.client.base import BaseLoader
 from loaderd.errors import OptionError
-from loaderd.options import require
+from loaderd.options import as_count, require
 from loaderd.plan.positions import Position
 from loaderd.schema import Schema
 
@@ -25,9 +25,12 @@ Structure = Any
 class Elements(Iterable[Any]):
     """The batches of ``loader``, packed in a structure. Each iteration is an iteration of the loader."""
 
-    def __init__(self, loader: BaseLoader, structure: Structure) -> None:
-        """``structure`` as :func:`checked_structure` returned it."""
+    def __init__(self, loader: BaseLoader, structure: Structure, prefetch: int) -> None:
+        """``prefetch``: how many batches are copied to a device ahead. Raises OptionError."""
+        check_loader(loader)
+        structure = checked_structure(structure, loader.schema)
         self.loader = loader
+        self._prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
         self._pack = packer(structure)
         self._names = field_names(structure)
 

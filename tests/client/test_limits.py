@@ -358,14 +358,14 @@ class Arrays(Elements):
 
 @pytest.mark.parametrize("state", [None, 3, "x", [], {}, {"position": None}, {"position": 3}, {"position": []}])
 def test_a_state_that_is_none(state: Any):
-    elements = Arrays(given, {"a": "a"})
+    elements = Arrays(given, {"a": "a"}, 0)
     with pytest.raises(OptionError, match="state_dict must be what state_dict"):
         elements.load_state_dict(state)
 
 
 @pytest.mark.parametrize("text", [*(each for each in NO_JSON if isinstance(each, str))])
 def test_a_state_of_text_that_is_no_position(text: str):
-    elements = Arrays(given, {"a": "a"})
+    elements = Arrays(given, {"a": "a"}, 0)
     for position in (text, np.frombuffer(text.encode(), np.uint8)):
         with pytest.raises(OptionError, match="a position must be what Position"):
             elements.load_state_dict({"position": position})
