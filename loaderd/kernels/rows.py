@@ -12,7 +12,7 @@ The loop ``put`` goes from record to record. For each it
 1. fetches the cache lines of the row of the eighth record from here, as rows lie anywhere in a window;
 2. compares all checks; a record that differs in any is noted as missed, and the loop goes on to the next;
 3. copies the stretches of bytes that are values;
-4. copies the bytes that are the same in every row, zeros of the padding included;
+4. copies in the same way, from a row that has nothing else, what is the same in every row, zeros of padding included;
 5. puts each varint together, seven bits a byte from its last byte to its first, and stores it as eight bytes.
 
 It returns how many records were missed. ``PutByNumpy`` makes the same steps for many records at once: it gathers
@@ -94,7 +94,7 @@ define i64 @put(ptr noalias readonly %buffer, ptr noalias readonly %starts,
                 ptr noalias writeonly %out, i64 %row_bytes, ptr noalias readonly %places,
                 ptr noalias readonly %positions, i64 %num_records,
                 ptr noalias readonly %checks, i64 %num_checks, ptr noalias readonly %copies, i64 %num_copies,
-                ptr noalias readonly %varints, i64 %num_varints, ptr noalias readonly %fixed, i64 %num_fixed,
+                ptr noalias readonly %varints, i64 %num_varints,
                 ptr noalias readonly %row, ptr noalias writeonly %missed) {
 start:
   %last = sub i64 %num_records, 1
@@ -165,7 +165,7 @@ put:
 next_copy:
   %copy_number = phi i64 [0, %put], [%copy_after, %copy]
   %more_copies = icmp ult i64 %copy_number, %num_copies
-  br i1 %more_copies, label %copy, label %next_fixed
+  br i1 %more_copies, label %copy, label %next_varint
 
 copy:
   %copy_to_ptr = getelementptr [3 x i64], ptr %copies, i64 %copy_number
@@ -175,29 +175,16 @@ copy:
   %copy_from_byte = load i64, ptr %copy_from_ptr
   %copy_bytes = load i64, ptr %copy_bytes_ptr
   %copy_to = getelementptr i8, ptr %to, i64 %copy_to_byte
-  %copy_from = getelementptr i8, ptr %from, i64 %copy_from_byte
+  %is_fixed = icmp slt i64 %copy_from_byte, 0
+  %copy_from_record = getelementptr i8, ptr %from, i64 %copy_from_byte
+  %copy_from_row = getelementptr i8, ptr %row, i64 %copy_to_byte
+  %copy_from = select i1 %is_fixed, ptr %copy_from_row, ptr %copy_from_record
   call void @llvm.memcpy.p0.p0.i64(ptr %copy_to, ptr %copy_from, i64 %copy_bytes, i1 false)
   %copy_after = add i64 %copy_number, 1
   br label %next_copy
 
-next_fixed:
-  %fixed_number = phi i64 [0, %next_copy], [%fixed_after, %fix]
-  %more_fixed = icmp ult i64 %fixed_number, %num_fixed
-  br i1 %more_fixed, label %fix, label %next_varint
-
-fix:
-  %fixed_ptr = getelementptr [2 x i64], ptr %fixed, i64 %fixed_number
-  %fixed_bytes_ptr = getelementptr [2 x i64], ptr %fixed, i64 %fixed_number, i64 1
-  %fixed_byte = load i64, ptr %fixed_ptr
-  %fixed_bytes = load i64, ptr %fixed_bytes_ptr
-  %fixed_to = getelementptr i8, ptr %to, i64 %fixed_byte
-  %fixed_from = getelementptr i8, ptr %row, i64 %fixed_byte
-  call void @llvm.memcpy.p0.p0.i64(ptr %fixed_to, ptr %fixed_from, i64 %fixed_bytes, i1 false)
-  %fixed_after = add i64 %fixed_number, 1
-  br label %next_fixed
-
 next_varint:
-  %varint_number = phi i64 [0, %next_fixed], [%varint_after, %varint_done]
+  %varint_number = phi i64 [0, %next_copy], [%varint_after, %varint_done]
   %more_varints = icmp ult i64 %varint_number, %num_varints
   br i1 %more_varints, label %varint, label %record_put
 
@@ -257,9 +244,9 @@ class PutByLoop:
         for to, data in template.constants:
             self._row[to : to + len(data)] = data
         edges = np.flatnonzero(np.diff(np.concatenate([[False], is_fixed, [False]]).view(np.int8)))
-        fixed = np.stack([edges[::2], edges[1::2] - edges[::2]], axis=1)
+        fixed = [(start, -1, stop - start) for start, stop in edges.reshape(-1, 2).tolist()]
         checks = np.array(template.checks, np.uint64)
-        tables = (checks, *(np.array(table, np.int64) for table in (template.copies, template.varints, fixed)))
+        tables = (checks, *(np.array(table, np.int64) for table in ([*template.copies, *fixed], template.varints)))
         self._tables = [np.ascontiguousarray(table) for table in tables]
         self._arguments = [each for table in self._tables for each in (table.ctypes.data, len(table))]
         self._arguments.append(self._row.ctypes.data)
