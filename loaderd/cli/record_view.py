@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import os
@@ -22,6 +21,7 @@ from loaderd.errors import OptionError, RecordMismatchError, WorkerError
 from loaderd.schema import Schema
 from loaderd.schema.features import is_numpys
 from loaderd.schema.grids import Values, draw, picture, planes_of, stacked
+from loaderd.storage.local_file import write_whole
 from loaderd.storage.shard_file import ShardFile
 
 _SHOWN_VALUES = 8
@@ -49,17 +49,10 @@ def _write(path: Path, data: bytes) -> None:
     if path.exists() and not path.is_file():  # such as /dev/stdout, which is nothing to replace
         path.write_bytes(data)
         return
-    path = Path(os.path.realpath(path))
-    temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
     try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        write_whole(os.path.realpath(path), data)
     except PermissionError:  # in this folder there can be no other file
         path.write_bytes(data)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[str, Values]:

@@ -29,6 +29,7 @@ from pathlib import Path
 from loaderd.formats.shard_index import INDEX_VERSION, ShardIndex, decode_indexes
 from loaderd.redaction import redacted
 from loaderd.schema import FixedRecords
+from loaderd.storage.local_file import write_whole
 from loaderd.storage.shard_file import ShardFile
 
 _logger = logging.getLogger("loaderd")
@@ -163,19 +164,9 @@ class IndexCache:
             is_beside = path.name.startswith(".")
             mode = 0 if is_beside else _make_folders(path.parent, path.parent.parent.parent)
             # Hidden, so that no glob over the shards finds it; with usual permissions, so that others may read it.
-            temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
-            try:
-                with open(temporary, "xb") as out:
-                    if mode & _SHARED:  # whatever the umask
-                        os.fchmod(out.fileno(), 0o600 | mode & 0o044)
-                    out.write(encoded)
-                os.replace(temporary, path)
-                if not is_beside:
-                    _prune_if_due(path.parent.parent)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            write_whole(path, encoded, 0o600 | mode & 0o044 if mode & _SHARED else 0)
+            if not is_beside:
+                _prune_if_due(path.parent.parent)
         except OSError as error:
             if error.filename is None and path is not None:  # the error of a full disk names no file
                 error.filename = str(path.parent)

@@ -1,8 +1,8 @@
-"""Reads a shard that has a path on this machine, even if that is in a network file system.
+"""Reads a shard that has a path on this machine, even if that is in a network file system; and writes whole files.
 
-It is read by ``pread`` and never mapped: if a mapped file is cut short, reading it raises SIGBUS, while ``pread``
-reads less. What fails with an error that may pass, as in a network file system or with too many open files, is tried
-again.
+A shard is read by ``pread`` and never mapped: if a mapped file is cut short, reading it raises SIGBUS, while
+``pread`` reads less. What fails with an error that may pass, as in a network file system or with too many open files,
+is tried again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from loaderd.machine import remedy
@@ -37,6 +38,31 @@ def read_whole(file: ShardFile, view: memoryview) -> bool:
     except OSError:
         return False
     return got == file.size_bytes and (status.st_size, status.st_mtime_ns) == (file.size_bytes, file.mtime_ns)
+
+
+def write_whole(path: str | Path, data: bytes, mode: int = 0, dir_fd: int | None = None) -> None:
+    """Write a file under a hidden name, and rename it: a reader sees all of it or none, even if the writer is killed.
+
+    ``mode``: whatever the umask says; 0: the usual one. ``dir_fd``: as of ``os.open``; then the file is on the disk
+    when this returns. Raises OSError, and leaves nothing then.
+    """
+    folder, _ = os.path.split(path)
+    temporary = os.path.join(folder, f".{os.urandom(8).hex()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(temporary, flags, mode or 0o666, dir_fd=dir_fd)
+    try:
+        with open(fd, "wb") as out:
+            if mode:
+                os.fchmod(fd, mode)
+            out.write(data)
+            if dir_fd is not None:
+                out.flush()
+                os.fsync(fd)
+        os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=dir_fd)
+        raise
 
 
 class LocalFile:

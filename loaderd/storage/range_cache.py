@@ -29,6 +29,7 @@ import zlib
 from pathlib import Path
 
 from loaderd.redaction import redacted
+from loaderd.storage.local_file import write_whole
 from loaderd.storage.shard_file import ShardFile
 
 PART_BYTES = 256 << 10
@@ -86,15 +87,10 @@ class RangeCache:
         if self.is_full:
             return
         path = self._path(file, number, etag)
-        temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "xb") as part:
-                part.write(data + zlib.crc32(data).to_bytes(_CRC_BYTES, "little"))
-            os.replace(temporary, path)
+            write_whole(path, data + zlib.crc32(data).to_bytes(_CRC_BYTES, "little"))
         except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
             return
         self._unlooked_bytes += len(data)
         if self._unlooked_bytes > self._max_bytes // 64 and self._pruning.acquire(blocking=False):

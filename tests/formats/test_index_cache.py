@@ -248,7 +248,7 @@ def test_beside_is_hidden_from_a_glob_over_the_shards(file: ShardFile, monkeypat
     seen: list[list[ShardFile]] = []
     replace = os.replace
 
-    def look_and_replace(source: Path, target: Path) -> None:
+    def look_and_replace(source: str, target: Path, **_: None) -> None:
         seen.append(list_shards(f"{folder}/*"))
         assert Path(source).parent == folder, "or to rename would be to copy"
         replace(source, target)

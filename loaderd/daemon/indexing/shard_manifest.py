@@ -26,6 +26,7 @@ from pathlib import Path
 
 from loaderd.errors import OptionError, ServerError
 from loaderd.redaction import redacted
+from loaderd.storage.local_file import write_whole
 from loaderd.storage.names import some_of
 from loaderd.storage.shard_file import ShardFile
 
@@ -145,19 +146,8 @@ class Manifests:
 
     def add(self, manifest: Manifest) -> OSError | None:
         """Keep a manifest, and delete those that are not used; returns the error where that fails."""
-        temporary = f".{os.urandom(8).hex()}.tmp"
         try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
-            try:
-                with open(fd, "wb") as out:
-                    out.write(manifest.encode())
-                    out.flush()
-                    os.fsync(out.fileno())
-                os.replace(temporary, manifest.key + _SUFFIX, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary, dir_fd=self._fd)
-                raise
+            write_whole(manifest.key + _SUFFIX, manifest.encode(), 0o600, self._fd)
             self._delete_unused(_prefix(manifest.dataset))
         except OSError as error:
             return error
