@@ -42,7 +42,6 @@ class RowSource:
             self._parser = FixedParser(schema)
 
     def close(self) -> None:
-        """Close the files."""
         self._reader.close()
 
     def read(self, spans: Sequence[BlockSpan]) -> Iterator[RowsOrFault]:

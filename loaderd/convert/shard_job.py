@@ -68,11 +68,9 @@ class ShardJob:
 
     @property
     def ending(self) -> str:
-        """How the names of the shards end."""
         return ending_of(self.format, self.compression)
 
     def name_of(self, number: int) -> str:
-        """The file name of a shard."""
         return shard_name(number, self.num_shards, self.ending)
 
 

@@ -40,7 +40,6 @@ class WorkUnit:
 
     @property
     def num_records(self) -> int:
-        """How many records are planned for these shards."""
         return sum(self.sizes)
 
 

@@ -341,7 +341,6 @@ def encode(message: Message) -> bytes:
 
 
 def decode(values: list[Any]) -> Message:
-    """The message in an unpacked array."""
     message: Message = _decoder_of(values[0])(values[1:])
     return message
 

@@ -214,7 +214,6 @@ class LoadTask(NamedTuple):
         return sum(part.stop - part.first for part in self.slices)
 
     def one_by_one(self) -> list[LoadTask]:
-        """A task for each of the slices."""
         numbered = enumerate(self.slices)
         return [self._replace(slices=(part,), places=self.places[n : n + 1]) for n, part in numbered]
 

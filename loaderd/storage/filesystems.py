@@ -56,7 +56,6 @@ class Store:
 
     @property
     def has_answered(self) -> bool:
-        """Whether storage has ever answered."""
         return self._accepted is not None
 
     def renew(self, filesystem: Any, again: bool, were_accepted: bool) -> bool:

@@ -185,7 +185,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _status(path: str) -> os.stat_result | None:
-    """The status of what is there, links followed; None: nothing is there."""
     entry = _find(path)
     return None if entry is None else entry.status
 

@@ -59,12 +59,10 @@ class OutageTracker:
                 self._since_s = time.monotonic()
 
     def answered(self) -> None:
-        """A request was answered."""
         with self._lock:
             self._since_s, self._failures, self._error = None, 0, ""
 
     def failed(self, error: str) -> None:
-        """A request has failed."""
         self.begin()
         with self._lock:
             self._failures += 1

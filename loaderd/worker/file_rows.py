@@ -45,7 +45,6 @@ class FileRows:
         return self.access.outages.outage
 
     def close(self) -> None:
-        """Close the shards' files."""
         self._loader.close()
 
     def begin(self, task: LoadTask) -> None:
@@ -62,7 +61,6 @@ class FileRows:
         """Nothing to do: it has no servers."""
 
     def load(self, task: LoadTask, places: Places, window: Bytes2D) -> Faults:
-        """As :meth:`read`."""
         return self.read(task.slices, task.places, places, window)
 
     def read(self, slices: Sequence[Slice], from_: Sequence[FilePlace], places: Places, window: Bytes2D) -> Faults:

@@ -122,7 +122,6 @@ class WindowLoader:
         return self._parser.feature_lists or [] if isinstance(self._parser, RowParser) else []
 
     def close(self) -> None:
-        """Close the files."""
         self.reader.close()
 
     def load(self, parts: Sequence[BlockPlacement], window: Bytes2D) -> Faults:

@@ -83,11 +83,9 @@ class IndexPass(TaskSource):
 
     @property
     def done_bytes(self) -> int:
-        """Bytes that are indexed, of ``total_bytes``."""
         return self._done_bytes + sum(self._begun_bytes.values())
 
     def advanced(self, task: Task, done_bytes: int) -> None:
-        """``done_bytes`` of a task's shards have been read."""
         self._begun_bytes[task] = done_bytes
 
     @property

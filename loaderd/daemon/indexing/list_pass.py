@@ -42,7 +42,6 @@ class ListPass(TaskSource):
 
     @property
     def num_found(self) -> int:
-        """How many shards there are so far."""
         return sum(map(len, self.files.values())) + sum(self._begun.values())
 
     def advanced(self, task: Task, done_bytes: int) -> None:

@@ -124,7 +124,6 @@ class LocalData:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of all sets."""
         return self._block_ends[-1]
 
     @property
@@ -143,7 +142,6 @@ class LocalData:
         return Shards(self.files, self.compressions, pickled_storage(self.storage))
 
     def count(self, block: int) -> int:
-        """Records of a block that are in the data set."""
         own, of_set = self._find(block)
         return int(self._tables[of_set].counts[own])
 

@@ -44,12 +44,10 @@ class RemoteData:
 
     @property
     def source(self) -> bytes:
-        """Where workers find the records: as in Attach."""
         table = self._table
         return pickle.dumps(RemoteRows(self._of(), table.digest, table.schema.row_bytes, table.listing))
 
     def count(self, block: int) -> int:
-        """Records of a block."""
         return int(self._counts[block])
 
     def places(self, slices: Sequence[Slice], seed: int) -> list[FilePlace]:

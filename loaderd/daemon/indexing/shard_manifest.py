@@ -55,7 +55,6 @@ class Manifest:
 
     @classmethod
     def of(cls, dataset: str, digests: Mapping[str, str], sets: Iterable[Sequence[ShardFile] | None]) -> Manifest:
-        """The manifest of these shards."""
         return cls(dataset, digests, [None if files is None else _described(files) for files in sets])
 
     @property
@@ -99,7 +98,6 @@ class Manifest:
         )
 
     def encode(self) -> bytes:
-        """The content of its file."""
         return json.dumps({"dataset": self.dataset, "digests": dict(self.digests), "sets": self.sets}).encode()
 
     @classmethod
@@ -141,7 +139,6 @@ class Manifests:
             raise ServerError(f"cannot use the state folder {folder}: {error}") from None
 
     def close(self) -> None:
-        """Close the folder."""
         os.close(self._fd)
 
     def add(self, manifest: Manifest) -> OSError | None:

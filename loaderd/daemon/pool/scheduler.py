@@ -77,7 +77,6 @@ class Scheduler:
         self._workers[worker].ticks = 0
 
     def advanced(self, worker: int, number: int, done_bytes: int) -> None:
-        """``worker`` makes progress with task ``number``."""
         self._workers[worker].ticks = 0
         task = self._tasks[number]
         task.source.advanced(task, done_bytes)
@@ -106,7 +105,6 @@ class Scheduler:
         return self._workers[worker].ticks
 
     def tasks_of(self, worker: int) -> list[Task]:
-        """The tasks that ``worker`` has now, oldest first."""
         return list(self._workers[worker].tasks)
 
     def silent(self, source: TaskSource, limit: int) -> Task | None:

@@ -148,7 +148,6 @@ class WorkerManager:
             self._event_loop.post(worker, message)
 
     def detach(self, stream: Attachable) -> None:
-        """Have all workers forget a stream."""
         if self._streams.pop(stream.number, None) is not None:
             self.tell_all(Detach(stream.number))
 
@@ -330,14 +329,12 @@ class WorkerManager:
         return (tasks[0].number, fill_ns) if tasks else self._neglected(worker)
 
     def doing(self, worker: int) -> str:
-        """What a worker is at, in words; "" if it is at nothing."""
         if (batch := self.batch_of(worker)) is not None:
             return f"the decoding of batch {step_of(batch[1])}"
         task = self.task_of(worker)
         return "" if task is None else str(task.work)
 
     def _lost_at(self, worker: int, stalled: str) -> str:
-        """Where a worker is lost, as words for the warning."""
         if doing := self.doing(worker):
             return f" at {doing}"
         neglected = self._neglected(worker) if stalled else None
@@ -364,6 +361,5 @@ class WorkerManager:
         self._replace()
 
     def assign(self) -> None:
-        """Send tasks to the workers that have room for more."""
         for worker, task in self.scheduler.assign():
             self._event_loop.post(worker, task.work._replace(task=task.number))

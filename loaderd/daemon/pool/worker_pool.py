@@ -110,7 +110,6 @@ class WorkerPool:
         self._forks.close()
 
     def close(self) -> None:
-        """End all workers; close all bells and pidfds."""
         self.end()
         for fd in [*self._bells, *[worker.pidfd for worker in self._workers.values()]]:
             os.close(fd)
