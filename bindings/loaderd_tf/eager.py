@@ -22,7 +22,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -94,12 +93,12 @@ class Batches(Elements):
         return self.loader.iterate(partial(self._begin_copy, _Copier(self._device)), self._prefetch)
 
     def _begin_copy(self, copier: _Copier, batch: loaderd.Batch) -> Callable[[], Any]:
-        copy, num_records = _Copy(copier, self._tensors(batch)), batch.num_records
-        return lambda: self._pack(self._copied(copy, num_records))
+        wait, num_records = copier.begin(self._tensors(batch)), batch.num_records
+        return lambda: self._pack(self._copied(wait, num_records))
 
-    def _copied(self, copy: _Copy, num_records: int) -> _Tensors:
+    def _copied(self, wait: Callable[[], tuple[_Tensors, int]], num_records: int) -> _Tensors:
         began_ns = time.perf_counter_ns()
-        tensors, took_ns = copy.wait()
+        tensors, took_ns = wait()
         self._waits.took(took_ns, num_records)
         self._waits.waited(time.perf_counter_ns() - began_ns, num_records)
         return tensors
@@ -152,16 +151,9 @@ def _copy(batch: loaderd.Batch, name: str) -> tf.Tensor:
 
 
 _Tensors = dict[str, tf.Tensor]  # by field
-_Copies = tuple[_Tensors, int]
-"""Tensors on the device, and how many ns it took to copy them."""
-
-
-@dataclass
-class _Failed:
-    """In the place of copies: why there are none, and what was to be copied."""
-
-    error: Exception
-    tensors: _Tensors
+_Result = tuple[_Tensors, int | Exception]
+"""Tensors on the device, and how many ns it took to copy them; or what was to be copied, and why it was not."""
+_Jobs = SimpleQueue[tuple[_Tensors, "Future[_Result]"] | None]
 
 
 class _Copier:
@@ -172,48 +164,47 @@ class _Copier:
         threading.Thread(target=_copy_all, args=(self._jobs, device), name="loaderd-copy", daemon=True).start()
         weakref.finalize(self, self._jobs.put, None).atexit = False
 
-    def begin(self, tensors: _Tensors) -> Future[_Copies | _Failed]:
-        """Begin to copy ``tensors``; the result of what is returned are the copies."""
-        copies: Future[_Copies | _Failed] = Future()
-        self._jobs.put((tensors, copies))
-        return copies
+    def begin(self, tensors: _Tensors) -> Callable[[], tuple[_Tensors, int]]:
+        """Begin to copy ``tensors``, which are kept only until they are copied.
 
+        The function that this returns waits for the copies. It raises the error of a copy that failed; the next call
+        of it then begins the copy anew.
+        """
+        pending = self._submit(tensors)
+        failed: _Tensors | None = None
+        del tensors
 
-class _Copy:
-    """A copy of one batch that was begun. The tensors are kept only until they are copied."""
+        def wait() -> tuple[_Tensors, int]:
+            nonlocal pending, failed
+            if failed is not None:
+                # Nothing is called between the two assignments, so Ctrl-C cannot come between them.
+                pending, failed = self._submit(failed), None
+            copied, took_ns = pending.result()
+            if isinstance(took_ns, Exception):
+                failed = copied
+                try:
+                    raise took_ns
+                finally:
+                    del copied, took_ns  # or whoever keeps the error would keep the tensors
+            return copied, took_ns
 
-    def __init__(self, copier: _Copier, tensors: _Tensors) -> None:
-        self._copier = copier
-        self._copies = copier.begin(tensors)
-        self._failed: _Tensors | None = None  # those of a copy whose error was raised
+        return wait
 
-    def wait(self) -> _Copies:
-        """The copies. Raises the error of a copy that failed; the next call then begins it anew."""
-        if self._failed is not None:
-            # Nothing is called between the two assignments, so Ctrl-C cannot come between them.
-            self._copies, self._failed = self._copier.begin(self._failed), None
-        result = self._copies.result()
-        if isinstance(result, _Failed):
-            self._failed = result.tensors
-            try:
-                raise result.error
-            finally:
-                del result  # or whoever keeps the error would keep the tensors
+    def _submit(self, tensors: _Tensors) -> Future[_Result]:
+        result: Future[_Result] = Future()
+        self._jobs.put((tensors, result))
         return result
-
-
-_Jobs = SimpleQueue[tuple[_Tensors, Future[_Copies | _Failed]] | None]
 
 
 def _copy_all(jobs: _Jobs, device: str) -> None:
     while (job := jobs.get()) is not None:
-        tensors, copies = job
+        tensors, result = job
         try:
             began_ns = time.perf_counter_ns()
             with tf.device(device):
                 copied = {name: tf.identity(tensor) for name, tensor in tensors.items()}
-            copies.set_result((copied, time.perf_counter_ns() - began_ns))
+            result.set_result((copied, time.perf_counter_ns() - began_ns))
             del copied
         except Exception as error:  # such as that the device has no memory left: raised where the loop waits
-            copies.set_result(_Failed(error, tensors))
-        del job, tensors, copies  # or they would be held until the next job comes
+            result.set_result((tensors, error))
+        del job, tensors, result  # or they would be held until the next job comes

@@ -148,44 +148,37 @@ def _end_all() -> None:
 def _drain() -> None:
     """Wait until nobody asks for a batch, and no thread of TensorFlow's is in Python or about to enter it: all sleep.
 
-    A thread that waits for the GIL sleeps, too; but it gets the GIL while we sleep, so one look is not enough.
+    A thread that waits for the GIL sleeps, too; but it gets the GIL while we sleep, so one look is not enough. Waits
+    for 0.8 s, and longer by the time in which a thread waits for a core; 8 s at most.
     """
-    limit = _Limit()
+    since_s = time.monotonic()
+    until_s, last_s = since_s + _DRAIN_S, since_s + _DRAIN_LIMIT_S
+    computed_ns: dict[str, int | None] = {}  # by ``since_s``
     quiet = 0
-    while limit.left_s() > 0:
+    while time.monotonic() < min(until_s, last_s):
         time.sleep(_LOOK_EVERY_S)
         running = _running_foreign_threads()
-        limit.extend(running)
+        passed_s = time.monotonic() - since_s
+        if passed_s >= _SCHEDULED_S:
+            if _one_lacks_a_core(computed_ns, running, passed_s):
+                until_s += passed_s
+            since_s, computed_ns = since_s + passed_s, running
         is_asked = any(stream.lock.locked() for stream in _living_streams())
         quiet = 0 if running or is_asked else quiet + 1
         if quiet >= (_QUIET_LOOKS_IN_PYTHON if _foreign_thread_is_in_python() else _QUIET_LOOKS):
             return
 
 
-class _Limit:
-    """How long threads are waited for: 0.8 s, and longer by the time in which one waits for a core; 8 s at most."""
+def _one_lacks_a_core(before: dict[str, int | None], now: dict[str, int | None], passed_s: float) -> bool:
+    """Whether one of the threads that run ``now`` has computed for less than half of the time since ``before``.
 
-    def __init__(self) -> None:
-        self._since_s = time.monotonic()
-        self._until_s = self._since_s + _DRAIN_S
-        self._last_s = self._since_s + _DRAIN_LIMIT_S
-        self._computed_ns: dict[str, int | None] = {}
-
-    def left_s(self) -> float:
-        return max(0.0, min(self._until_s, self._last_s) - time.monotonic())
-
-    def extend(self, running: dict[str, int | None]) -> None:
-        """Extend it by the time since the last look, if one of ``running`` computed for less than half of that."""
-        now_s = time.monotonic()
-        passed_s = now_s - self._since_s
-        if passed_s < _SCHEDULED_S:
-            return
-        for thread, computed in running.items():
-            before = self._computed_ns.get(thread)
-            if computed is not None and before is not None and (computed - before) * 1e-9 < passed_s / 2:
-                self._until_s += passed_s
-                break
-        self._since_s, self._computed_ns = now_s, running
+    Both are what :func:`_running_foreign_threads` returned.
+    """
+    for thread, computed_ns in now.items():
+        before_ns = before.get(thread)
+        if computed_ns is not None and before_ns is not None and (computed_ns - before_ns) * 1e-9 < passed_s / 2:
+            return True
+    return False
 
 
 def _foreign_thread_is_in_python() -> bool:
