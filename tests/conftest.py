@@ -16,11 +16,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import loaderd
-from loaderd.ipc import spawn
 from loaderd.kernels.crc import framed
-from tests.helpers.ready_daemons import ReadyDaemons
+from tests.helpers.programs import without_what_keras_imports
 from tests.helpers.record_bytes import field, varint
-from tests.helpers.zygote import without_what_keras_imports
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before any test imports TensorFlow
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # no GPU, unless `make test-gpu` names one
@@ -75,31 +73,12 @@ def _own_index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 # A daemon that compiles nothing starts with a quarter less CPU time.
 _NUMPY_ROOMS = ("bindings", "cli", "client", "convert", "endings", "reliability", "remote", "schemas", "server")
 
-# Where it is tested how processes start, or where they are found by the environment that they were started with.
-# Elsewhere, daemons are forks of one that is ready.
-_FRESH_ROOMS = ("ipc", "endings", "reliability")
-
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernels_of_the_room(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.path.relative_to(Path(__file__).parent).parts[0] in _NUMPY_ROOMS:
             patch.setenv("LOADERD_KERNELS", "numpy")
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def ready_daemons() -> Iterator[ReadyDaemons]:
-    ready = ReadyDaemons()
-    yield ready
-    ready.close()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _daemons_of_the_room(request: pytest.FixtureRequest, ready_daemons: ReadyDaemons) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if request.path.relative_to(Path(__file__).parent).parts[0] not in _FRESH_ROOMS:
-            patch.setattr(spawn, "subprocess", ready_daemons.subprocess())
         yield
 
 

@@ -295,7 +295,6 @@ for core in range(2 * os.cpu_count()):
     subprocess.Popen([sys.executable, "-S", "-c", busy], env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 time.sleep(0.2)
 os.setpriority(os.PRIO_PROCESS, thread.native_id, 19)
-gc.unfreeze()  # what the thread would meet is that TensorFlow's modules are collected
 """,
     "two replicas": """
 cpu = tf.config.list_physical_devices("CPU")[0]

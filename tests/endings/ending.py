@@ -7,6 +7,7 @@ end, a process that lives a second later, a file in the temporary folder, a pipe
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from pathlib import Path
 from tests.endings.data_set_uses import BY_TIMING, DATA_SETS, TENSORFLOW_PRINTS
 from tests.endings.ends import ENDS, End
 from tests.endings.loader_uses import LOADER_PRINTS, LOADERS
-from tests.helpers.zygote import Program, Zygote, start_fresh
+from tests.helpers.programs import Program
 from tests.reliability.numbered import write_shards
 from tests.reliability.processes import MARK, name_of, stacks_of, wait_for_none
 
@@ -42,7 +43,7 @@ TENSORFLOW = "import keras, tensorflow as tf\n"
 
 @dataclass(frozen=True)
 class Case:
-    """A program, and what it must come to. ``tensorflow``: it is run in a fork of what has TensorFlow."""
+    """A program, and what it must come to. ``tensorflow``: it imports TensorFlow."""
 
     name: str
     script: str
@@ -93,56 +94,29 @@ class Result:
 class Runner:
     """Runs programs over shards of their own, in ``folder``."""
 
-    def __init__(self, folder: Path, source: str = "loader", freeze: bool = True) -> None:
-        """``source``: as in ``given``; ``freeze``: as of a zygote, which there is when it is needed."""
+    def __init__(self, folder: Path, source: str = "loader") -> None:
+        """``source``: as in ``given``."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.environment = environment_of(folder, source)
-        self._freeze = freeze
-        self._zygote: Zygote | None = None
-        self._number = 0
-
-    def __enter__(self) -> Runner:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._zygote is not None:
-            self._zygote.close()
-
-    @property
-    def zygote(self) -> Zygote:
-        if self._zygote is None:
-            self._zygote = Zygote(freeze=self._freeze)
-        return self._zygote
+        self._numbers = itertools.count(1)
 
     def run(self, case: Case, limit_s: float = LIMIT_S) -> Result:
         """Run it as a script."""
-        script = self.new_folder() / "program.py"
-        script.write_text(case.script)
-        environment = self.environment_for(script.parent, case)
-        if case.tensorflow:
-            program = self.zygote.start(script, environment=environment)
-        else:
-            program = start_fresh([sys.executable, str(script)], environment=environment, folder=script.parent)
-        return self.check(case, program, environment, limit_s)
+        return self.run_command(case, "{}", limit_s=limit_s)
 
     def run_command(self, case: Case, *command: str, stdin: str = "", limit_s: float = LIMIT_S) -> Result:
         """Run it in another way: ``{}`` in ``command`` is its script."""
         script = self.new_folder() / "program.py"
         script.write_text(case.script)
         environment = self.environment_for(script.parent, case)
-        program = start_fresh(
-            [sys.executable, *(part.replace("{}", str(script)) for part in command)],
-            environment=environment,
-            folder=script.parent,
-            stdin=stdin.encode(),
-        )
+        words = [sys.executable, *(part.replace("{}", str(script)) for part in command)]
+        program = Program(words, environment, script.parent, stdin.encode())
         return self.check(case, program, environment, limit_s)
 
     def new_folder(self) -> Path:
         """For one program."""
-        self._number += 1
-        folder = self.folder / str(self._number)
+        folder = self.folder / str(next(self._numbers))
         (folder / "temp").mkdir(parents=True)
         return folder
 

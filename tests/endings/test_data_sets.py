@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.endings.data_set_uses import DATA_SETS
@@ -20,9 +18,8 @@ QUICK_USES = [
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    with Runner(tmp_path_factory.mktemp("programs")) as found:
-        yield found
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return Runner(tmp_path_factory.mktemp("programs"))
 
 
 @pytest.mark.parametrize("use", some_apart(DATA_SETS, QUICK_USES))

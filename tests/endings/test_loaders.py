@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.endings.ending import BUSY_LIMIT_S, Runner, case
@@ -30,9 +28,8 @@ QUICK_SPECIALS = [
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    with Runner(tmp_path_factory.mktemp("programs")) as found:
-        yield found
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return Runner(tmp_path_factory.mktemp("programs"))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import jupyter_client
 import pytest
 
 from tests.endings.ending import BUSY_LIMIT_S, environment_of
-from tests.helpers.zygote import QUIET
+from tests.helpers.programs import QUIET
 from tests.reliability.processes import MARK, name_of, stacks_of, wait_for_none
 
 _LIMIT_S = 120.0

@@ -20,9 +20,8 @@ PROMPTS = r"Python .*\n.*\n(?:>>> |\.\.\. )*\n?"
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    with Runner(tmp_path_factory.mktemp("programs")) as found:
-        yield found
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return Runner(tmp_path_factory.mktemp("programs"))
 
 
 @pytest.mark.parametrize(

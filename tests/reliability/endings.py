@@ -21,9 +21,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 if __name__ == "__main__":  # not where a test imports it beside those of tests/endings
@@ -52,31 +51,18 @@ def one_round(pattern: str, source: str, rng: random.Random) -> list[Case]:
 def run_all(
     cases: list[Case], folder: Path, source: str, limit_s: float, runners: int, verbose: bool
 ) -> list[Result]:
-    """Each case once, by several runners side by side; raises what one raises, when all have ended."""
-    waiting, results, lock = list(reversed(cases)), [], threading.Lock()
+    """Each case once, ``runners`` at a time; raises what one raises, when those that run have ended."""
+    runner = Runner(folder, source)
 
-    def work(number: int) -> None:
-        with Runner(folder / str(number), source) as runner:
-            while True:
-                with lock:
-                    if not waiting:
-                        return
-                    case = waiting.pop()
-                result = runner.run(case, limit_s)
-                with lock:
-                    results.append(result)
-                if verbose or result.problems:
-                    took = "" if result.took_s is None else f"{result.took_s:.2f} s"
-                    print(f"{case.name}: {took}", *result.problems, sep="\n    ", flush=True)
+    def run(case: Case) -> Result:
+        result = runner.run(case, limit_s)
+        if verbose or result.problems:
+            took = "" if result.took_s is None else f"{result.took_s:.2f} s"
+            print(f"{case.name}: {took}", *result.problems, sep="\n    ", flush=True)
+        return result
 
     with ThreadPoolExecutor(runners) as pool:
-        try:
-            for future in as_completed([pool.submit(work, number) for number in range(runners)]):
-                future.result()
-        finally:
-            with lock:
-                waiting.clear()  # so that after an error, or Ctrl-C, the pool waits only for the programs that run
-    return results
+        return list(pool.map(run, cases))  # an error, or Ctrl-C, cancels those that have not begun
 
 
 def summary(results: list[Result]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The records that the programs read, the process they are forked from, and a server."""
+"""The records that the programs read, and a server."""
 
 from __future__ import annotations
 
@@ -53,8 +53,6 @@ def usage_server(usage_folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def programs(usage_folder: Path) -> Iterator[Programs]:
+def programs(usage_folder: Path) -> Programs:
     """Runs them."""
-    started = Programs({"USAGE_FOLDER": str(usage_folder), "USAGE_SERVER": str(usage_folder / "x.sock")})
-    yield started
-    started.close()
+    return Programs({"USAGE_FOLDER": str(usage_folder), "USAGE_SERVER": str(usage_folder / "x.sock")})

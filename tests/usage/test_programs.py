@@ -1,6 +1,6 @@
 """The programs of ``programs/``, with loaderd and in memory: they do the same, whoever makes the batches.
 
-And no method of tf.data is forgotten, the programs notice wrong batches, and a fork is like a fresh process.
+And no method of tf.data is forgotten, and the programs notice wrong batches.
 """
 
 from __future__ import annotations
@@ -37,12 +37,6 @@ _NOT_FOR_DATA_SETS = {
 }
 # As many programs as the other files have together: two processes, so that neither runs for minutes.
 _LONGEST = "dataset_methods"
-# One of each kind: a strategy, an uncaught exception, an iterator that lives on; fit, slices, threads, ...
-_SAMPLE = [
-    *("keras_fit.uncaught", "distribution.fit", "custom_training.iterator_argument"),
-    *("dataset_methods.map", "dataset_methods.__iter__", "in_place.slice_times_two", "structures.keeping_some"),
-    *("keras_fit.fit", "custom_training.threads", "checkpoints.another_iterator"),
-]
 
 
 @pytest.fixture
@@ -103,7 +97,8 @@ def test_program(
 
 @pytest.mark.slow  # most of them test_program runs with others in one process; what is apart says why
 @pytest.mark.parametrize(
-    ("program", "source"), [case for case in cases() if case.marks or case.values[0].is_sociable]
+    ("program", "source"),
+    [case for case in cases() if case.values[1] == "loaderd" or (case.marks and not case.values[0].is_sociable)],
 )
 def test_program_in_a_process_of_its_own(program: Program, source: str, run_alone: Callable[[Program, str], None]):
     run_alone(program, source)
@@ -143,22 +138,6 @@ def test_there_are_enough_programs():
     programs = [program for file in files() for program in programs_of(file) if not program.apart]
     assert len(programs) >= 120
     assert sum(len(program.through) for program in programs) >= 12 * 4
-
-
-@pytest.mark.slow  # it is of the tests themselves; that a fresh process of TensorFlow ends well, tests/endings shows
-@pytest.mark.parametrize("name", _SAMPLE)
-def test_a_fork_is_like_a_fresh_process(name: str, programs: Programs, tmp_path: Path):
-    """The same status and values; and the whole program, imports included, prints what its twin prints.
-
-    What a program prints that fails is not compared: its twin need not import TensorFlow once more.
-    """
-    file, cell = name.split(".")
-    (program,) = [program for program in programs_of(file) if program.name == cell]
-    fresh = programs.run_fresh(program, "loaderd", tmp_path / "fresh")
-    run_twin = programs.run if program.fails else programs.run_fresh
-    check(program, fresh, run_twin(program, "memory", tmp_path / "fresh"))
-    forked = programs.run(program, "loaderd", tmp_path / "forked")
-    assert (forked.status, forked.reported) == (fresh.status, fresh.reported)
 
 
 @pytest.mark.slow

@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.zygote import Program as Running
-from tests.helpers.zygote import Zygote, start_fresh
+from tests.helpers.programs import Program as Running
 from tests.reliability.processes import MARK, name_of, stacks_of, wait_for_none
 
 HERE = Path(__file__).parent
@@ -131,7 +130,7 @@ def _is_shown_by_another(program: Program, source: str) -> bool:
 
 
 class Programs:
-    """Runs programs, in forks of a process that has TensorFlow."""
+    """Runs programs."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = {
@@ -140,7 +139,6 @@ class Programs:
             "TF_CPP_MIN_LOG_LEVEL": "0",
             **environment,
         }
-        self._zygote = Zygote("tensorflow", "keras", "loaderd_tf", environment=self.environment)
         self._twins: dict[Program, Outcome] = {}
         self._together: dict[tuple[tuple[Program, ...], str], dict[Program, Outcome]] = {}
 
@@ -162,31 +160,20 @@ class Programs:
     def _run_together(self, programs: tuple[Program, ...], folder: Path) -> dict[Program, Outcome]:
         paths = [_write(program, folder / program.file / program.name) for program in programs]
         environment = self._environment_for(folder.name, folder)
-        started = self._zygote.start(HERE / "together.py", *map(str, paths), environment=environment, folder=folder)
+        started = Running([sys.executable, str(HERE / "together.py"), *map(str, paths)], environment, folder)
         whole = _outcome(started, environment, folder, LIMIT_S + len(programs) * _MORE_S)
         return {program: _one_of(whole, path.parent) for program, path in zip(programs, paths, strict=True)}
-
-    def run_fresh(self, program: Program, source: str, folder: Path) -> Outcome:
-        """``python program.py``, in a process that imports TensorFlow itself."""
-        path = _write(program, folder / source)
-        environment = self._environment_for(source, path.parent)
-        started = start_fresh([sys.executable, str(path)], environment=environment, folder=path.parent)
-        return _outcome(started, environment, path.parent)
 
     def _run(self, program: Program, source: str, folder: Path) -> Outcome:
         if source in ("memory", "rotated"):
             program = replace(program, source=program.source + _AT_ONCE)
         path = _write(program, folder / source)
         environment = self._environment_for(source, path.parent)
-        return _outcome(self._zygote.start(path, environment=environment), environment, path.parent)
+        return _outcome(Running([sys.executable, str(path)], environment, path.parent), environment, path.parent)
 
     def _environment_for(self, source: str, folder: Path) -> dict[str, str]:
         own = {"USAGE_SOURCE": source, "USAGE_REPORT": str(folder / "report"), MARK: uuid.uuid4().hex}
         return {**self.environment, **own}
-
-    def close(self) -> None:
-        """No more programs."""
-        self._zygote.close()
 
 
 # How a program ends with its batches in memory says nothing of loaderd, and costs more than the program.
