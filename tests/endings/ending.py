@@ -15,7 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.endings.data_set_uses import BY_TIMING, DATA_SETS, TENSORFLOW_PRINTS
@@ -172,8 +172,3 @@ def environment_of(folder: Path, source: str) -> dict[str, str]:
         "LOADERD_CACHE_DIR": str(folder / "index-cache"),
         "PYTHONPATH": ":".join(filter(None, [str(PROGRAMS), os.environ.get("PYTHONPATH")])),
     }
-
-
-def without_loaderd(case: Case) -> Case:
-    """The same program, in which nobody makes the batches."""
-    return replace(case, name=f"{case.name} (without loaderd)", environment={**case.environment, "SOURCE": "plain"})

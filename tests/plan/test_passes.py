@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import DatasetRows
@@ -91,16 +92,21 @@ def test_the_order_of_a_pass_never_changes():
     assert batch(plan_of(), 3) == [(5, 3), (5, 7), (5, 5), (5, 1), (1, 5), (1, 3)], "of two epochs"
 
 
-@given(batch=st.integers(1, 9), window=st.integers(1, 30), shuffle=st.booleans())
-def test_a_run_lies_one_batch_behind_the_other(batch: int, window: int, shuffle: bool):
-    plan = plan_of(batch=batch, window=window, shuffle=shuffle)
+@given(
+    batch=st.integers(1, 9),
+    window=st.integers(1, 30),
+    shuffle=st.booleans(),
+    remainder=st.sampled_from(get_args(Remainder)),
+)
+def test_a_run_is_all_batches_that_lie_one_behind_the_other(batch: int, window: int, shuffle: bool, remainder: str):
+    """But the last one that reads from the window; or the one batch, where not all of these are of one size."""
+    plan = plan_of(batch=batch, window=window, shuffle=shuffle, remainder=remainder)
     assert plan.num_steps is not None
     for step in range(plan.num_steps):
         if len(plan.segments_of(step)) != 1:
             continue
-        ((of_first, start, stop),) = plan.segments_of(step)
-        end = plan.stop_of_run(step)
-        assert end > step
-        for other in range(step, end):
-            shift = (other - step) * (stop - start)
-            assert plan.segments_of(other) == [(of_first, start + shift, stop + shift)]
+        ((number, start, stop),) = plan.segments_of(step)
+        last = plan.last_step_in(number)
+        shifts = [(other - step) * (stop - start) for other in range(step, last)]
+        are_alike = [plan.segments_of(step + i) == [(number, start + s, stop + s)] for i, s in enumerate(shifts)]
+        assert plan.stop_of_run(step) == (last if shifts and all(are_alike) else step + 1)

@@ -1,12 +1,8 @@
-"""A tar of games and an npz of rows: in a bucket, on a web server, and whoever reads them killed in the middle."""
+"""A tar of games and an npz of rows: in a bucket, and whoever reads them killed in the middle."""
 
 from __future__ import annotations
 
-import functools
-import http.server
 import os
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,6 @@ import loaderd
 from tests.helpers.fixed_files import SCHEMA, records_from, wrapped
 from tests.helpers.own_processes import DAEMON, children_of, kill, workers_of
 from tests.helpers.serving import wait_until
-from tests.reliability.web_files import Ranges, web_filesystem
 
 COUNT = 900
 OPTIONS: dict[str, Any] = {
@@ -73,26 +68,6 @@ def test_in_a_bucket_that_fails_now_and_then(one: Path, planned: list[list[int]]
         assert found == planned and statistics.storage.requests > 2 and statistics.damages == ()
         with loaderd.Loader(store.uri("records.*"), SCHEMA, start=there, **OPTIONS) as loader:
             assert [numbers_of(batch) for batch in loader] == planned[10:]
-
-
-@pytest.fixture
-def web(tmp_path: Path) -> Iterator[str]:
-    """A web server of the test's folder: its URL."""
-    handler = functools.partial(Ranges, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("one", KINDS, indirect=True)
-def test_on_a_web_server(one: Path, planned: list[list[int]], web: str):
-    storage = loaderd.Storage(filesystem=web_filesystem(web))
-    with loaderd.Loader(f"web://{one.name}", SCHEMA, storage=storage, **OPTIONS) as loader:
-        assert [numbers_of(batch) for batch in loader] == planned
 
 
 # ---------------------------------------------------------------------------------------------------- killed
