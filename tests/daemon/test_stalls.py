@@ -152,7 +152,7 @@ def test_a_daemon_that_cannot_say_who_waits_for_whom_goes_on(write_numbered: Wri
     """Its terminal is gone."""
     code = f"""
 import os, signal, time, loaderd
-from own_processes import newest_daemon
+from tests.helpers.own_processes import newest_daemon
 read_end, write_end = os.pipe()
 os.close(read_end)
 os.dup2(write_end, 2)
@@ -192,7 +192,7 @@ def test_neither_waits_for_the_other_to_read(tmp_path: Path, write_numbered: Wri
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     code = f"""
 import loaderd
-from accidents import fetch_all
+from tests.daemon.accidents import fetch_all
 schema = loaderd.Schema(
     {{"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}},
     {{"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")}},
