@@ -149,8 +149,8 @@ def _check_bounds(memory: Memory, lengths: npt.NDArray[np.int64]) -> None:
 class _Layouts:
     """What is known of the records of one length. ``misses``: how many matched no template since one was learnt.
 
-    ``uses``: for each template, as what applies it, how many records matched; those of the call before count half,
-    and so on. The most useful one comes first.
+    ``uses``: how many records each template matched of late, the most useful template first. Records of the call
+    before count half, and so on. The key is what applies the template.
     """
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class _Layouts:
         return positions
 
     def put_new(self, template: Template, memory: Memory, positions: Positions) -> Positions:
-        """The same with a new template, which is kept unless hardly a record matches it."""
+        """As :meth:`put`, with a new template. It is kept unless hardly a record matches it."""
         putter = row_putter(template)
         left = putter.put(memory, positions)
         if len(positions) - len(left) >= _MIN_MATCHES:

@@ -1,4 +1,4 @@
-"""Views of memory without a copy: items and words at any byte."""
+"""Views of memory, without a copy, as items at any byte."""
 
 from __future__ import annotations
 
