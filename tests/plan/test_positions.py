@@ -132,6 +132,30 @@ def test_a_training_that_goes_on_for_longer_gets_what_is_left(job: Job, epochs: 
         assert all(got[row] == 1 for row in complete), "not a record is left out"
 
 
+@given(
+    job=jobs,
+    epochs=st.none() | st.integers(1, 3),
+    hosts=st.integers(1, 4),
+    steps=st.tuples(*[st.integers(0, 30)] * 3),
+)
+def test_batches_later_is_where_taking_them_leads(
+    job: Job, epochs: int | None, hosts: int, steps: tuple[int, int, int]
+):
+    """In a pass that ends or not, also from where other hosts left off."""
+    job = replace(job, options=replace(job.options, epochs=epochs))
+    others = replace(job, hosts=min(hosts, sum(job.counts) // job.options.batch_size))
+    sequence, (before, step, more) = job.pass_sequence(0), steps
+    for begin in (Position(), others.pass_sequence(0).after(Position(), before)):
+        pass_, first = sequence.find(begin)
+        there = sequence.after(begin, step)
+        assert sequence.after(begin, step + more) == sequence.after(there, more)
+        num_steps = sequence.batches(pass_).num_steps
+        if num_steps is None or first + step < num_steps:
+            assert there == sequence.position(pass_, first + step)
+            found, at = sequence.find(there)
+            assert job.batch(job.plan(found, 0), found, at) == job.batch(job.plan(pass_, 0), pass_, first + step)
+
+
 def course_steps(pass_sequence: PassSequence, pass_: Pass) -> int:
     """Batches of all passes in front of this one."""
     before, steps = Pass(0, pass_.epochs), 0
