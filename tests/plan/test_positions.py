@@ -287,6 +287,17 @@ def test_what_is_no_position(text: str):
         Position.from_json(text)
 
 
+def test_a_pass_that_came_as_lists_is_the_one_that_was_sent():
+    pass_ = Pass(2, None, ((3, 4), (5,)), (None, ("a", "b", 3, "digest")))
+    assert pass_of([2, None, [[3, 4], [5]], [None, ["a", "b", 3, "digest"]]]) == pass_
+
+
+@pytest.mark.parametrize("epochs", [0, -1, True, 0.5, "1", []])
+def test_a_pass_has_an_epoch_at_least(epochs: Any):
+    with pytest.raises(OptionError, match="epochs must be a positive integer or None"):
+        pass_of([0, epochs, [], None])
+
+
 # A consumer on another machine may say anything.
 WILD = [0, 1, 2, 3, 7, 20, 500, 2**31, 2**62, 2**63 - 1, -1, -(2**63), None, True, 0.5, "1", [], {}]
 wild = st.sampled_from(WILD) | st.integers(0, 30)
