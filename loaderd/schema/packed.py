@@ -13,6 +13,7 @@ function stays on the server.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
 from loaderd.schema.features import Feature, PackedBits, Raw
@@ -67,7 +68,7 @@ def _features_of(definition: Field) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.feature for part in parts))
 
 
-def _is_unpacked_later(definition: Field, travelling: dict[str, str]) -> bool:
+def _is_unpacked_later(definition: Field, travelling: Container[str]) -> bool:
     """Whether the consumer makes the field, from features that travel as they are stored."""
     features = _features_of(definition)
     return bool(features) and all(feature in travelling for feature in features)
@@ -84,17 +85,26 @@ def _renamed(definition: Field, names: dict[str, str]) -> Field:
 
 def _travelling(schema: Schema) -> dict[str, str]:
     """For each feature that travels as it is stored, its name on the way, which no field or intermediate has."""
-    finished_bytes: dict[str, int] = {}
-    for name, definition in schema.fields.items():
-        for part in () if derived_in(definition) else parts_of(definition):
-            for feature in _features_of(part):
-                num_bytes = spec_of(name, part, schema.features).record_bytes
-                finished_bytes[feature] = finished_bytes.get(feature, 0) + num_bytes
     names: dict[str, str] = {}
-    for feature, num_bytes in finished_bytes.items():
-        if schema.features[feature].num_bytes < num_bytes:
-            name = feature
-            while name in schema.fields or name in schema.intermediates or name in names.values():
-                name += " (stored)"
-            names[feature] = name
+    for feature in _smaller_as_stored(schema):
+        name = feature
+        while name in schema.fields or name in schema.intermediates or name in names.values():
+            name += " (stored)"
+        names[feature] = name
     return names
+
+
+def _smaller_as_stored(schema: Schema) -> list[str]:
+    """The features that take fewer bytes than what is made of them, in those fields that need no other feature."""
+    features = list(dict.fromkeys(name for field in schema.fields.values() for name in _features_of(field)))
+    while True:
+        finished_bytes = dict.fromkeys(features, 0)
+        for name, definition in schema.fields.items():
+            if _is_unpacked_later(definition, features):
+                for part in parts_of(definition):
+                    for feature in _features_of(part):
+                        finished_bytes[feature] += spec_of(name, part, schema.features).record_bytes
+        smaller = [name for name in features if schema.features[name].num_bytes < finished_bytes[name]]
+        if len(smaller) == len(features):
+            return features
+        features = smaller  # fields that need another one are finished after all: look again at what is made of these

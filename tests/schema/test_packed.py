@@ -18,8 +18,10 @@ from loaderd.schema import (
     Int64,
     Packed,
     PackedBits,
+    Planes,
     Raw,
     Schema,
+    Spread,
     packed_schema,
     unpacking_schema,
 )
@@ -89,6 +91,17 @@ def test_what_would_take_more_bytes_stored_is_finished() -> None:
     schema = Schema({"d": PackedBits(17 * 8)}, bits)
     assert packed_schema(schema).fields == {"d": Packed("d")}
     assert dict(unpacking_schema(schema).fields) == bits
+
+
+def test_a_field_that_needs_what_does_not_travel_is_finished() -> None:
+    """Of "a" and "b" alone less is made than is stored; the planes need "c", too, which is no smaller as stored."""
+    spreads = [Spread(name, shape=(1, 2), scale=0.5, first=0 if name == "a" else None) for name in "abc"]
+    schema = Schema(
+        {"a": PackedBits(1), "b": Int64(), "c": Raw("int64")},
+        {"x": Array("b", dtype="bool", wrap=True), "y": Packed("a"), "planes": Planes(spreads)},
+    )
+    check(schema)
+    assert packed_schema(schema).fields == schema.fields
 
 
 def test_a_feature_that_travels_takes_no_name_of_a_field() -> None:
