@@ -152,13 +152,19 @@ class Runner:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        problems += [f"it left {path}" for path in Path(environment["TMPDIR"]).rglob("*")]
+        left_files = [path for path in Path(environment["TMPDIR"]).rglob("*") if not _is_autograph_s(path)]
+        problems += [f"it left {path}" for path in left_files]
         took_s = ended.time_s - float(last_line.read_text()) if last_line.exists() else None
         if took_s is None:
             problems.append(f"it did not come to its last line; it printed:\n{ended.stderr}")
         elif took_s > limit_s and not ended.hung:
             problems.append(f"it took {took_s:.2f} s to end")
         return Result(case, took_s, tuple(problems))
+
+
+def _is_autograph_s(path: Path) -> bool:
+    """TensorFlow's AutoGraph removes the module that it writes, but not what Python compiles of it."""
+    return path.name == "__pycache__" or path.name.startswith("__autograph_generated_file")
 
 
 def environment_of(folder: Path, source: str) -> dict[str, str]:
