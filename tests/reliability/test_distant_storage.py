@@ -19,7 +19,7 @@ import pytest
 from distant_s3 import ENVIRONMENT, DistantS3
 
 import loaderd
-from loaderd.errors import LoaderdError, NoShardsError, ShardReadError, StorageError
+from loaderd.errors import ClosedError, LoaderdError, NoShardsError, ShardReadError, StorageError
 from loaderd.observe.running_streams import running_streams
 from loaderd.observe.top_rows import Row, row_of
 from tests.helpers.serving import Server
@@ -114,13 +114,14 @@ def test_an_outage_is_named_and_logged(store: DistantS3, caplog: pytest.LogCaptu
     """However the store fails: it was called a lack of workers, who would make the training four times faster."""
     options = {**OPTIONS, "epochs": None}
     with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, **options) as loader:
-        batches, has_logged = iter(loader), threading.Event()
+        batches, pause_s = iter(loader), 0.005
 
         def take() -> None:
-            while not has_logged.is_set():
-                with contextlib.suppress(StorageError):  # of refusals, every five seconds
-                    next(batches)
-                    time.sleep(0.005)
+            with contextlib.suppress(ClosedError):
+                while True:
+                    with contextlib.suppress(StorageError):  # of refusals, every five seconds
+                        next(batches)
+                        time.sleep(pause_s)
 
         taker = threading.Thread(target=take)
         next(batches)
@@ -132,11 +133,11 @@ def test_an_outage_is_named_and_logged(store: DistantS3, caplog: pytest.LogCaptu
             time.sleep(0.1)
         found, (row,) = loader.diagnose(), rows_of(os.getpid())
         setattr(store, trouble, False)
+        pause_s = 0  # a consumer that never waits reads no messages
         while len(caplog.messages) < 2:
             assert time.monotonic() < until_s, (caplog.messages, loader.diagnose())
             time.sleep(0.1)
-        has_logged.set()
-        taker.join()
+    taker.join()
     assert found.gain == 1 and "workers" not in found.advice and found.limiting_stage == ""
     assert found.outage_s >= 3 and found.failed_requests >= 2
     what = {
