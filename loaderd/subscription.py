@@ -13,6 +13,8 @@ Sharing = Literal["independent", "split", "mirrored"]
 
 _MAX_NAME = 200
 _MAX_HOSTS = 1024
+# A worker gets two descriptors of each at once, and a message has room for 253.
+_MAX_MEMBERS = 120
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Subscription:
             )
         require_choice(self.sharing, "sharing", Sharing)
         object.__setattr__(self, "consumers", as_count(self.consumers, "consumers"))
+        require(self.consumers <= _MAX_MEMBERS, "consumers", f"at most {_MAX_MEMBERS}", self.consumers)
         for what in ("group", "name"):
             value = getattr(self, what)
             is_name = isinstance(value, str) and len(value) <= _MAX_NAME and value.isprintable()

@@ -44,7 +44,6 @@ LAYERS = [
     ["loaderd.daemon.pool"],
     ["loaderd.daemon.indexing"],
     ["loaderd.daemon.delivery"],
-    ["loaderd.daemon.groups"],
     ["loaderd.daemon"],
     ["loaderd.client"],
     ["loaderd.gateway", "loaderd.testing"],
@@ -80,7 +79,7 @@ NOT_AT_THE_START = [
     *("importlib.metadata", "llvmlite", "prometheus_client", "pyarrow", "random", "secrets", "subprocess", "tarfile"),
     *("tempfile", "uuid", "zipfile", "loaderd.client", "loaderd.gateway", "loaderd.observe", "loaderd.remote"),
     *("loaderd.schemas", "loaderd.server", "loaderd.subscription", "loaderd.tls"),
-    *("loaderd.daemon.groups.mirrored_group", "loaderd.formats.npz"),
+    "loaderd.formats.npz",
 ]
 
 # Nor is this part of `from loaderd import Loader`: it is for servers, for those who ask, or for workers alone.

@@ -23,6 +23,7 @@ from loaderd.subscription import Subscription
             {"batch_size": 1, "sharing": "shared"},
             'sharing="shared" is no more: a batch',
         ),
+        ({"batch_size": 1, "sharing": "mirrored", "consumers": 121}, "consumers must be at most 120"),
         ({"batch_size": 1, "name": "\n"}, "name must be "),
     ],
 )

@@ -1,6 +1,6 @@
 """The training process's end of one stream: of a private daemon, or of a server (see ``sources``).
 
-It has no thread. The caller's thread takes one batch at a time (see ``batch_receiver``), and gives back the slots
+It has no thread. The caller's thread takes one batch at a time (see ``page_consumer``), and gives back the slots
 that nothing refers to any more; there are enough slots for the workers even while a consumer holds as many as it may.
 
 **Waits.** Each wait ends: when what it is for has come; or with TransportLost, when the other end dies, says goodbye,
@@ -24,7 +24,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from loaderd.client.batch import SlotReader
-from loaderd.client.batch_receiver import BatchReceiver
+from loaderd.client.page_consumer import PageConsumer
 from loaderd.client.skipped_data import SkippedData
 from loaderd.client.sources import Source
 from loaderd.client.stall_timer import StallTimer
@@ -42,7 +42,6 @@ from loaderd.ipc.messages import (
     Message,
     Notice,
     Opened,
-    PassEnded,
     RecordsSkipped,
     ShardsFound,
     StartPass,
@@ -54,7 +53,7 @@ from loaderd.plan.passes import Listing, Pass
 from loaderd.progress import ProgressDisplay
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout
-from loaderd.shm.page import FACTS_BYTES, MAX_GENERATION, POSITION, Page, key_of
+from loaderd.shm.page import MAX_GENERATION, STORAGE_COUNTERS, Column, Page
 from loaderd.shm.page_view import PageView
 from loaderd.snapshots import Progress, StorageCounts
 
@@ -70,7 +69,7 @@ class StreamClient:
     """The connection to what serves a stream: a private daemon or a server."""
 
     _page: Page
-    _intake: BatchReceiver
+    _consumer: PageConsumer
     _progress: ProgressDisplay
     """These are set when the stream is open."""
 
@@ -136,7 +135,8 @@ class StreamClient:
 
     def _storage_counts(self, with_index: bool) -> StorageCounts:
         of_index = self.sizes.get("storage", ()) if with_index else ()
-        of_stream = () if self._reader is None else self._intake.storage_counts()  # Ctrl-C may have stopped open()
+        is_open = self._reader is not None  # Ctrl-C may have stopped open()
+        of_stream = [self._page.total(counter) for counter in STORAGE_COUNTERS] if is_open else []
         return StorageCounts(*map(sum, zip_longest(astuple(self._storage_before), of_index, of_stream, fillvalue=0)))
 
     # ---------------------------------------------------------------------------- opening and starting
@@ -162,14 +162,19 @@ class StreamClient:
         if not memory.writable:
             self.transport.before_end.append(self._reader.make_private)
 
-    def _open_page(self, num_slots: int, num_seats: int) -> None:
+    def _open_page(self, num_slots: int, num_seats: int, num_members: int, number: int) -> None:
         words = SharedMemory(self._channel.take_fd())
         words.close_fd()
+        own = None
+        if num_members:
+            memory = SharedMemory(self._channel.take_fd())
+            memory.close_fd()
+            own = Column.of_member(memory.bytes, num_slots)
         bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
-        self._page = Page(words.bytes, num_slots, num_seats)
-        self.watched = PageView.of(words.bytes) if self._page.words[FACTS_BYTES] else None
-        self._intake = BatchReceiver(self._page, bells)
-        weakref.finalize(self, self._intake.close).atexit = False
+        self._page = Page(words.bytes, num_slots, num_seats, num_members)
+        self.watched = PageView.of(words.bytes) if own is None else None
+        self._consumer = PageConsumer(self._page, bells, number, own)
+        weakref.finalize(self, self._consumer.close).atexit = False
         self._poll.register(bells[0], select.POLLIN)
 
     def list_shards(self, listing: Listing | None) -> None:
@@ -202,12 +207,11 @@ class StreamClient:
         self._generation += 1
         self._pass = pass_
         self._skips.clear()
-        self._intake.begin(self._generation, step)
+        self._consumer.begin(self._generation, step)
 
     def is_at(self, pass_: Pass, step: int) -> bool:
-        """Whether batch ``step`` of a pass is the next one that comes. The page says which step that is."""
-        is_next = self._pass == pass_ and self._page.words[POSITION] == key_of(self._generation, step)
-        return is_next and not self.torn
+        """Whether batch ``step`` of a pass is the next one that comes."""
+        return self._pass == pass_ and self._consumer.step == step and not self.torn
 
     def tell_news(self) -> None:
         """Send what the source has to tell the other end, if anything; to be called between batches."""
@@ -221,7 +225,7 @@ class StreamClient:
     @property
     def has_batch(self) -> bool:
         """Whether :meth:`next_batch` can answer now."""
-        return self._intake.has_batch and not self._intake.has_news
+        return self._consumer.can_take and not self._consumer.has_news
 
     def wait_for_batch(self) -> int:
         """Wait until :meth:`next_batch` can answer. Returns how many ns that took.
@@ -234,7 +238,7 @@ class StreamClient:
         self._outage = None
         self._wait("a batch", lambda: self.has_batch or self._outage, self._stall_timeout, self._sleep)
         waited_ns = time.perf_counter_ns() - began_ns
-        self._intake.waited(waited_ns)
+        self._consumer.waited(waited_ns)
         self.torn = False
         outage, self._outage = self._outage, None
         if outage is not None and not self.has_batch:
@@ -249,10 +253,11 @@ class StreamClient:
         self.torn = True
         reader = self.reader
         if reader.ended:
-            self._intake.give_back(reader.take_back())
-        delivery = self._intake.take()
+            self._consumer.release(*reader.take_back())
+        step = self._consumer.step
+        delivery = self._consumer.take()
         self.delivered = True
-        skipped = self._skips.pop(self._intake.step, None) if self._skips else None
+        skipped = self._skips.pop(step, None) if self._skips else None
         if isinstance(delivery, BatchFailed):
             error = delivery.error
             self._skipped.add_damages("epoch", error.damages)
@@ -264,7 +269,7 @@ class StreamClient:
 
     def release(self, slot: int) -> None:
         """Give back a slot of which no lease was made."""
-        self._intake.give_back([slot])
+        self._consumer.release(slot)
 
     # ----------------------------------------------------------------------------- sending and waiting
 
@@ -319,15 +324,15 @@ class StreamClient:
 
     def _sleep(self, limit_s: float) -> list[int]:
         """As :meth:`_poll_for`, but gives slots back first, and Ctrl-C in the sleep leaves nothing torn."""
-        intake = self._intake
+        consumer = self._consumer
         self.torn = True
-        intake.give_back(self.reader.take_back())
+        consumer.release(*self.reader.take_back())
         began_ns = time.perf_counter_ns()
-        must_sleep = intake.fall_asleep() or intake.has_news
+        must_sleep = consumer.fall_asleep() or consumer.has_news
         self.torn = not must_sleep
         readable = self._poll_for(limit_s if must_sleep else 0)
         self.torn = True
-        intake.wake_up(time.perf_counter_ns() - began_ns)
+        consumer.wake_up(time.perf_counter_ns() - began_ns)
         return readable
 
     # ----------------------------------------------------------------------------------------- messages
@@ -337,8 +342,8 @@ class StreamClient:
             self._bye = message
             return
         self._has_answered = True
-        if isinstance(message, (RecordsSkipped, BatchFailed, PassEnded, StorageUnavailable)):
-            self._intake.noted()
+        if isinstance(message, (RecordsSkipped, BatchFailed, StorageUnavailable)):
+            self._consumer.noted()
         if isinstance(message, Failed):
             self._give_up(message.error)
         elif isinstance(message, Welcome):
@@ -350,7 +355,7 @@ class StreamClient:
             if message.generation == self._generation:
                 self._skips[message.step] = message
         elif isinstance(message, BatchFailed):
-            self._intake.broken(message)
+            self._consumer.failed(message)
         elif isinstance(message, Progress):
             self._progress(message)
         elif isinstance(message, ShardsFound):

@@ -130,8 +130,11 @@ class Consumer:
 
     def overdue(self, now_s: float, limits: Limits) -> ServerError | None:
         """Why this consumer must go: it is too slow, does not read, or says nothing; None: it may stay."""
-        if self.session is not None and self.session.has_moved(self.number):
+        consumers = None if self.session is None else self.session.consumers
+        if consumers is not None and consumers.has_moved(self.number):
             self.heard_s = now_s
+        if consumers is not None and consumers.holds_too_many(self.number):
+            return ServerError("this consumer holds more batches than its share of the group's")
         if self.channel.fault is not None:
             return ServerError(f"this is no message of loaderd: {self.channel.fault}")
         idle_s = now_s - self.heard_s
@@ -151,7 +154,8 @@ class Consumer:
         Time in which there was nothing to take does not count: the clock starts when this first sees a batch there.
         So a consumer that has waited for long gets a moment in which to take what has come.
         """
-        if self.session is None or not self.session.has_waiting(self.number):
+        consumers = None if self.session is None else self.session.consumers
+        if consumers is None or not consumers.has_waiting(self.number):
             self.offered_s = None
             return None
         self.offered_s = now_s if self.offered_s is None else max(self.offered_s, self.heard_s)

@@ -22,7 +22,6 @@ from typing import Any
 from loaderd import logs
 from loaderd.daemon.catalog import ServedDataset, load_catalog
 from loaderd.daemon.debug_report import describe
-from loaderd.daemon.groups.mirrored_group import Mirrored
 from loaderd.daemon.indexing.shard_manifest import Manifests
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.pool.worker_pool import WorkerPool
@@ -292,7 +291,7 @@ class ServerDaemon(Daemon):
             prepared=prepared,
             prepare=prepare,
             earlier=None if prepare is not None else partial(served.earlier, of, self._worker_manager),
-            group=partial(Mirrored, num_members=wanted.consumers) if wanted.is_group else None,
+            num_members=wanted.consumers if wanted.is_group else 0,
             log=partial(_logger.warning, "%s, stream %d: %s", served.name, number),
         )
         session.dataset = served.name
@@ -323,7 +322,7 @@ class ServerDaemon(Daemon):
         if session is not None:
             self._left.append(consumer.report(time.monotonic()))
             session.leave(number)
-        if session is not None and session.present and session.holds(number) and not has_ended:
+        if session is not None and session.present and session.may_hold(number) and not has_ended:
             consumer.channel.ignore()
             self._leaving[number] = consumer
         else:

@@ -6,8 +6,7 @@
          ▲                                                                                │
          └──────────────────── List, where data sets grow ────────────────────────────────┘
 
-Its consumers are its **members**. A member that has the stream to itself takes batches from the stream's page. Each
-member of a group has its own page, by which the daemon hands on what it takes from the stream's (``groups.lane``).
+Its consumers take the batches of its page (see ``delivery.consumers``).
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from loaderd.daemon.delivery.consumers import Consumers
 from loaderd.daemon.delivery.dispatch import Dispatch
-from loaderd.daemon.delivery.events import Delivery, FailedBatch, Omission
+from loaderd.daemon.delivery.events import FailedBatch
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.delivery.sampling import Sampler
-from loaderd.daemon.delivery.stream import Stream
-from loaderd.daemon.groups.feed import Feed
-from loaderd.daemon.groups.lane import Had, Lane, WholeStream
-from loaderd.daemon.groups.members import Handed, Members, PageReader
+from loaderd.daemon.delivery.storage_outage import StorageOutage
 from loaderd.daemon.indexing.preparation import Preparation, Prepare
 from loaderd.daemon.indexing.schema_check import SchemaCheck
 from loaderd.daemon.pool.worker_manager import WorkerManager
@@ -34,7 +31,6 @@ from loaderd.ipc.messages import (
     ListData,
     Message,
     Notice,
-    PassEnded,
     RecordsSkipped,
     StartPass,
     StorageUnavailable,
@@ -43,7 +39,6 @@ from loaderd.options import MAX_STEP, require
 from loaderd.plan.passes import pass_of
 from loaderd.redaction import redacted
 from loaderd.shm.page import MAX_GENERATION
-from loaderd.shm.page_consumer import PageConsumer
 from loaderd.snapshots import Facts, Outage
 from loaderd.storage.names import some_of
 
@@ -54,12 +49,11 @@ _OUTAGE_LOGGED_S = 5.0
 class Session:
     """See the module's docstring.
 
-    ``pickled``: ``description``, as Attach has it. ``tell`` sends a message, with descriptors, to a member.
+    ``pickled``: ``description``, as Attach has it. ``tell`` sends a message, with descriptors, to a consumer.
     ``prepared``: the preparation of the data. ``prepare`` makes another one, for a listing; None: other streams use
     ``prepared``, too. ``earlier``, called when ``prepared`` is finished, returns the preparation of other data, which
-    the stream's position belongs to, or None. ``group`` makes what shares the stream among its members; None: there
-    is one member, which reads the stream's page. ``log``: where else warnings go. ``error``: why the stream cannot go
-    on, for any member.
+    the stream's position belongs to, or None. ``num_members``: as of a page. ``log``: where else warnings go.
+    ``error``: why the stream cannot go on, for any consumer.
     """
 
     def __init__(
@@ -73,18 +67,18 @@ class Session:
         prepared: Preparation,
         prepare: Prepare | None = None,
         earlier: Callable[[], Preparation | None] | None = None,
-        group: Callable[[Feed], Members] | None = None,
+        num_members: int = 0,
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.number = number
         self.error: LoaderdError | None = None
         self.opened: OpenedStream | None = None
-        self.members: Members | None = None
+        self.consumers: Consumers | None = None
         self.present: set[int] = set()
         self.dataset = ""
         """Its name, at a server."""
         self.held_batches = description.options.held_batches
-        """How many batches each member may hold."""
+        """How many batches each consumer may hold."""
         self._description = description
         self._pickled = pickled
         self._record_bytes = description.schema.record_bytes
@@ -94,11 +88,9 @@ class Session:
         self._own = None if prepare is None else prepared
         self._preparation: Preparation | None = prepared
         self._earlier = earlier
-        self._group = group
+        self._num_members = num_members
         self._log = log
         self._outage_s = 0.0
-        self._feed: Feed | None = None
-        self._lanes: dict[int, Lane | WholeStream] = {}
         self._granting: Dispatch | None = None
         self._sampler: Sampler | None = None
         self._probe: SchemaCheck | None = None
@@ -109,41 +101,38 @@ class Session:
         """The preparation of data that the stream waits for; None: it waits for none."""
         return self._preparation
 
-    # ------------------------------------------------------------------------------------------ members
+    # ---------------------------------------------------------------------------------------- consumers
 
-    def join(self, member: int) -> None:
-        """Add a member."""
-        self.present.add(member)
-        if self.members is not None:
-            self.members.join(member)
-            self._introduce(member)
+    def join(self, number: int) -> None:
+        """Add a consumer."""
+        self.present.add(number)
+        if self.consumers is not None:
+            self._introduce(self.consumers, number)
 
-    def leave(self, member: int) -> None:
-        """Give a member nothing more. The slots that it has stay lent to it."""
-        self.present.discard(member)
-        if self.members is not None:
-            self.members.leave(member)
-        if member in self._lanes:
-            self._lanes.pop(member).close()
+    def leave(self, number: int) -> None:
+        """Give a consumer nothing more. It keeps the slots that it holds."""
+        self.present.discard(number)
+        if self.consumers is not None:
+            self.consumers.leave(number)
 
-    def holds(self, member: int) -> bool:
-        """Whether slots are lent to a member, which may have left."""
-        return self.members is not None and self.members.held_by(member) > 0
+    def may_hold(self, number: int) -> bool:
+        """Whether a consumer that has left may still read slots."""
+        return self.consumers is not None and self.consumers.may_hold(number)
 
-    def give_back_all(self, member: int) -> None:
-        """Take all slots back from a member that has left, and reads nothing any more."""
-        if self.members is not None:
-            self.members.give_back_all(member)
+    def give_back_all(self, number: int) -> None:
+        """Take all slots back from a consumer that has left, and reads nothing any more."""
+        if self.consumers is not None:
+            self.consumers.give_back_all(number)
 
-    def received(self, member: int, message: Message) -> None:
-        """Handle a message of a member. Raises LoaderdError or ValueError where the message may not come now."""
-        members = self.members
-        if members is None:
+    def received(self, number: int, message: Message) -> None:
+        """Handle a message of a consumer. Raises LoaderdError or ValueError where the message may not come now."""
+        consumers = self.consumers
+        if consumers is None:
             raise DaemonError(f"{type(message).__name__} came before the stream was there")
         if isinstance(message, StartPass):
             is_key = 0 < message.generation <= MAX_GENERATION and message.step <= MAX_STEP
             require(is_key, "StartPass", f"of generation 1 to {MAX_GENERATION}", message)
-            members.start(member, message.generation, pass_of(message.which), message.step)
+            consumers.start(number, message.generation, pass_of(message.which), message.step)
         elif isinstance(message, ListData):
             require(self._prepare is not None, "ListData", "for a data set that grows", message)
             assert self._prepare is not None and self._own is not None and self.opened is not None
@@ -154,11 +143,11 @@ class Session:
             raise DaemonError(f"{type(message).__name__} is not for the daemon")
 
     def _tell_all(self, message: Message) -> None:
-        for member in self.present:
-            self._tell(member, message, ())
+        for number in self.present:
+            self._tell(number, message, ())
 
     def warn(self, text: str) -> None:
-        """Send a warning to all members, and log it."""
+        """Send a warning to all consumers, and log it."""
         self._log(text)
         self._tell_all(Notice(redacted(text), self._worker_manager.pool.restarts))
 
@@ -212,15 +201,16 @@ class Session:
             self._tell_all(self.opened.listed_message())
             return
         running = len(worker_manager.pool.numbers)
-        bell = None if self._group is None else worker_manager.bell
-        self.opened = opened = OpenedStream(self.number, self._description, self._pickled, data, running, bell)
+        self.opened = opened = OpenedStream(
+            self.number, self._description, self._pickled, data, running, self._num_members
+        )
         self._sampler = Sampler(opened, worker_manager.use)
         self._index_facts = {
             "index_s": preparation.index_s,
             "index_cached": preparation.num_cached,
             "storage": preparation.storage_counts,
         }
-        self._granting = Dispatch(opened, worker_manager, self._tell_members)
+        self._granting = Dispatch(opened, worker_manager, self._tell_consumers)
         worker_manager.attach(self._granting)
         worker_manager.start(self._description.options.num_workers)
         self._probe = SchemaCheck(
@@ -242,39 +232,27 @@ class Session:
                 f"{some_of(names)}"
             )
         self._worker_manager.scheduler.add_source(opened.stream)
-        if self._group is None:
-            self.members = PageReader(opened.stream)
-        else:
-            bell = self._worker_manager.bell
-            self._feed = Feed(opened.stream, PageConsumer(opened.page, bell, self._worker_manager.pool.bells))
-            self.members = self._group(self._feed)
-        for member in self.present:
-            self.members.join(member)
-            self._introduce(member)
+        self.consumers = Consumers(opened.stream, opened.stream_memory.bells)
+        for number in self.present:
+            self._introduce(self.consumers, number)
 
-    def _introduce(self, member: int) -> None:
-        """Tell a member what the stream is like."""
+    def _introduce(self, consumers: Consumers, number: int) -> None:
+        """Give a consumer a column, and tell it what the stream is like."""
         assert self.opened is not None
-        opened = self.opened
-        self._tell(member, opened.listed_message(), ())
-        self._lanes[member] = lane = self._new_lane(opened)
-        message = opened.opened_message(self._index_facts, len(lane.fds) - 3)
-        self._tell(member, message, (opened.stream_memory.consumer_fd, *lane.fds))
-
-    def _new_lane(self, opened: OpenedStream) -> Lane | WholeStream:
-        """The page by which one more member gets its batches."""
-        bell, bells = self._worker_manager.bell, self._worker_manager.pool.bells[: opened.page.num_seats]
-        if self._group is not None:
-            return Lane(opened.page.num_slots, bell)
-        return WholeStream(opened.stream, [opened.stream_memory.page_fd, opened.stream_memory.bell, bell, *bells])
+        opened, manager = self.opened, self._worker_manager
+        column = consumers.join(number)
+        self._tell(number, opened.listed_message(), ())
+        bells = manager.bell, *manager.pool.bells[: opened.page.num_seats]
+        fds = *opened.stream_memory.consumer_fds(column), *bells
+        self._tell(number, opened.opened_message(self._index_facts, column), fds)
 
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
-        if self.members is not None and self.opened is not None and self._granting is not None:
+        if self.consumers is not None and self.opened is not None and self._granting is not None:
             self.opened.stream.tick(seconds)
             self._log_outage(self.opened.stream.outage, self.opened.stream_memory.watched.facts)
-            self.members.tick(seconds)
-            self._granting.tick(seconds, bool(self._asleep(self.members)))
+            self.consumers.tick(seconds)
+            self._granting.tick(seconds, self.opened.stream.is_waited_for)
 
     def _log_outage(self, outage: Outage | None, facts: Facts) -> None:
         """Say once that there is an outage, and once that it is over."""
@@ -285,78 +263,38 @@ class Session:
         elif outage is not None and before_s < _OUTAGE_LOGGED_S <= now_s:
             self.warn(f"{outage.in_words(facts.source)}. Requests are made again until there are answers")
 
-    def _asleep(self, members: Members) -> list[tuple[int, int]]:
-        """(member, generation) of those that sleep until the stream's next batch is there."""
-        return [(member, generation) for member, generation in members.waiting() if self._lanes[member].sleeps]
-
     def hand_over(self) -> None:
-        """Take slots back, look at the page, and send members and workers what there is to tell."""
-        if self.members is None or self.opened is None or self._granting is None or self._sampler is None:
+        """Look at the page, and send consumers and workers what there is to tell."""
+        if self.consumers is None or self.opened is None or self._granting is None or self._sampler is None:
             return
-        for member, lane in self._lanes.items():
-            if slots := lane.take_back():
-                self.members.release(member, slots)
-            if isinstance(lane, Lane):
-                self.members.reached(member, *lane.place)
         self.opened.stream.look()
         self._sampler.sample()
-        if self._feed is not None:
-            self._feed.collect()
         self._granting.say()
-        self._tell_away(self.members, self.opened.stream)
+        self._tell_of_outage(self.consumers, self.opened.stream.storage)
 
-    def _tell_away(self, members: Members, stream: Stream) -> None:
-        """Tell members that sleep now that storage has failed; those that wait later are told if it fails again."""
-        error = stream.storage.error
+    def _tell_of_outage(self, consumers: Consumers, storage: StorageOutage) -> None:
+        """Tell those that sleep now that storage has failed; those that wait later are told if it fails again."""
+        error = storage.error
         if error is None:
             return
-        asleep = self._asleep(members) if stream.is_waited_for else []
-        for member, generation in asleep:
-            self._announce(member, StorageUnavailable(generation, error))
-        stream.storage.told(bool(asleep))
+        asleep = consumers.waiting()
+        for number, generation in asleep:
+            self._announce(number, StorageUnavailable(generation, error))
+        storage.told(bool(asleep))
 
-    def _tell_members(self) -> None:
-        while self.members is not None:
-            for handed in self.members.take():
-                self._hand(handed)
-            if self._feed is None or not self._feed.collect():
-                return
+    def _tell_consumers(self) -> None:
+        if self.consumers is not None:
+            for number, generation, note in self.consumers.take():
+                if isinstance(note, FailedBatch):
+                    self._announce(number, BatchFailed(generation, note.step, note.error))
+                else:
+                    self._announce(number, RecordsSkipped(generation, note.step, note.errors, note.num_skipped))
 
-    def _hand(self, handed: Handed) -> None:
-        member, generation, item = handed.member, handed.generation, handed.item
-        if isinstance(item, Delivery):
-            if item.omission is not None:
-                self._tell_of_damage(member, _skipped(generation, item.omission))
-            lane = self._lanes[member]
-            assert isinstance(lane, Lane)  # whoever has a stream to itself takes batches itself
-            lane.fill(generation, item)
-        elif isinstance(item, Omission):
-            self._tell_of_damage(member, _skipped(generation, item))
-        elif isinstance(item, FailedBatch):
-            self._tell_of_damage(member, BatchFailed(generation, item.step, item.error))
-        else:
-            self._announce(member, PassEnded(generation))
-
-    def _tell_of_damage(self, member: int, message: RecordsSkipped | BatchFailed) -> None:
-        lane = self._lanes[member]
-        if isinstance(lane, Lane):
-            lane.wake_behind(message.generation, message.step)
-        self._announce(member, message)
-
-    def _announce(self, member: int, message: Message) -> None:
-        """Send a message that the member must read before it takes the batches behind it."""
-        self._lanes[member].announce()
-        self._tell(member, message, ())
-
-    # -------------------------------------------------------------------------------------------- progress
-
-    def has_waiting(self, member: int) -> bool:
-        """Whether there are batches that a member could take."""
-        return self.members is not None and self.members.has_waiting(member)
-
-    def has_moved(self, member: int) -> bool:
-        """Whether a member has taken batches since this was asked last."""
-        return member in self._lanes and self._lanes[member].has_moved()
+    def _announce(self, number: int, message: Message) -> None:
+        """Send a message that the consumer must read before it takes the batches behind it."""
+        assert self.consumers is not None and self.opened is not None
+        self.opened.page.add_consumer_news(self.consumers.column_of(number))
+        self._tell(number, message, ())
 
     # ----------------------------------------------------------------------------------------------- end
 
@@ -368,14 +306,12 @@ class Session:
         if self._probe is not None:
             worker_manager.scheduler.remove_source(self._probe)
         if self.opened is not None:
-            if self.members is not None:
+            if self.consumers is not None:
                 self.opened.stream.stop()
                 worker_manager.scheduler.remove_source(self.opened.stream)
             if self._granting is not None:
                 worker_manager.detach(self._granting)
             self.opened.stream_memory.close()
-        for lane in self._lanes.values():
-            lane.close()
 
     # ------------------------------------------------------------------------------------------- report
 
@@ -384,40 +320,38 @@ class Session:
         """Bytes of windows and slots."""
         return 0 if self.opened is None else self.opened.stream_memory.num_bytes
 
-    def waits_for(self, member: int) -> str:
-        """What a member waits for, in words."""
+    def waits_for(self, number: int) -> str:
+        """What a consumer waits for, in words."""
         if self._preparation is not None:
             return f"waits for the data set to be {self._preparation.doing}"
-        return "waits for the stream to begin" if self.members is None else self.members.describe(member)
+        return "waits for the stream to begin" if self.consumers is None else self.consumers.describe(number)
 
-    def report(self, member: int) -> dict[str, Any]:
-        """What ``loaderd status`` shows of a member: where it stands, what it has taken, what it holds."""
-        had = self._lanes[member].had if member in self._lanes else Had()
+    def report(self, number: int) -> dict[str, Any]:
+        """What ``loaderd status`` shows of a consumer: where it stands, what it has taken, what it holds."""
+        batches, records, step, held = 0, 0, 0, 0
+        if self.consumers is not None:
+            batches, records, step = self.consumers.taken_by(number)
+            held = self.consumers.lent_to(number)
         plan = None if self.opened is None else self.opened.stream.plan
-        epoch, batch = (0, 0) if plan is None else plan.place_of(had.next_step)
-        held = 0 if self.members is None else self.members.held_by(member)
+        epoch, batch = (0, 0) if plan is None else plan.place_of(step)
         watched = None if self.opened is None else self.opened.stream_memory.watched
         now = None if watched is None else watched.now()
         diagnosis = None
-        if watched is not None and self._group is None:
+        if watched is not None and not self._num_members:
             from loaderd.observe.diagnose import diagnose_samples  # imported only when somebody asks
 
             diagnosis = asdict(diagnose_samples(watched.samples(), watched.facts))
         return {
             "epoch": epoch,
             "batch": batch,
-            "batches": had.batches,
-            "records": had.records,
-            "bytes": had.records * self._record_bytes % (1 << 63),  # a consumer may write any number in its page
+            "batches": batches,
+            "records": records,
+            "bytes": records * self._record_bytes % (1 << 63),  # a consumer may write any number in its page
             "slots": self._description.options.num_slots,
             "slots_lent": held,
-            "state": self.waits_for(member),
+            "state": self.waits_for(number),
             "stream": self.number,
             "stage_s": {} if now is None else {**now.stage_s, **now.field_s},  # of the whole stream
             "waiting_seconds": 0.0 if now is None else now.wait_s,
             "diagnosis": diagnosis,
         }
-
-
-def _skipped(generation: int, omission: Omission) -> RecordsSkipped:
-    return RecordsSkipped(generation, omission.step, omission.errors, omission.num_skipped)

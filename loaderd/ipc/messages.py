@@ -9,7 +9,7 @@
     daemon      ◄── worker
 
     consumer    ──► server   Hello, Subscribe (in place of Open), AskStatus, AskData
-    consumer    ◄── server   Welcome, PassEnded, Bye, Status, DataIs as well
+    consumer    ◄── server   Welcome, Bye, Status, DataIs as well
     supervisor  ──► server   Serve, Drain, Stop, AskStatus
     supervisor  ◄── server   Status, Failed
     supervisor  ──► gateway  Gateway, Stop, AskStatus
@@ -41,7 +41,7 @@ UNICODE_ERRORS = "surrogatepass"
 
 
 # The version of what consumers and servers say to each other. A server refuses any other.
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 class Hello(NamedTuple):
@@ -217,17 +217,19 @@ class DataListed(NamedTuple):
 
 
 class PageSize(NamedTuple):
-    """The size of the page by which batches come (``shm.page``)."""
+    """The size of the page by which batches come, and the ``number`` of the consumer's column (``shm.page``)."""
 
     num_slots: int
     num_seats: int
+    num_members: int
+    number: int
 
 
 class Opened(NamedTuple):
     """Daemon: the stream exists. Listed has come before.
 
-    ``facts`` are fields of ``Statistics``. The memory of the slots and of the page comes along, and the bells: the
-    consumer's, the daemon's, and one of each seat.
+    ``facts`` are fields of ``Statistics``. The memory of the slots and of the page comes along, that of the
+    column of a member, and the bells: the consumer's, the daemon's, and one of each seat.
     """
 
     facts: dict[str, Any]
@@ -251,12 +253,6 @@ class BatchFailed(NamedTuple):
     generation: int
     step: int
     error: LoaderdError
-
-
-class PassEnded(NamedTuple):
-    """Daemon: the pass is over."""
-
-    generation: int
 
 
 class AskState(NamedTuple):
@@ -312,7 +308,6 @@ Message = (
     | Opened
     | StartPass
     | BatchFailed
-    | PassEnded
     | AskState
     | State
     | Notice

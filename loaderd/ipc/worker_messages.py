@@ -73,10 +73,10 @@ class Seat(NamedTuple):
 class Attach(NamedTuple):
     """Daemon: what a worker needs for a stream; ``description`` as in Open.
 
-    The memory of its windows, of its slots and of its page comes along, and the bell of its consumer.
-    ``source``: the shards; if servers have the records, a pickle of ``remote.source.RemoteRows``.
-    ``num_slots`` and ``num_seats`` are the page's; ``news``: how many Granted and Withdrawn were sent to the seat
-    before. This message may come again for the same stream, with other files.
+    The memory of its windows, of its slots, of its page and of its members' columns comes along, and the bell of each
+    of its consumers. ``source``: the shards; if servers have the records, a pickle of ``remote.source.RemoteRows``.
+    ``num_slots``, ``num_seats`` and ``num_members`` are the page's; ``news``: how many Granted and Withdrawn were
+    sent to the seat before. This message may come again for the same stream, with other files.
     """
 
     stream: int
@@ -85,6 +85,7 @@ class Attach(NamedTuple):
     max_rows: int
     num_slots: int
     num_seats: int
+    num_members: int
     news: int
 
 

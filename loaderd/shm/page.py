@@ -7,21 +7,25 @@ daemon writes its words until another worker takes the seat.)
 ::
 
     word                     writer    what it says
-    CONSUMER_NEWS            daemon    how many messages about batches it has sent to the consumer
     WAKE_DAEMON_AT           daemon    ring its bell when POSITION has come to this key
     GRANTED                  daemon    the key behind the last batch that workers may make, or that is broken
-    LAYOUT … FACTS_BYTES     daemon    how to read the page, for processes that have nothing else: see ``samples``
+    LAYOUT … NUM_MEMBERS     daemon    how to read the page, for processes that have nothing else: see ``samples``
     SAMPLES                  daemon    how many samples it has written so far
-    POSITION                 consumer  the key of the batch that it takes next: all before it are taken
-    CONSUMER_SLEEPS_FOR      consumer  the key of the batch for which it sleeps; 0: it is awake
-    TAKEN_BATCHES, _RECORDS  consumer  how many it has taken so far
-    CONSUMER_WAITED_NS       consumer  how long it has waited for batches
-    COPY_NS                  consumer  how long it has copied batches, because too many are held
-    CONSUMER_PID, _THREAD    consumer  its process, and the thread that began the pass
-    TAKES_AHEAD              consumer  1: batches are taken ahead of their use (tf.data)
-    DEVICE_WAIT_NS           consumer  how long it has waited for copies of batches to a device
-    COPIES_AHEAD             consumer  how many batches are copied there before they are taken
-    WAITS …                  consumer  how many waits there were of less than 4 µs, 8 µs, 16 µs …; the last: longer
+    of each consumer:
+      CONSUMER_NEWS          daemon    how many messages about batches it has sent to the consumer
+      STARTS_AT              daemon    the key from which on the consumer gets batches; NEVER: it gets none
+      ANSWERED               daemon    the number of the StartPass that STARTS_AT answers
+      POSITION               consumer  the key of the batch that it takes next: all before it are taken
+      CONSUMER_SLEEPS_FOR    consumer  the key of the batch for which it sleeps; 0: it is awake
+      TAKEN_BATCHES, …       consumer  how many batches and records it has taken so far
+      CONSUMER_WAITED_NS     consumer  how long it has waited for batches
+      COPY_NS                consumer  how long it has copied batches, because too many are held
+      CONSUMER_PID, _THREAD  consumer  its process, and the thread that began the pass
+      TAKES_AHEAD            consumer  1: batches are taken ahead of their use (tf.data)
+      DEVICE_WAIT_NS         consumer  how long it has waited for copies of batches to a device
+      COPIES_AHEAD           consumer  how many batches are copied there before they are taken
+      WAITS …                consumer  how many waits there were of less than 4 µs, 8 µs, 16 µs …; the last: longer
+      HELD, of each slot     consumer  1: it reads the slot
     of each seat:
       NEWS                   daemon    how many Granted and Withdrawn it has sent there
       SLEEPS                 worker    1: it sleeps; ring its bell when a slot of its own has been given back
@@ -31,37 +35,45 @@ daemon writes its words until another worker takes the seat.)
     of each slot, all of which belong to a seat (slot % seats):
       KEY                    worker    the key of the batch that is in the slot, or that is being written there
       RECORDS                worker    how many records that batch has
-      FILLED                 worker    how many batches were written there so far
-      RELEASED               consumer  how many of these it has given back, or passed over
+      READY                  worker    the key of the last batch that was written there to its end
     of each of the last samples:
       …                      daemon    what all words above said at some moment, added up: see ``samples``
     ERROR                    daemon    how often the text behind it has changed, and its length; 0: it changes now
     …                        daemon    the text: how the last request to storage failed
 
-A **key** is the generation (how often the consumer has begun somewhere) and the step in it, in one word, so that
-both are always read together. Keys only rise. A slot is free while FILLED == RELEASED.
+A **key** is the generation (how often the stream has begun somewhere) and the step in it, in one word, so that
+both are always read together. Keys only rise.
+
+**Who holds a slot.** A slot is free when no consumer has HELD it, and its READY is less than the place of each. The
+**place** of a consumer is the greater of its POSITION and STARTS_AT.
+
+**Columns.** What a consumer writes is its column. A stream's only consumer has its column in the page, which it maps
+for writing. With ``sharing="mirrored"``, each consumer (a **member**) maps a memory of its own for writing, which
+holds its column, and the page and the slots for reading. So wrong values harm only the member that writes them.
 
 **A worker** takes a free slot of its own and looks for the first step that is granted, not taken, and in no KEY. It
-claims that step by writing its key to the slot's KEY, then writes the batch, then RECORDS, then FILLED. It reads all
-KEYs before POSITION, so that a step which was taken meanwhile is found in one of the two. Two workers may claim the
-same step at the same moment; so each looks at the KEYs again after its claim, and the one whose slot has the higher
-number gives way. If both go on all the same, the batch is there twice: the consumer takes one and skips the other.
+claims that step by writing its key to the slot's KEY, then writes the batch, then RECORDS, then READY. It reads all
+KEYs before the places, so that a step which was taken meanwhile is found in one of the two. Two workers may claim
+the same step at the same moment; so each looks at the KEYs again after its claim, and the one whose slot has the
+higher number gives way. If both go on all the same, the batch is there twice: one of the two is never taken.
 
-**The consumer** looks for the slot whose KEY is POSITION and which is not free, writes POSITION, reads the batch, and
-writes RELEASED when nothing refers to it any more. It skips batches that are older than POSITION.
+**A consumer** looks for the slot whose READY is POSITION, says HELD, writes POSITION, reads the batch, and takes HELD
+back when nothing refers to it any more. Where the daemon has written STARTS_AT meanwhile, a worker may believe that
+the slot is free. So the worker looks at HELD again after its claim, and the member at KEY after it has said HELD:
+one of them sees the other and gives way.
 
-**The daemon** grants steps whose rows are in their windows. From POSITION it learns which windows are used up.
+**The daemon** grants steps whose rows are in their windows. From the places it learns which windows are used up. The
+only consumer of a stream numbers its generations itself. For members the daemon does: each follows STARTS_AT, and
+goes on at its own step.
 
 **Order.** A writer writes data before the word that announces them; a reader reads the word before the data. x86
 keeps that order by itself, aarch64 needs a barrier between the two. Both need one where two processes each write a
-word and then read the other's: a worker says SLEEPS and then looks for a free slot once more, while the consumer
-writes RELEASED and then looks whether the worker SLEEPS. :func:`barrier` serves for both.
+word and then read the other's: a worker says SLEEPS and then looks for a free slot once more, while a consumer
+takes HELD back and then looks whether the worker SLEEPS. :func:`barrier` serves for both.
 
-**Groups.** Each member of a group has a page of its own, on which the daemon is the only worker (``groups.lane``).
-
-**Deaths.** A worker that dies between writing KEY and FILLED leaves a claim: the daemon withdraws it, and another
-worker makes the batch. One that dies after FILLED has delivered it. When a daemon or a consumer dies, the page goes
-too.
+**Deaths.** A worker that dies between writing KEY and READY leaves a claim: the daemon withdraws it, and another
+worker makes the batch. One that dies after READY has delivered it. When a daemon or the only consumer dies, the
+page goes too. When a member dies, the daemon clears its column, and the others go on.
 """
 
 from __future__ import annotations
@@ -70,6 +82,7 @@ import os
 import threading
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,15 +97,16 @@ NEVER = (1 << 63) - 1
 
 _LINE = 8
 """Words of a cache line. Words of different writers lie in different lines."""
-CONSUMER_NEWS, WAKE_DAEMON_AT, GRANTED, LAYOUT, NUM_SLOTS, NUM_SEATS, FACTS_BYTES, SAMPLES = range(_LINE)
-POSITION, CONSUMER_SLEEPS_FOR, TAKEN_BATCHES, TAKEN_RECORDS, CONSUMER_WAITED_NS = range(_LINE, _LINE + 5)
-COPY_NS, CONSUMER_PID, CONSUMER_THREAD = range(_LINE + 5, _LINE + 8)
-TAKES_AHEAD, DEVICE_WAIT_NS, COPIES_AHEAD, WAITS = range(_LINE + 8, _LINE + 12)
+WAKE_DAEMON_AT, GRANTED, LAYOUT, NUM_SLOTS, NUM_SEATS, FACTS_BYTES, SAMPLES, NUM_MEMBERS = range(_LINE)
+CONSUMER_NEWS, STARTS_AT, ANSWERED = range(_LINE, _LINE + 3)
+POSITION, CONSUMER_SLEEPS_FOR, TAKEN_BATCHES, TAKEN_RECORDS, CONSUMER_WAITED_NS = range(2 * _LINE, 2 * _LINE + 5)
+COPY_NS, CONSUMER_PID, CONSUMER_THREAD = range(2 * _LINE + 5, 2 * _LINE + 8)
+TAKES_AHEAD, DEVICE_WAIT_NS, COPIES_AHEAD, WAITS = range(3 * _LINE, 3 * _LINE + 4)
 NUM_WAITS = 23
 """Bins of the histogram of the consumer's waits; the last but one ends at 9 s."""
-_SEATS = 6 * _LINE
+_SEATS = 7 * _LINE
 CONSUMER = slice(POSITION, WAITS + NUM_WAITS)
-"""All words of the consumer."""
+"""All words of the only consumer but HELD. In a member's column, they have the same places."""
 
 
 class Counter(IntEnum):
@@ -184,29 +198,60 @@ def new_bell() -> int:
     return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
 
-class Page:
-    """The words of a stream's page, in ``memory``: uint8, which must be zeroed when it is new."""
+class Column(NamedTuple):
+    """What one consumer writes. ``first_held``: where the words HELD begin."""
 
-    def __init__(self, memory: npt.NDArray[np.uint8], num_slots: int, num_seats: int) -> None:
+    words: memoryview[int]
+    first_held: int
+
+    @classmethod
+    def of_member(cls, memory: npt.NDArray[np.uint8], num_slots: int) -> Column:
+        """In a memory of its own, which must be zeroed when it is new."""
+        return cls(memory.data[: 8 * column_words_of(num_slots)].cast("q"), _SEATS)
+
+
+class Page:
+    """The words of a stream's page, in ``memory``: uint8, which must be zeroed when it is new.
+
+    ``num_members``: how many consumers have a column of their own; 0: there is one consumer, whose column is in the
+    page. ``columns``: the memories of these columns. A member has only its own, and leaves them out.
+    """
+
+    def __init__(
+        self,
+        memory: npt.NDArray[np.uint8],
+        num_slots: int,
+        num_seats: int,
+        num_members: int = 0,
+        columns: Sequence[npt.NDArray[np.uint8]] = (),
+    ) -> None:
         self.num_slots = num_slots
         self.num_seats = num_seats
-        self.words = memory.data[: 8 * words_of(num_slots, num_seats)].cast("q")
+        self.num_members = num_members
+        self.words = memory.data[: 8 * words_of(num_slots, num_seats, num_members)].cast("q")
         first = _SEATS + num_seats * _SEAT_WORDS
         stride = _lines(num_slots)
-        self._key, self._records, self._filled, self._released = range(first, first + 4 * stride, stride)
+        self._key, self._records, self._ready, self._held = range(first, first + 4 * stride, stride)
+        more = words_of(num_slots, num_seats)
+        self._shifts: list[int] = [0, *range(more - _LINE, more - _LINE + (num_members - 1) * _LINE, _LINE)]
+        """Of each column, how far its daemon's words lie behind those of the first."""
+        self.columns = [Column.of_member(one, num_slots) for one in columns]
+        if not num_members:
+            self.columns = [Column(self.words, self._held)]
         self._first_sample = first + 4 * stride
         self._error = self._first_sample + NUM_SAMPLES * SAMPLE_WORDS
         self._error_bytes = memory.data[8 * (self._error + 1) :][:_ERROR_BYTES]
         self._error_text = ""
         # The daemon's own counts. It never reads them from the page, where a consumer may write anything.
         self._news = [0] * num_seats
-        self._consumer_news = self._num_samples = self._num_errors = 0
-        self._keys, self._all_filled, self._all_released = (
-            slice(begin, begin + num_slots) for begin in (self._key, self._filled, self._released)
-        )
+        self._consumer_news = [0] * max(1, num_members)
+        self._num_samples = self._num_errors = 0
+        self._keys, self._all_ready = (slice(begin, begin + num_slots) for begin in (self._key, self._ready))
 
     def close(self) -> None:
         """Let go of the memory now, rather than at garbage collection. The words cannot be used any more."""
+        for column in self.columns:
+            column.words.release()
         self.words.release()
         self._error_bytes.release()
 
@@ -221,43 +266,60 @@ class Page:
         """The key of the batch in a slot."""
         return self.words[self._key + slot]
 
-    def is_free(self, slot: int) -> bool:
-        """Whether a worker may write there."""
-        return self.words[self._filled + slot] == self.words[self._released + slot]
+    def ready(self) -> list[int]:
+        """Of each slot, the key of the last batch that was written there to its end."""
+        found: list[int] = self.words[self._all_ready].tolist()
+        return found
+
+    def place(self, column: int) -> int:
+        """The key of the batch that a consumer takes next."""
+        return max(self.columns[column].words[POSITION], self.words[STARTS_AT + self._shifts[column]])
+
+    def least_place(self) -> int:
+        """The least of all places: batches before it are taken by all, or not wanted."""
+        words = self.words
+        if not self.num_members:  # asked three times a batch, so without a loop
+            return max(1, words[POSITION], words[STARTS_AT])
+        return max(1, min(map(self.place, range(self.num_members))))
+
+    def is_held(self, slot: int) -> bool:
+        """Whether a consumer reads the slot."""
+        if not self.num_members:
+            return bool(self.words[self._held + slot])
+        return any(words[first_held + slot] for words, first_held in self.columns)
+
+    def is_free(self, slot: int, least_place: int = 0) -> bool:
+        """Whether a worker may write there. ``least_place``: for many slots, the caller asks once."""
+        return self.words[self._ready + slot] < (least_place or self.least_place()) and not self.is_held(slot)
 
     def filled(self) -> list[int]:
         """The slots that are not free."""
-        filled, released = self.words[self._all_filled].tolist(), self.words[self._all_released].tolist()
-        return [slot for slot in range(self.num_slots) if filled[slot] != released[slot]]
+        least_place = self.least_place()
+        return [slot for slot in range(self.num_slots) if not self.is_free(slot, least_place)]
+
+    def held_by(self, column: int) -> list[int]:
+        """The slots that a consumer reads."""
+        words, first_held = self.columns[column]
+        return [slot for slot in range(self.num_slots) if words[first_held + slot]]
 
     def claim(self, slot: int, key: int) -> None:
         """Worker: the batch with this key is being made in the slot; 0: none is."""
         self.words[self._key + slot] = key
 
-    def fill(self, slot: int, num_records: int, count: int = 0) -> None:
-        """Worker: the batch is ready. ``count``: what FILLED becomes; 0: one more than it is."""
+    def fill(self, slot: int, num_records: int) -> None:
+        """Worker: the batch that it has claimed is ready."""
         words = self.words
         words[self._records + slot] = num_records
         barrier()
-        if count:
-            words[self._filled + slot] = count
-        else:
-            self._add(self._filled + slot, 1)
+        words[self._ready + slot] = words[self._key + slot]
 
     def records_in(self, slot: int) -> int:
         """How many records the batch in a slot has."""
         return self.words[self._records + slot]
 
-    def release(self, slot: int) -> bool:
-        """Consumer: the slot is free. Returns whether the worker that it belongs to sleeps, and must be woken."""
-        words = self.words
-        words[self._released + slot] = words[self._filled + slot]
-        barrier()
-        return bool(words[_SEATS + slot % self.num_seats * _SEAT_WORDS + _SLEEPS])
-
-    def released(self, slot: int) -> int:
-        """How many batches in a slot the consumer has given back."""
-        return self.words[self._released + slot]
+    def worker_sleeps(self, slot: int) -> bool:
+        """Whether the worker that a slot belongs to sleeps, and must be woken when the slot is free."""
+        return bool(self.words[_SEATS + slot % self.num_seats * _SEAT_WORDS + _SLEEPS])
 
     def slots_of(self, seat: int) -> range:
         """The slots that belong to a seat."""
@@ -269,12 +331,45 @@ class Page:
 
     def unfinished(self, seat: int) -> list[tuple[int, int]]:
         """(slot, key) of each batch that the worker of a seat has claimed and not finished."""
-        least = max(1, self.words[POSITION])
-        return [
-            (slot, self.key_in(slot))
-            for slot in self.slots_of(seat)
-            if self.is_free(slot) and self.key_in(slot) >= least
-        ]
+        least, ready = self.least_place(), self.ready()
+        claims = [(slot, self.key_in(slot)) for slot in self.slots_of(seat)]
+        return [(slot, key) for slot, key in claims if key >= least and key != ready[slot]]
+
+    # ---------------------------------------------------------------------------------------- consumers
+
+    def consumer_news(self, column: int) -> int:
+        """How many messages about batches were sent to a consumer."""
+        return self.words[CONSUMER_NEWS + self._shifts[column]]
+
+    def add_consumer_news(self, column: int = 0) -> None:
+        """Daemon: one more message about batches is on its way to a consumer."""
+        self._consumer_news[column] += 1
+        self.words[CONSUMER_NEWS + self._shifts[column]] = self._consumer_news[column]
+
+    def starts_at(self, column: int) -> int:
+        """The key from which on a consumer gets batches; NEVER: it gets none."""
+        return self.words[STARTS_AT + self._shifts[column]]
+
+    def answered(self, column: int) -> int:
+        """The number of the StartPass that :meth:`starts_at` answers."""
+        return self.words[ANSWERED + self._shifts[column]]
+
+    def start_at(self, column: int, key: int, generation: int) -> None:
+        """Daemon: from here on, a consumer gets batches; ``generation``: of its StartPass."""
+        self.words[STARTS_AT + self._shifts[column]] = key
+        barrier()
+        self.words[ANSWERED + self._shifts[column]] = generation
+
+    def sleeps_for(self, column: int) -> int:
+        """The key of the batch for which a consumer sleeps; 0: it is awake."""
+        return self.columns[column].words[CONSUMER_SLEEPS_FOR]
+
+    def clear_column(self, column: int) -> None:
+        """Daemon: a member is gone, and its column is for another one."""
+        words, first_held = self.columns[column]
+        for word in range(POSITION, first_held + self.num_slots):
+            words[word] = 0
+        self._consumer_news[column] = self.words[CONSUMER_NEWS + self._shifts[column]] = 0
 
     # -------------------------------------------------------------------------------------------- seats
 
@@ -289,11 +384,6 @@ class Page:
         """Daemon: one more Granted or Withdrawn is on its way to a seat."""
         self._news[seat] += 1
         self.words[self._of_seat(seat) + _NEWS] = self._news[seat]
-
-    def add_consumer_news(self) -> None:
-        """Daemon: one more message about batches is on its way to the consumer."""
-        self._consumer_news += 1
-        self.words[CONSUMER_NEWS] = self._consumer_news
 
     def say_sleeps(self, seat: int, sleeps: bool) -> None:
         """Worker: it waits for its bell, which the consumer rings when it gives a slot back."""
@@ -392,7 +482,14 @@ def _lines(num_words: int) -> int:
     return -(-num_words // _LINE) * _LINE
 
 
-def words_of(num_slots: int, num_seats: int) -> int:
+def words_of(num_slots: int, num_seats: int, num_members: int = 0) -> int:
     """How many words the page of such a stream has."""
     text = (8 + _ERROR_BYTES) // 8
-    return _SEATS + num_seats * _SEAT_WORDS + 4 * _lines(num_slots) + NUM_SAMPLES * SAMPLE_WORDS + text
+    of_slots = 4 * _lines(num_slots)
+    of_members = max(0, num_members - 1) * _LINE
+    return _SEATS + num_seats * _SEAT_WORDS + of_slots + NUM_SAMPLES * SAMPLE_WORDS + text + of_members
+
+
+def column_words_of(num_slots: int) -> int:
+    """How many words a member's column has."""
+    return _SEATS + _lines(num_slots)

@@ -6,9 +6,9 @@
                           the daemon writes one or two a second, to the place of the oldest
 
 Besides the consumer, any process of the same user can read a page: it is a memfd that the daemon has open, found in
-/proc/PID/fd. So the page says itself how it is laid out (LAYOUT, NUM_SLOTS, NUM_SEATS). A sample holds the sums of
-what the workers count, and what only the daemon measures (:class:`Gauge`). A reader copies all samples, then looks
-how many have been written since, and leaves out those that were overwritten meanwhile.
+/proc/PID/fd. So the page says itself how it is laid out (LAYOUT, NUM_SLOTS, NUM_SEATS, NUM_MEMBERS). A sample holds
+the sums of what the workers count, and what only the daemon measures (:class:`Gauge`). A reader copies all samples,
+then looks how many have been written since, and leaves out those that were overwritten meanwhile.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ from loaderd.shm.page import (
     LAYOUT,
     MAX_FIELDS,
     NUM_COUNTERS,
+    NUM_MEMBERS,
     NUM_SAMPLES,
     NUM_SEATS,
     NUM_SLOTS,
     NUM_WAITS,
+    POSITION,
     SAMPLES,
     TAKEN_BATCHES,
     TAKEN_RECORDS,
@@ -53,7 +55,7 @@ from loaderd.stages import Stage
 
 PAGE_NAME = "page"
 """The name of a page's memory: /proc/PID/fd and /proc/PID/maps show "memfd:loaderd-" and this."""
-_LAYOUT = 0x10ADE4D0004
+_LAYOUT = 0x10ADE4D0005
 """Change it whenever the layout of the words changes: another version may read the page."""
 _NUM_CONSUMER = CONSUMER.stop - CONSUMER.start
 _COUNTED, _SEEN = 1 + _NUM_CONSUMER, 1 + _NUM_CONSUMER + NUM_COUNTERS
@@ -101,24 +103,25 @@ def encode_facts(facts: Facts) -> bytes:
 def begin(page: Page, memory: npt.NDArray[np.uint8], facts: bytes) -> None:
     """Daemon: write how the page is laid out. ``memory``: uint8, the words, and room for ``facts`` behind them."""
     words = page.words
-    start = 8 * words_of(page.num_slots, page.num_seats)
+    start = 8 * words_of(page.num_slots, page.num_seats, page.num_members)
     memory[start : start + len(facts)] = np.frombuffer(facts, np.uint8)
-    words[NUM_SLOTS], words[NUM_SEATS], words[FACTS_BYTES] = page.num_slots, page.num_seats, len(facts)
+    words[NUM_SLOTS], words[NUM_SEATS], words[NUM_MEMBERS] = page.num_slots, page.num_seats, page.num_members
+    words[FACTS_BYTES] = len(facts)
     barrier()
     words[LAYOUT] = _LAYOUT
 
 
 def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
     """A page, from its memory alone. Raises DaemonError where that is another version's, or makes no sense."""
-    head = memory[: 8 * SAMPLES].view(np.int64)
+    head = memory[: 8 * POSITION].view(np.int64)
     if head[LAYOUT] != _LAYOUT:
         raise DaemonError(
             f"this stream belongs to another version of loaderd: its page has layout {int(head[LAYOUT]):#x}, and "
             f"this version's have {_LAYOUT:#x}",
             hint="Use the other version's command.",
         )
-    num_slots, num_seats, num_bytes = (int(head[word]) for word in (NUM_SLOTS, NUM_SEATS, FACTS_BYTES))
-    start = 8 * words_of(num_slots, num_seats)
+    num_slots, num_seats, num_members = (int(head[word]) for word in (NUM_SLOTS, NUM_SEATS, NUM_MEMBERS))
+    start, num_bytes = 8 * words_of(num_slots, num_seats, num_members), int(head[FACTS_BYTES])
     if start + num_bytes != len(memory):
         raise DaemonError(f"a page of {start + num_bytes:,} bytes is expected, got {len(memory):,}")
     try:
@@ -127,7 +130,7 @@ def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
         facts = Facts(**values)
     except (ValueError, TypeError, AttributeError) as error:
         raise DaemonError(f"the facts behind a page are expected, got what cannot be read: {error}") from None
-    return Page(memory, num_slots, num_seats), facts
+    return Page(memory, num_slots, num_seats, num_members), facts
 
 
 def write_sample(page: Page, seen: Mapping[Gauge, int]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from loaderd.shm.batch_range import ArenaSegment, BatchRange, without
-from loaderd.shm.page import CONSUMER_SLEEPS_FOR, POSITION, Page, barrier, key_of, ring, split_key, step_of
+from loaderd.shm.page import Page, barrier, key_of, ring, split_key, step_of
 
 
 class Claim(NamedTuple):
@@ -31,18 +32,19 @@ class Claim(NamedTuple):
 
 
 class PageProducer:
-    """Says what the worker of ``seat`` makes of a stream. The caller keeps ``consumer_bell``, and closes it.
+    """Says what the worker of ``seat`` makes of a stream.
 
-    ``news``: how many Granted and Withdrawn were sent to the seat before; it does not wait for these.
+    The caller keeps ``bells``, one of each consumer, and closes them. ``news``: how many Granted and Withdrawn were
+    sent to the seat before; it does not wait for these.
     """
 
-    def __init__(self, page: Page, seat: int, news: int, consumer_bell: int) -> None:
+    def __init__(self, page: Page, seat: int, news: int, bells: Sequence[int]) -> None:
         self.page = page
         self.seat = seat
         self.has_slot = True
         """Whether a slot was free when it last looked."""
         self._news = news
-        self._bell = consumer_bell
+        self._bells = bells
         self._generation = 0
         self._runs: list[BatchRange] = []
         self._slots = list(page.slots_of(seat))
@@ -102,6 +104,9 @@ class PageProducer:
             if self.has_news:  # the batch may have been withdrawn
                 page.claim(slot, 0)
                 return None
+            if page.num_members and page.is_held(slot):  # a member has taken what was there at the same moment
+                page.claim(slot, 0)
+                return None
             if keys.index(key) == slot:
                 self._slots.remove(slot)
                 self._slots.insert(0, slot)
@@ -110,17 +115,17 @@ class PageProducer:
             page.claim(slot, 0)  # another worker has claimed it at the same moment
 
     def _free_slot(self) -> int:
+        least_place = self.page.least_place()
         if self._parked:  # another worker may have made such a batch meanwhile
-            position = self.page.words[POSITION]
-            for key in [key for key in self._parked if key < position]:
+            for key in [key for key in self._parked if key < least_place]:
                 self._unpark(key)
         for slot in self._slots:
-            if self.page.is_free(slot) and slot not in self._parked.values():
+            if self.page.is_free(slot, least_place) and slot not in self._parked.values():
                 return slot
         return -1
 
     def _next_key(self, taken: set[int]) -> tuple[int, BatchRange] | None:
-        generation, position = split_key(self.page.words[POSITION])
+        generation, position = split_key(self.page.least_place())
         if generation != self._generation:
             return None
         while self._runs and self._runs[0].stop <= position:
@@ -136,18 +141,19 @@ class PageProducer:
         """The batch is ready in its slot: say so on the page."""
         page = self.page
         page.say_makes(self.seat, 0)
-        if page.words[POSITION] > claim.key:  # the consumer has begun elsewhere meanwhile
+        if page.least_place() > claim.key:  # the consumers have begun elsewhere meanwhile
             page.claim(claim.slot, 0)
             return
         page.fill(claim.slot, claim.run.num_records)
         barrier()
-        if page.words[CONSUMER_SLEEPS_FOR] == claim.key:
-            ring(self._bell)
+        for column, bell in enumerate(self._bells):
+            if page.sleeps_for(column) == claim.key:
+                ring(bell)
 
     def not_made(self, claim: Claim) -> None:
         """The batch cannot be made. The claim stays, so that nobody else tries, until the daemon knows of it."""
         self.page.say_makes(self.seat, 0)
-        if self.page.words[POSITION] > claim.key or claim.place[0] != self._generation:
+        if self.page.least_place() > claim.key or claim.place[0] != self._generation:
             self.page.claim(claim.slot, 0)
         else:
             self._parked[claim.key] = claim.slot

@@ -58,7 +58,7 @@ from loaderd.ipc.worker_messages import (
 from loaderd.machine import be_killed_first, remedy
 from loaderd.options import Storage
 from loaderd.shm.anonymous import mapped
-from loaderd.shm.page import POSITION, STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
+from loaderd.shm.page import STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
 from loaderd.stages import Stage
 from loaderd.storage.access import Access
 from loaderd.storage.shard_file import is_remote
@@ -84,15 +84,16 @@ _DOING |= {CheckTask: "trying records", LoadTask: "loading records", TrialTask: 
 class _Stream:
     """What a worker has of a stream."""
 
-    def __init__(self, number: int, runner: TaskRunner, producer: PageProducer, consumer_bell: int) -> None:
+    def __init__(self, number: int, runner: TaskRunner, producer: PageProducer, bells: list[int]) -> None:
         self.number = number
         self.runner = runner
         self.producer = producer
-        self._consumer_bell = consumer_bell
+        self._bells = bells
 
     def close(self) -> None:
         self.runner.close()
-        os.close(self._consumer_bell)
+        for bell in self._bells:
+            os.close(bell)
 
 
 class Worker:
@@ -173,10 +174,11 @@ class Worker:
         return self._accesses[pickled]
 
     def _try_attach(self, message: Attach) -> Message:
-        windows, slots, page, consumer_bell = (self._channel.take_fd() for _ in range(4))
+        memories = [self._channel.take_fd() for _ in range(3 + message.num_members)]
+        bells = [self._channel.take_fd() for _ in range(max(1, message.num_members))]
         failure: LoaderdError
         try:
-            self.attach(message, windows, slots, page, consumer_bell)
+            self.attach(message, memories, bells)
         except LoaderdError as error:
             failure = error
         except (Exception, SystemExit) as error:  # modules of the user's are imported
@@ -187,20 +189,22 @@ class Worker:
             )
         else:
             return Attached()
-        os.close(consumer_bell)
+        for bell in bells:
+            os.close(bell)
         return TaskFailed(ATTACH_TASK, message.stream, failure)
 
-    def attach(self, message: Attach, windows_fd: int, slots_fd: int, page_fd: int, consumer_bell: int) -> None:
-        """Take over a stream: its description, its files, its memory. It may come again, with other files."""
+    def attach(self, message: Attach, memories: list[int], bells: list[int]) -> None:
+        """Take over a stream: its description, its files, its memories. It may come again, with other files."""
         self.detach(message.stream)
-        windows, slots, words = mapped(windows_fd, slots_fd, page_fd)
+        windows, slots, words, *columns = mapped(*memories)
         description = pickle.loads(message.description)
-        page = Page(words.bytes, message.num_slots, message.num_seats)
+        sizes = message.num_slots, message.num_seats, message.num_members
+        page = Page(words.bytes, *sizes, [column.bytes for column in columns])
         spent = page.spent(self._seat)
         rows = self._rows_of(description, message.source, spent)
         runner = TaskRunner(description, rows, message.max_rows, windows, slots, spent)
-        producer = PageProducer(page, self._seat, message.news, consumer_bell)
-        stream = self._streams[message.stream] = _Stream(message.stream, runner, producer, consumer_bell)
+        producer = PageProducer(page, self._seat, message.news, bells)
+        stream = self._streams[message.stream] = _Stream(message.stream, runner, producer, bells)
         self._turns.append(stream)
 
     def _rows_of(
@@ -332,7 +336,7 @@ class Worker:
         """Whether the task must be done before more batches are made."""
         if not isinstance(task, LoadTask):
             return True
-        return self._streams[task.stream].producer.page.words[POSITION] >= task.due
+        return self._streams[task.stream].producer.page.least_place() >= task.due
 
     def _is_there(self, task: WorkerTask) -> bool:
         """Whether the task need not wait for storage. Until then, the worker does others, and makes batches."""

@@ -7,9 +7,8 @@ from itertools import count
 
 import numpy as np
 
-from loaderd.daemon.delivery.events import Delivery, FailedBatch, PassEnd
+from loaderd.daemon.delivery.events import FailedBatch
 from loaderd.daemon.delivery.stream import Stream
-from loaderd.daemon.groups.feed import Feed
 from loaderd.daemon.pool.tasks import MAX_DEATHS, Task
 from loaderd.errors import ShardReadError
 from loaderd.ipc.worker_messages import Done, LoadFault, LoadTask, TrialTask
@@ -19,9 +18,8 @@ from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page import POSITION, split_key
-from loaderd.shm.page_consumer import PageConsumer
 from loaderd.worker.page_producer import Claim
-from tests.daemon.page_workers import answer_to, new_page
+from tests.daemon.page_workers import Delivery, Taker, answer_to, new_page
 from tests.daemon.worker_manager_run import Crew, Job
 
 MOST_WORKERS = 4
@@ -72,8 +70,8 @@ class Consumer:
             error_context=lambda records, error, **_: error,
         )
         self.granting = crew.attach(self.stream)
-        self.taker = PageConsumer(self.page, crew.worker_manager.bell, crew.pool.bells)
-        self.feed = Feed(self.stream, self.taker)
+        self.feed = Taker(self.stream, crew.worker_manager.bell, crew.pool.bells)
+        self.taker = self.feed.consumer
         self.generations = count(1)
         self.lent: set[int] = set()
         self.arenas: dict[int, tuple[int, int]] = {}
@@ -221,17 +219,13 @@ class Consumer:
     def listen(self) -> None:
         """What a session does when the daemon has heard something."""
         self.stream.look()
-        # Of broken batches, no more than there are slots lie in the outbox at a time.
-        while self.feed.collect() or self.feed.outbox:
-            while self.feed.outbox:
-                item = self.feed.outbox.popleft()
-                if isinstance(item, (Delivery, FailedBatch)):
-                    assert not self.ended and item.step == self.next_step, "in order, none twice, none left out"
-                    self.next_step += 1
-                    self.take(item)
-                elif isinstance(item, PassEnd):
-                    assert not self.ended and self.next_step == self.plan.num_steps
-                    self.ended = True
+        while (item := self.feed.take()) is not None:
+            assert not self.ended and item.step == self.next_step, "in order, none twice, none left out"
+            self.next_step += 1
+            self.take(item)
+        if self.feed.ended and not self.ended:
+            assert self.next_step == self.plan.num_steps
+            self.ended = True
         self.granting.say()
 
     def take(self, item: Delivery | FailedBatch) -> None:
@@ -248,9 +242,7 @@ class Consumer:
         assert item.num_records + skipped == len(places) and item.num_records
         assert skipped == bad and bool(errors) == bool(skipped) and (self.skip_damaged or not skipped)
         self.lent.add(item.slot)
-        self.feed.lend(item.slot, 0)
 
     def release(self, slots: list[int]) -> None:
         self.lent.difference_update(slots)
-        for slot in slots:
-            self.feed.give_back(slot, 0)
+        self.taker.release(*slots)

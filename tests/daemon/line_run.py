@@ -6,18 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from loaderd.daemon.delivery.events import Delivery, PassEnd
 from loaderd.daemon.delivery.stream import Stream
-from loaderd.daemon.groups.feed import Feed
 from loaderd.ipc.worker_messages import LoadTask, TrialTask
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
-from loaderd.shm.page_consumer import PageConsumer
 from loaderd.worker.page_producer import Claim
-from tests.daemon.page_workers import new_page
+from tests.daemon.page_workers import Delivery, Taker, new_page
 from tests.daemon.worker_manager_run import Crew, Hand
 
 STALL_TIMEOUT_S = 8.0
@@ -50,18 +47,20 @@ class Line:
             error_context=lambda records, error, **_: error,
         )
         self.granting = self.crew.attach(self.stream)
-        self.feed = Feed(
-            self.stream, PageConsumer(self.stream.page, self.crew.worker_manager.bell, self.crew.pool.bells)
-        )
+        self.taker = Taker(self.stream, self.crew.worker_manager.bell, self.crew.pool.bells)
         self.crew.start(workers)
         for hand in self.crew.hands.values():
             hand.start()
         self.begun: list[LoadTask | TrialTask | Claim] = []
         self.taken: list[Delivery] = []
-        self.ended = False
         self.keeps = False
-        self.feed.start(1, Pass(0, epochs), 0)
+        self.taker.start(1, Pass(0, epochs), 0)
         self.listen()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all batches have come."""
+        return self.taker.ended
 
     def listen(self) -> None:
         """What the daemon does, and the consumer, until nothing wakes them."""
@@ -72,17 +71,11 @@ class Line:
 
     def _listen_once(self) -> None:
         self.stream.look()
-        self.feed.collect()
-        while self.feed.outbox:
-            item = self.feed.outbox.popleft()
-            if isinstance(item, PassEnd):
-                self.ended = True
-                continue
+        while (item := self.taker.take()) is not None:
             assert isinstance(item, Delivery)
             self.taken.append(item)
-            self.feed.lend(item.slot, 0)
             if not self.keeps:
-                self.feed.give_back(item.slot, 0)
+                self.taker.consumer.release(item.slot)
         self.granting.say()
         self.crew.assign()
 

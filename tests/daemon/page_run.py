@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from loaderd.daemon.delivery.events import Delivery, FailedBatch, Note, Omission
+from loaderd.client.page_consumer import PageConsumer
+from loaderd.daemon.delivery.events import FailedBatch, Note, Omission
 from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
 from loaderd.errors import LoaderdError
 from loaderd.ipc.worker_messages import FillFailed, RowFault
-from loaderd.shm.page import CONSUMER_NEWS, Page, barrier, new_bell, split_key
-from loaderd.shm.page_consumer import PageConsumer
+from loaderd.shm.page import Page, barrier, new_bell, split_key
 from loaderd.worker.page_producer import Claim, PageProducer
-from tests.daemon.page_workers import new_page
+from tests.daemon.page_workers import Delivery, new_page
 
 
 def is_rung(bell: int) -> bool:
@@ -32,7 +32,7 @@ class Hand:
     """The worker of a seat, as far as it makes batches."""
 
     def __init__(self, page: Page, seat: int, bell: int, consumer_bell: int) -> None:
-        self.filler = PageProducer(page, seat, page.news(seat), consumer_bell)
+        self.filler = PageProducer(page, seat, page.news(seat), [consumer_bell])
         self.unread: deque[tuple[int, list[Grant] | Withdrawal]] = deque()
         """Granted and Withdrawn."""
         self.unheard: deque[FillFailed] = deque()
@@ -95,7 +95,7 @@ class Consumer:
     """Takes batches as a client does: what the daemon has said of a batch is read before it is taken."""
 
     def __init__(self, page: Page, bell: int, daemon_bell: int, bells: list[int]) -> None:
-        self.taker = PageConsumer(page, daemon_bell, bells)
+        self.taker = PageConsumer(page, [bell, daemon_bell, *bells])
         self.unread: deque[tuple[int, Note]] = deque()
         self.asleep = False
         self._page = page
@@ -130,13 +130,12 @@ class Consumer:
             self.taker.skip()
             return self._broken.pop(step)
         if self.taker.has_batch() or not self.taker.fall_asleep():
-            slot, num_records = self.taker.take()
-            return Delivery(step, slot, num_records, self._omissions.pop(step, None))
+            return Delivery(step, *self.taker.take(), self._omissions.pop(step, None))  # type: ignore[misc]
         self.asleep = True
         return None
 
     def _read(self) -> None:
-        while self._page.words[CONSUMER_NEWS] != self._num_read:
+        while self._page.consumer_news(0) != self._num_read:
             self._num_read += 1
             generation, note = self.unread.popleft()
             if generation != self._generation:
@@ -176,7 +175,7 @@ class Floor:
         """What ``Dispatch.say`` does."""
         stream: Stream = self.stream
         while stream.notes:
-            self.page.words[CONSUMER_NEWS] += 1
+            self.page.add_consumer_news()
             self.consumer.unread.append((stream.generation, stream.notes.popleft()))
         while stream.grants:
             said = stream.grants.popleft()

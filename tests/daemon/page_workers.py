@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from loaderd.client.page_consumer import PageConsumer
+from loaderd.daemon.delivery.events import FailedBatch, Note, Omission
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
 from loaderd.ipc.worker_messages import Granted, LoadDone, LoadFault, LoadTask, TrialDone, Withdrawn
+from loaderd.plan.passes import Pass
 from loaderd.shm.page import Page, words_of
 from loaderd.worker.page_producer import Claim, PageProducer
 
@@ -33,11 +37,59 @@ def free_arenas(stream: Stream) -> list[int]:
     return sorted(stream._windows._free_arenas)
 
 
+class Delivery(NamedTuple):
+    """Batch ``step``, of ``num_records`` records, is in ``slot``. ``omission``: what is left out of it."""
+
+    step: int
+    slot: int
+    num_records: int
+    omission: Omission | None = None
+
+
+class Taker:
+    """The only consumer of a stream, which takes what there is. What it lacks is read from the stream itself."""
+
+    def __init__(self, stream: Stream, bell: int, seat_bells: Sequence[int]) -> None:
+        self.consumer = PageConsumer(stream.page, [bell, bell])
+        self.consumer._bells = seat_bells  # type: ignore[assignment] # more workers may come
+        self.ended = True
+        self._stream = stream
+        self._notes: dict[int, Note] = {}
+
+    def start(self, generation: int, pass_: Pass, step: int) -> None:
+        self.stop()
+        self.consumer.begin(generation, step)
+        self._stream.start(generation, pass_, step)
+        self.ended = False
+
+    def stop(self) -> None:
+        self._stream.stop()
+        self._notes.clear()
+        self.ended = True
+        self.consumer.begin(self._stream.generation + 1, 0)  # else what workers make yet would fill all slots
+
+    def take(self) -> Delivery | FailedBatch | None:
+        """The next batch, or why it cannot be had; None: it is not there, or the pass is over."""
+        self._notes.update((note.step, note) for note in self._stream.notes)
+        self._stream.notes.clear()
+        plan, step = self._stream.plan, self.consumer.step
+        if self.ended or plan is None:
+            return None
+        self.ended = step == plan.num_steps
+        note = self._notes.get(step)
+        if isinstance(note, FailedBatch):
+            self.consumer.skip()
+            return note
+        if self.ended or (not self.consumer.has_batch() and self.consumer.fall_asleep()):
+            return None
+        return Delivery(step, *self.consumer.take(), note)  # type: ignore[misc]
+
+
 class PageWorker:
     """The worker of a seat: it reads what it is told no sooner than it must, as a process that is slow."""
 
-    def __init__(self, page: Page, seat: int, news: int, consumer_bell: int) -> None:
-        self.filler = PageProducer(page, seat, news, consumer_bell)
+    def __init__(self, page: Page, seat: int, news: int, bells: Sequence[int]) -> None:
+        self.filler = PageProducer(page, seat, news, bells)
         self._unread: deque[Granted | Withdrawn] = deque()
 
     def tell(self, message: Granted | Withdrawn) -> None:

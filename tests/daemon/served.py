@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import loaderd
+from loaderd.client.page_consumer import PageConsumer
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import (
     PROTOCOL,
@@ -39,8 +40,7 @@ from loaderd.plan.positions import PassSequence
 from loaderd.schema.wire import from_wire as schema_from_wire
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout
-from loaderd.shm.page import Page, silence
-from loaderd.shm.page_consumer import PageConsumer
+from loaderd.shm.page import Column, Page
 from loaderd.subscription import Subscription
 
 Kind = TypeVar("Kind", bound=Message)
@@ -50,7 +50,7 @@ _LIMIT_S = 60.0
 class Consumer:
     """One connection; ``receive`` waits for a message of a class, and keeps what comes before it in ``passed``.
 
-    Batches it takes of the page of its stream, as ``client.batch_receiver`` does.
+    Batches it takes of the page of its stream, as a loader does.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,7 +89,7 @@ class Consumer:
         """Until the stream is there, with its memory mapped."""
         self.schema = schema_from_wire(self.hello(dataset).dataset["schema"])
         self.send(Subscribe(Subscription(batch_size, **options).to_wire(), None))
-        num_slots, num_seats = self.receive(Opened).page
+        num_slots, num_seats, num_members, number = self.receive(Opened).page
         (listed,) = (message for message in self.passed if isinstance(message, DataListed))
         num_records = listed.facts["num_records"]
         course_options = StreamOptions(batch_size, shard=options.get("shard", (0, 1)))
@@ -97,9 +97,13 @@ class Consumer:
         self.memory, words = (SharedMemory(self.channel.take_fd()) for _ in range(2))
         for memory in (self.memory, words):
             memory.close_fd()
+        if num_members:
+            column = SharedMemory(self.channel.take_fd())
+            column.close_fd()
+            self.column = Column.of_member(column.bytes, num_slots)
         self._bells = [self.channel.take_fd() for _ in range(2 + num_seats)]
-        self.page = Page(words.bytes, num_slots, num_seats)
-        self.taker = PageConsumer(self.page, self._bells[1], self._bells[2:])
+        self.page = Page(words.bytes, num_slots, num_seats, num_members)
+        self.taker = PageConsumer(self.page, self._bells, number, self.column if num_members else None)
         self.layout = SlotLayout(self.schema.specs, batch_size)
         return self
 
@@ -123,7 +127,6 @@ class Consumer:
                     if isinstance(message, Failed):
                         raise message.error
             self.taker.wake_up()
-            silence(self._bells[0])
         return self
 
     def read(self, epochs: int = 1, pause_s: float = 0.0) -> list[list[int]]:
@@ -134,7 +137,7 @@ class Consumer:
         self.start(pass_)
         found = []
         while self.taker.step < num_steps:
-            slot, num_records = self.wait_for_batch().taker.take()
+            slot, num_records = self.wait_for_batch().taker.take()  # type: ignore[misc]
             found.append(self.ids(slot, num_records))
             time.sleep(pause_s)
             self.taker.release(slot)

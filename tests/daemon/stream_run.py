@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.daemon.delivery.events import Delivery, FailedBatch
+from loaderd.daemon.delivery.events import FailedBatch
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import Task
@@ -20,7 +20,7 @@ from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.worker.page_producer import Claim
 from tests.daemon.page_run import Floor
-from tests.daemon.page_workers import answer_to
+from tests.daemon.page_workers import Delivery, answer_to
 
 REASON = "was killed by SIGSEGV"
 STALLED = "made no progress"

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from loaderd.daemon.delivery.events import Delivery, FailedBatch
+from loaderd.daemon.delivery.events import FailedBatch
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import CorruptRecordError, LoaderdError
@@ -18,9 +18,9 @@ from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.batch_range import ArenaSegment
-from loaderd.shm.page import POSITION
 from loaderd.worker.page_producer import Claim
 from tests.daemon.page_run import Consumer, Floor, Hand
+from tests.daemon.page_workers import Delivery
 
 Row = tuple[int, int, int]
 """(epoch, block, record of the block)."""
@@ -148,7 +148,7 @@ class StreamWorld(RuleBasedStateMachine):
         for row in rows_of_load(work):
             assert places[row] < 0 or self.arenas[work.arena][places[row]] is None, "each row is loaded once"
         for hand in self.hands:
-            if hand.claim is not None and hand.claim.key >= self.floor.page.words[POSITION]:
+            if hand.claim is not None and hand.claim.key >= self.floor.page.least_place():
                 arenas = [arena for arena, _, _ in hand.claim.segments]
                 assert work.arena not in arenas, "what is read there will be delivered"
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import loaderd
-from loaderd.daemon.groups.members import PageReader
+from loaderd.daemon.delivery.consumers import Consumers
 from loaderd.daemon.indexing.local_preparation import LocalPreparation
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
@@ -72,11 +72,11 @@ def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Sc
         0, description, b"", crew.worker_manager, lambda *_: None, prepared=prepare(None), prepare=prepare
     )
     with Run(100, 10, 50) as run:
-        session.members, session.opened = PageReader(run.stream), SimpleNamespace(stream=run.stream)  # type: ignore[assignment]
+        session.consumers, session.opened = Consumers(run.stream, ()), SimpleNamespace(stream=run.stream)  # type: ignore[assignment]
         for _ in range(50):
             session.received(1, ListData(None))
         assert len(crew.worker_manager.scheduler._sources) == 1
-        session.members = session.opened = None
+        session.consumers = session.opened = None
         session.close()
         assert not crew.worker_manager.scheduler._sources
     crew.close()

@@ -18,12 +18,12 @@ from loaderd.ipc.messages import (
     PROTOCOL,
     AskState,
     AskStatus,
+    Bye,
     DataListed,
     Drain,
     Hello,
     ListData,
     Opened,
-    PassEnded,
     StartPass,
     State,
     Status,
@@ -215,7 +215,7 @@ def test_what_a_consumer_had_is_given_back(daemon: ServedDaemon):
 
 def refused(consumer: Consumer, error: type[LoaderdError], match: str) -> None:
     with pytest.raises(error, match=match):
-        consumer.receive(PassEnded)
+        consumer.receive(Bye)
     assert consumer.is_closed()
 
 
@@ -288,7 +288,7 @@ def test_limits(write_numbered: Write, tmp_path: Path):
         assert len(daemon.report()["consumers"]) == 2, "there is nothing that the second could take"
         second.start(Pass(0, None))
         with pytest.raises(ServerError, match=r"this consumer has left its batches untaken for \d+ s"):
-            second.receive(PassEnded)
+            second.receive(Bye)
 
 
 @pytest.mark.slow

@@ -16,7 +16,11 @@ LIMITS = Limits(idle_timeout=5.0)
 
 class FakeSession:
     def __init__(self) -> None:
-        self.waiting = self.moved = False
+        self.waiting = self.moved = self.holds_more = False
+        self.consumers = self
+
+    def holds_too_many(self, member: int) -> bool:
+        return self.holds_more
 
     def has_waiting(self, member: int) -> bool:
         return self.waiting
@@ -72,3 +76,8 @@ def test_who_takes_a_batch_now_and_then_may_stay(consumer: Consumer, session: Fa
 def test_without_a_limit_nobody_is_idle(consumer: Consumer, session: FakeSession):
     session.waiting = True
     assert consumer.overdue(100.0, Limits()) is consumer.overdue(1e9, Limits()) is None
+
+
+def test_who_holds_more_than_its_share_must_go(consumer: Consumer, session: FakeSession):
+    session.holds_more = True
+    assert "more batches than its share" in str(consumer.overdue(101.0, LIMITS))

@@ -32,7 +32,7 @@ from loaderd.ipc.worker_messages import (
     Withdrawn,
     WorkerTask,
 )
-from loaderd.shm.page import POSITION, Page, new_bell, step_of
+from loaderd.shm.page import Page, new_bell, step_of
 from loaderd.worker.page_producer import Claim, PageProducer
 from tests.daemon.page_workers import answer_to
 
@@ -121,14 +121,14 @@ def _granting_of(
     page = stream.page
 
     def attach_message(seat: int) -> Attach:
-        return Attach(number, b"", b"", 0, page.num_slots, page.num_seats, page.news(seat))
+        return Attach(number, b"", b"", 0, page.num_slots, page.num_seats, 0, page.news(seat))
 
     opened: Any = SimpleNamespace(
         number=number,
         stream=stream,
         page=page,
         attach_message=attach_message,
-        stream_memory=SimpleNamespace(worker_fds=(), bell=worker_manager.bell),
+        stream_memory=SimpleNamespace(worker_fds=(), bells=[worker_manager.bell]),
     )
     return Dispatch(opened, worker_manager, tell_consumers)
 
@@ -171,7 +171,8 @@ class Hand:
             page = self._crew.pages[message.stream]
             if message.stream not in self._turns:
                 self._turns.append(message.stream)
-            self.fillers[message.stream] = PageProducer(page, self.seat, message.news, self._crew.worker_manager.bell)
+            bells = [self._crew.worker_manager.bell]
+            self.fillers[message.stream] = PageProducer(page, self.seat, message.news, bells)
             self.said.append(Attached())
 
     def start(self) -> None:
@@ -230,7 +231,7 @@ class Hand:
         if not isinstance(task.work, LoadTask):
             return True
         page = self._crew.pages[self._crew.stream_of(task)]
-        return bool(page.words[POSITION] >= task.work.due)
+        return bool(page.least_place() >= task.work.due)
 
     def end(self, answer: Done | None = None, error: LoaderdError | None = None) -> None:
         """Have it end what it is at, and say what there is to say; ``answer``: of a task, if it is no usual one."""

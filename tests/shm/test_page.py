@@ -12,17 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loaderd.client.page_consumer import PageConsumer
 from loaderd.options import MAX_STEP
 from loaderd.shm.page import (
+    ANSWERED,
     CONSUMER,
     CONSUMER_NEWS,
     CONSUMER_SLEEPS_FOR,
     MAX_FIELDS,
     MAX_GENERATION,
     NEVER,
+    NUM_MEMBERS,
     NUM_SAMPLES,
     POSITION,
-    SAMPLES,
     TAKEN_BATCHES,
     TAKEN_RECORDS,
     WAKE_DAEMON_AT,
@@ -37,7 +39,6 @@ from loaderd.shm.page import (
     step_of,
     words_of,
 )
-from loaderd.shm.page_consumer import PageConsumer
 from loaderd.stages import Stage
 from tests.helpers.interrupts import InterruptAt, points_of
 
@@ -77,6 +78,11 @@ def is_rung(bell: int) -> bool:
         return False
 
 
+def hold(page: Page, slot: int, held: int = 1) -> None:
+    words, first_held = page.columns[0]
+    words[first_held + slot] = held
+
+
 def fill(page: Page, slot: int, key: int, num_records: int = 5) -> None:
     page.claim(slot, key)
     page.fill(slot, num_records)
@@ -110,7 +116,10 @@ def test_no_two_words_are_one(num_slots: int, num_seats: int):
     page = memory.page
     seen: set[int] = set()
     changes = [
-        *[lambda word=word: page.words.__setitem__(word, 1) for word in range(CONSUMER_NEWS, SAMPLES + 1)],
+        *[
+            lambda word=word: page.words.__setitem__(word, 1)
+            for word in [*range(NUM_MEMBERS + 1), *range(CONSUMER_NEWS, ANSWERED + 1)]
+        ],
         *[lambda word=word: page.words.__setitem__(word, 1) for word in range(CONSUMER.start, CONSUMER.stop)],
         *[lambda seat=seat: page.add_news(seat) for seat in range(num_seats)],
         *[lambda seat=seat: page.say_sleeps(seat, True) for seat in range(num_seats)],
@@ -132,7 +141,8 @@ def test_no_two_words_are_one(num_slots: int, num_seats: int):
         ],
         *[lambda slot=slot: page.claim(slot, 9) for slot in range(num_slots)],
         *[lambda slot=slot: page.fill(slot, 0) for slot in range(num_slots)],
-        *[lambda slot=slot: page.release(slot) for slot in range(num_slots)],
+        *[lambda slot=slot: page.fill(slot, 1) for slot in range(num_slots)],
+        *[lambda slot=slot: hold(page, slot) for slot in range(num_slots)],
     ]
     for change in changes:
         change()
@@ -151,7 +161,7 @@ def test_what_different_processes_write_lies_in_different_lines():
     def wrote(who: str) -> None:
         lines.setdefault(who, set()).update(word * 8 // _LINE_BYTES for word in memory.changed())
 
-    page.words[CONSUMER_NEWS] = page.words[SAMPLES] = page.sample(0)[0] = page.sample(7)[-1] = 1
+    page.words[CONSUMER_NEWS] = page.words[NUM_MEMBERS] = page.sample(0)[0] = page.sample(7)[-1] = 1
     wrote("daemon")
     for word in range(CONSUMER.start, CONSUMER.stop):
         page.words[word] = 1
@@ -166,7 +176,7 @@ def test_what_different_processes_write_lies_in_different_lines():
         wrote(f"worker {seat}")
     fill(page, 0, 1)
     wrote("workers' slots")
-    page.release(0)
+    hold(page, 0)
     wrote("consumer")
     found = [line for whose in lines.values() for line in whose]
     assert len(set(found)) == len(found)
@@ -188,7 +198,9 @@ def test_a_slot_is_free_until_it_is_filled_and_when_it_is_given_back():
     page.fill(1, 6)
     assert not page.is_free(1) and page.records_in(1) == 6 and page.unfinished(1) == []
     page.words[POSITION] = key_of(1, 5)
-    page.release(1)
+    hold(page, 1)
+    assert not page.is_free(1) and page.held_by(0) == [1]
+    hold(page, 1, 0)
     assert page.is_free(1) and page.unfinished(1) == []
     assert page.keys() == [0, key_of(1, 4), 0]
 
@@ -271,7 +283,7 @@ def test_a_bell_may_be_rung_too_often():
 
 def test_batches_are_taken_in_order_wherever_they_lie(bells: list[int]):
     page = Memory(4, 2).page
-    taker = PageConsumer(page, bells[0], bells[1:])
+    taker = PageConsumer(page, [bells[0], *bells])
     taker.begin(3, 7)
     assert not taker.has_batch() and taker.step == 7
     fill(page, 2, key_of(3, 8), 4)
@@ -290,7 +302,7 @@ def test_batches_are_taken_in_order_wherever_they_lie(bells: list[int]):
 
 def test_what_is_there_twice_is_taken_once(bells: list[int]):
     page = Memory(4, 2).page
-    taker = PageConsumer(page, bells[0], bells[1:])
+    taker = PageConsumer(page, [bells[0], *bells])
     taker.begin(1, 0)
     page.claim(0, key_of(1, 0))  # and never filled
     fill(page, 1, key_of(1, 0))
@@ -306,7 +318,7 @@ def test_what_is_there_twice_is_taken_once(bells: list[int]):
 
 def test_who_begins_anew_keeps_what_it_has_and_passes_the_rest_over(bells: list[int]):
     page = Memory(4, 2).page
-    taker = PageConsumer(page, bells[0], bells[1:])
+    taker = PageConsumer(page, [bells[0], *bells])
     taker.begin(1, 0)
     for slot in range(3):
         fill(page, slot, key_of(1, slot))
@@ -324,7 +336,7 @@ def test_who_begins_anew_keeps_what_it_has_and_passes_the_rest_over(bells: list[
 
 def test_a_batch_that_is_skipped_is_passed_over(bells: list[int]):
     page = Memory(2, 2).page
-    taker = PageConsumer(page, bells[0], bells[1:])
+    taker = PageConsumer(page, [bells[0], *bells])
     taker.begin(1, 0)
     fill(page, 0, key_of(1, 0))
     fill(page, 1, key_of(1, 1))
@@ -332,13 +344,12 @@ def test_a_batch_that_is_skipped_is_passed_over(bells: list[int]):
     taker.skip()
     assert taker.has_batch() and taker.take()[0] == 1
     assert page.words[TAKEN_BATCHES] == 1
-    taker.pass_over()
     assert page.is_free(0) and not page.is_free(1)
 
 
 def test_whoever_sleeps_is_rung_for_when_a_slot_of_its_own_is_given_back(bells: list[int]):
     page = Memory(4, 2).page
-    taker = PageConsumer(page, bells[0], bells[1:])
+    taker = PageConsumer(page, [bells[0], *bells])
     taker.begin(1, 0)
     for step in range(3):
         fill(page, step, key_of(1, step))
@@ -357,7 +368,7 @@ def test_whoever_sleeps_is_rung_for_when_a_slot_of_its_own_is_given_back(bells: 
 def test_the_daemon_is_rung_for_once_for_each_place(bells: list[int]):
     page = Memory(2, 2).page
     page.words[WAKE_DAEMON_AT] = NEVER
-    taker = PageConsumer(page, bells[0], bells[1:])
+    taker = PageConsumer(page, [bells[0], *bells])
     taker.begin(1, 0)
     assert not is_rung(bells[0])
     page.words[WAKE_DAEMON_AT] = key_of(1, 2)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from loaderd.client.page_consumer import PageConsumer
 from loaderd.shm.batch_range import BatchRange
-from loaderd.shm.page import Page, new_bell, split_key, words_of
-from loaderd.shm.page_consumer import PageConsumer
+from loaderd.shm.page import Column, Page, new_bell, split_key, words_of
 from loaderd.worker.page_producer import Claim, PageProducer
 
 SIZE = 3
@@ -70,7 +70,7 @@ class Scene:
         """As the daemon and the tests see it."""
         self.bells = [new_bell() for _ in range(4)]
         self.consumer_bell, self.daemon_bell, *self.seat_bells = self.bells
-        self.taker = PageConsumer(self._view("consumer"), self.daemon_bell, self.seat_bells)
+        self.taker = PageConsumer(self._view("consumer"), self.bells)
         self.fillers: dict[str, PageProducer] = {}
         self.generation = 1
         self.delivered: list[int] = []
@@ -91,6 +91,7 @@ class Scene:
     def _view(self, actor: str) -> Page:
         page = Page(self._memory, self._num_slots, 2)
         page.words = _Words(page.words, self, actor)  # type: ignore[assignment]
+        page.columns = [Column(page.words, page.columns[0].first_held)]
         return page
 
     # ------------------------------------------------------------------------------------------- workers
@@ -98,7 +99,7 @@ class Scene:
     def hire(self, name: str) -> None:
         """A new worker takes a seat, and is told what it may make."""
         seat = "AB".index(name)
-        self.fillers[name] = PageProducer(self._view(name), seat, self.page.news(seat), self.consumer_bell)
+        self.fillers[name] = PageProducer(self._view(name), seat, self.page.news(seat), [self.consumer_bell])
         self.grant(name)
 
     def grant(self, name: str, runs: list[BatchRange] | None = None) -> None:
@@ -153,7 +154,7 @@ class Scene:
             if not is_there:
                 return False
         step = self.taker.step
-        slot, num_records = self.taker.take()
+        slot, num_records = self.taker.take()  # type: ignore[misc]
         key = self.contents[slot]
         assert key is not None and split_key(key) == (self.generation, step), "what is delivered is that batch"
         assert num_records == SIZE
@@ -191,7 +192,6 @@ class Scene:
             self.make("B")
             self.consume()
         assert self.delivered == list(range(first_step, self.num_steps))
-        self.taker.pass_over()
         assert all(self.page.is_free(slot) for slot in range(self._num_slots)), "no slot is lost"
         assert not self.page.unfinished(0) and not self.page.unfinished(1)
 

@@ -89,7 +89,6 @@ OTHERS: dict[str, Do] = {
     "taken": Scene.take,
     "consumed": Scene.consume,
     "given back": Scene.give_back,
-    "passed over": lambda scene: scene.taker.pass_over(),
     "B makes, consumed": two(make_b, Scene.consume),
     "B makes, taken": two(make_b, Scene.take),
     "B makes two": two(make_b, make_b),
@@ -160,13 +159,13 @@ def test_the_consumer_goes_elsewhere_while_a_worker_is_at_the_page(new_scene: Ne
 
 
 @pytest.mark.parametrize("workers_do", ["make", "make two", "make three"])
-@pytest.mark.parametrize("consumer_does", ["take", "consume", "pass over"])
+@pytest.mark.parametrize("consumer_does", ["take", "consume"])
 @pytest.mark.parametrize("num_slots", [2, 4])
 def test_whatever_happens_while_the_consumer_is_at_the_page(
     new_scene: NewScene, num_slots: int, consumer_does: str, workers_do: str
 ):
     makes: list[Do] = [lambda scene: scene.make("A"), make_b, lambda scene: scene.make("A")]
-    does: Do = {"take": Scene.take, "consume": Scene.consume, "pass over": OTHERS["passed over"]}[consumer_does]
+    does: Do = {"take": Scene.take, "consume": Scene.consume}[consumer_does]
     for before in (*BEFORE.values(), two(BEFORE["all three"], Scene.give_back)):
         number, seen = -1, [0]
         while number < len(seen):

@@ -100,7 +100,7 @@ def test_a_slot_that_the_predecessor_left_is_kept(new_scene: NewScene):
     """For a batch on trial: it is granted when it is known which records to leave out."""
     scene = new_scene(4)
     claim = claimed(scene, "A")
-    scene.fillers["A"] = filler = PageProducer(scene.page, 0, scene.page.news(0), scene.consumer_bell)
+    scene.fillers["A"] = filler = PageProducer(scene.page, 0, scene.page.news(0), [scene.consumer_bell])
     scene.grant("A", [BatchRange(1, 6, ((0, SIZE, 2 * SIZE),), ())])
     while (other := filler.claim()) is not None:
         assert other.slot != claim.slot and other.step > 0

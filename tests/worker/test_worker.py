@@ -76,7 +76,7 @@ class Daemon:
     def attach(self) -> OpenedStream:
         """One more stream of the same data."""
         pickled = cloudpickle.dumps(self._description)
-        opened = OpenedStream(len(self._streams), self._description, pickled, self.data, 0, None)
+        opened = OpenedStream(len(self._streams), self._description, pickled, self.data, 0, 0)
         self._streams.append(opened)
         self.channel.send(opened.attach_message(0), opened.stream_memory.worker_fds)
         assert self.hear() == Attached()

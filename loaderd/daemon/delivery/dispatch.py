@@ -95,4 +95,5 @@ class Dispatch:
         barrier()
         stream.grants.append([])  # an empty grant: the others may be asleep, and have to look again
         self.say()
-        ring(self._opened.stream_memory.bell)  # the worker may have filled a slot, and died before it rang
+        for bell in self._opened.stream_memory.bells:  # the worker may have filled a slot, and died before it rang
+            ring(bell)

@@ -1,4 +1,4 @@
-"""What a stream tells its consumer besides batches, and what it hands to a group (which does not read its page)."""
+"""What a stream tells its consumers besides batches."""
 
 from __future__ import annotations
 
@@ -18,15 +18,6 @@ class Omission(NamedTuple):
     errors: tuple[LoaderdError, ...]
 
 
-class Delivery(NamedTuple):
-    """Batch ``step``, of ``num_records`` records, is in ``slot``. ``omission``: what is left out of it."""
-
-    step: int
-    slot: int
-    num_records: int
-    omission: Omission | None = None
-
-
 class FailedBatch(NamedTuple):
     """Batch ``step`` cannot be delivered."""
 
@@ -34,12 +25,7 @@ class FailedBatch(NamedTuple):
     error: LoaderdError
 
 
-class PassEnd(NamedTuple):
-    """The pass is over."""
-
-
 Note = Omission | FailedBatch
-Outgoing = Delivery | FailedBatch | PassEnd
 
 _MOST_SAID = 4096
 """How many damages may be named ahead: some 3 MB of messages. (A server lets 4 MiB lie unread.)"""
@@ -81,13 +67,6 @@ def note_of(step: int, num_rows: int, bad: Sequence[LoadFault], skip_damaged: bo
         return Omission(step, len(bad), errors)
     error = _all_in_one(errors)
     return FailedBatch(step, _nothing_left(step, num_rows, error) if skip_damaged else error)
-
-
-def num_damages(item: Delivery | FailedBatch) -> int | None:
-    """How many damages are named with a batch; None: nothing is said of it."""
-    if isinstance(item, FailedBatch):
-        return len(item.error.damages)
-    return None if item.omission is None else item.omission.num_skipped
 
 
 def _all_in_one(errors: Sequence[LoaderdError]) -> LoaderdError:

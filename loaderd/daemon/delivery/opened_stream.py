@@ -18,7 +18,6 @@ from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence, Position, order_of
-from loaderd.shm.page import POSITION, split_key
 from loaderd.shm.samples import Gauge, encode_facts
 from loaderd.snapshots import Kernels
 
@@ -36,8 +35,8 @@ class OpenedStream:
     """A stream with its data and memory.
 
     Raises OptionError where the data do not fit the options (a batch larger than the data set, a position of other
-    data), and what :class:`StreamMemory` raises. ``num_running``, ``bell``: see there. ``number``: by which workers
-    know the stream.
+    data), and what :class:`StreamMemory` raises. ``num_running``, ``num_members``: see there. ``number``: by which
+    workers know the stream.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class OpenedStream:
         pickled: bytes,
         data: LocalData | RemoteData,
         num_running: int,
-        bell: int | None,
+        num_members: int,
     ) -> None:
         options = description.options
         self.number = number
@@ -61,7 +60,9 @@ class OpenedStream:
         self._num_arenas, self._max_rows = self._windows_for(start)
         steps_per_epoch = self._pass_sequence.batches(start).steps_per_epoch
         facts = encode_facts(facts_of(description, data, steps_per_epoch, self._num_arenas))
-        self.stream_memory = StreamMemory(description, self._num_arenas, self._max_rows, facts, num_running, bell)
+        self.stream_memory = StreamMemory(
+            description, self._num_arenas, self._max_rows, facts, num_running, num_members
+        )
         self.page = self.stream_memory.page
         self.stream = Stream(
             self._plan_pass,
@@ -128,7 +129,7 @@ class OpenedStream:
     def seen(self) -> dict[Gauge, int]:
         """What a sample says of the stream besides counters."""
         stream, page = self.stream, self.page
-        epoch, batch = (0, 0) if stream.plan is None else stream.plan.place_of(split_key(page.words[POSITION])[1])
+        epoch, batch = (0, 0) if stream.plan is None else stream.plan.place_of(stream.taken)
         outage = stream.outage
         if outage is not None:
             page.say_error(outage.error)
@@ -152,12 +153,13 @@ class OpenedStream:
             self._max_rows,
             self.page.num_slots,
             self.page.num_seats,
+            self.page.num_members,
             self.page.news(seat),
         )
 
-    def opened_message(self, index_facts: Mapping[str, Any], num_seats: int) -> Opened:
-        """What a consumer needs to read a page of ``num_seats`` seats; the caller sends the descriptors with it."""
-        options, stream_memory = self._description.options, self.stream_memory
+    def opened_message(self, index_facts: Mapping[str, Any], column: int) -> Opened:
+        """What the consumer of a column needs; the caller sends the descriptors with it."""
+        options, stream_memory, page = self._description.options, self.stream_memory, self.page
         sizes = {
             "workers": options.num_workers,
             "slots": options.num_slots,
@@ -165,8 +167,8 @@ class OpenedStream:
             "window_records": self._max_rows,
             "window_bytes": stream_memory.windows_bytes,
         }
-        page = PageSize(self.page.num_slots, num_seats)
-        return Opened({**sizes, **index_facts, "kernels": self.kernels}, page)
+        size = PageSize(page.num_slots, page.num_seats, page.num_members, column)
+        return Opened({**sizes, **index_facts, "kernels": self.kernels}, size)
 
     def listed_message(self, error: LoaderdError | None = None) -> DataListed:
         """What a consumer must know of the data; ``error``: why the data are still the former ones."""

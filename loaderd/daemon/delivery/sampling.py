@@ -10,7 +10,7 @@ import time
 from loaderd import processes
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.pool.worker_usage import EVERY_S, WorkerUsage
-from loaderd.shm.page import CONSUMER_PID, CONSUMER_THREAD, Page
+from loaderd.shm.page import CONSUMER_PID, CONSUMER_THREAD, TAKEN_BATCHES, TAKEN_RECORDS, Page
 from loaderd.shm.samples import Gauge, write_sample
 
 
@@ -28,6 +28,9 @@ class Sampler:
         if now_s - self._sampled_s >= EVERY_S:
             self._sampled_s = now_s
             page = self._opened.page
+            if page.num_members:  # then no consumer has the column in the page
+                for word in (TAKEN_BATCHES, TAKEN_RECORDS):
+                    page.words[word] = max(page.words[word], *(column.words[word] for column in page.columns))
             write_sample(page, {**self._use.look(now_s), **_of_consumer(page), **self._opened.seen()})
 
 

@@ -52,10 +52,8 @@ from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.shm.page import (
-    CONSUMER_SLEEPS_FOR,
     GRANTED,
     NEVER,
-    POSITION,
     WAKE_DAEMON_AT,
     Page,
     barrier,
@@ -109,8 +107,8 @@ class Stream(TaskSource):
         self._num_faults: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
         self.storage = StorageOutage()
-        self._next = self._taken = 0
-        """The batch that is granted next, and the one that the consumer takes next."""
+        self.next = self.taken = 0
+        """The batch that is granted next, and the first that not all consumers have taken."""
 
     @property
     def tasks_per_worker(self) -> int:
@@ -141,7 +139,7 @@ class Stream(TaskSource):
         self.stop()
         self.generation = generation
         self.plan = self.plan_pass(pass_)
-        self._next = self._taken = step
+        self.next = self.taken = step
         if not self._past_end(step):
             self._windows.begin(self.plan, generation, self.plan.first_window_from(step), step)
         self.grants.append([])
@@ -150,23 +148,23 @@ class Stream(TaskSource):
     def look(self) -> None:
         """See in the page how far the consumer is, and grant what can be granted."""
         while self.plan is not None:
-            self._taken = self._reached()
-            self._granted.drop_before(self._taken)
-            self._said.come_to(self._taken)
-            self._windows.close(self._taken)
+            self.taken = self._reached()
+            self._granted.drop_before(self.taken)
+            self._said.come_to(self.taken)
+            self._windows.close(self.taken)
             wake_at = self._grant(self.plan)
-            self.page.words[GRANTED] = key_of(self.generation, self._next)
-            last = None if self._past_end(self._taken) else self._windows.next_close
+            self.page.words[GRANTED] = key_of(self.generation, self.next)
+            last = None if self._past_end(self.taken) else self._windows.next_close
             wake_at = min(wake_at, NEVER if last is None else key_of(self.generation, last + 1))
             self.page.words[WAKE_DAEMON_AT] = wake_at
             barrier()
-            if (reached := self._reached()) == self._taken or key_of(self.generation, reached) < wake_at:
+            if (reached := self._reached()) == self.taken or key_of(self.generation, reached) < wake_at:
                 break  # else the consumer came there before it could see WAKE_DAEMON_AT
 
     def _reached(self) -> int:
-        """The batch that the consumer takes next. An impossible number in its page counts as no progress."""
-        generation, step = split_key(self.page.words[POSITION])
-        return max(self._taken, min(step, self._next)) if generation == self.generation else self._taken
+        """The first batch that not all have taken. An impossible number in the page counts as no progress."""
+        generation, step = split_key(self.page.least_place())
+        return max(self.taken, min(step, self.next)) if generation == self.generation else self.taken
 
     def done(self, task: Task, result: Done) -> None:
         """A task is done. The caller calls :meth:`look` afterwards."""
@@ -212,8 +210,14 @@ class Stream(TaskSource):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether the consumer sleeps until it gets the batch that is granted next."""
-        return bool(self.page.words[CONSUMER_SLEEPS_FOR] == key_of(self.generation, self._next))
+        """Whether a consumer sleeps until it gets the batch that is granted next."""
+        return bool(self.sleepers)
+
+    @property
+    def sleepers(self) -> list[int]:
+        """The columns of those that do."""
+        key = key_of(self.generation, self.next)
+        return [column for column in range(len(self.page.columns)) if self.page.sleeps_for(column) == key]
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
         """Workers are lost at a task: find out at which of its records."""
@@ -265,22 +269,22 @@ class Stream(TaskSource):
         """
         found: list[Grant] = []
         again_at = NEVER
-        while not self._past_end(self._next):
-            step = self._next
+        while not self._past_end(self.next):
+            step = self.next
             segments = plan.segments_of(step)
             if not self._windows.ready(segments):
                 break
             bad = self._windows.bad_rows(segments)
             error = self._too_many_mismatches(plan, segments)
-            too_early = step - self._taken - self.page.num_slots
+            too_early = step - self.taken - self.page.num_slots
             if (bad or error) and (too_early > 0 or not self._said.has_room(len(bad))):
-                again_at = key_of(self.generation, self._taken + max(too_early, 1))
+                again_at = key_of(self.generation, self.taken + max(too_early, 1))
                 break
             if error is not None:
                 self._said.add(step, len(error.damages))
                 self.notes.append(FailedBatch(step, error))
             grant = None if error is not None else self._grant_of(step, segments, bad)
-            self._next = step + 1 if grant is None else grant.stop
+            self.next = step + 1 if grant is None else grant.stop
             if grant is not None:
                 found.append(grant)
         self._let(found)
@@ -386,10 +390,10 @@ class Stream(TaskSource):
         if not trial.finished:
             return
         del self._trials[step]
-        if step >= self._taken and not trial.is_hopeless:
+        if step >= self.taken and not trial.is_hopeless:
             self._make_without(trial.batch, trial.guilty)
             return
-        if step >= self._taken:
+        if step >= self.taken:
             records = self._windows.records_of(trial.batch, [min(trial.guilty)])
             self.notes.append(FailedBatch(step, self._error_context(records, trial.too_many())))
         self.grants.append(Withdrawal(step))  # a worker that keeps a slot for it may free the slot
@@ -433,7 +437,7 @@ class Stream(TaskSource):
         if self.plan is None:
             return [*lines, "batches    none are asked for"]
         steps = f"of {self.plan.num_steps}" if self.plan.num_steps is not None else "without end"
-        lines.append(f"batches    {self._taken} {steps} is due; {self._next} is the next to be granted")
+        lines.append(f"batches    {self.taken} {steps} is due; {self.next} is the next to be granted")
         if self._trials or self._loads_alone:
             lines.append(f"again      batches {[*self._trials]}, {len(self._loads_alone)} loads: they failed before")
         if self.storage.num_resting:
@@ -444,7 +448,7 @@ class Stream(TaskSource):
 
     def why_idle(self) -> str:
         """Why a worker has nothing to do."""
-        if self.plan is None or self._past_end(self._taken):
+        if self.plan is None or self._past_end(self.taken):
             return "waits for the consumer to ask for batches"
         if not any(self.page.is_free(slot) for slot in range(self.page.num_slots)):
             return "waits for the consumer to give slots back"

@@ -1,4 +1,4 @@
-"""The memory of one stream: its windows, its slots and its page; and the bell of whoever takes the batches.
+"""The memory of one stream: its windows, its slots, its page and its members' columns; and its consumers' bells.
 
 Workers write windows and slots, consumers read slots. The daemon itself reads and writes only the page.
 """
@@ -13,7 +13,7 @@ from loaderd.errors import DaemonError, ServerError
 from loaderd.machine import available_memory, in_mib, remedy
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout, WindowLayout
-from loaderd.shm.page import Page, new_bell, words_of
+from loaderd.shm.page import Page, column_words_of, new_bell, words_of
 from loaderd.shm.page_view import PageView
 from loaderd.shm.samples import PAGE_NAME, begin
 
@@ -25,8 +25,8 @@ class StreamMemory:
     """The memories of a stream with ``num_arenas`` windows of up to ``max_rows`` rows.
 
     Raises DaemonError where there is not enough memory, ServerError where the consumer may not have that much.
-    ``facts``: what the page says of the stream, encoded. ``num_running``: how many workers run already. ``bell``: the
-    daemon's, where the daemon takes the batches itself; None: a new one is made for the consumer.
+    ``facts``: what the page says of the stream, encoded. ``num_running``: how many workers run already.
+    ``num_members`` as of the page.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class StreamMemory:
         max_rows: int,
         facts: bytes,
         num_running: int,
-        bell: int | None,
+        num_members: int,
     ) -> None:
         options, schema = description.options, description.schema
         self.windows_bytes = num_arenas * WindowLayout(schema.row_bytes, max_rows).arena_bytes
@@ -55,55 +55,58 @@ class StreamMemory:
         self._windows = SharedMemory.create("windows", self.windows_bytes)
         self._slots = SharedMemory.create("slots", slots_bytes)
         num_seats = max(options.num_workers, num_running)
-        self._words = SharedMemory.create(PAGE_NAME, 8 * words_of(options.num_slots, num_seats) + len(facts))
-        self.page = Page(self._words.bytes, options.num_slots, num_seats)
+        num_bytes = 8 * words_of(options.num_slots, num_seats, num_members) + len(facts)
+        self._words = SharedMemory.create(PAGE_NAME, num_bytes)
+        column_bytes = 8 * column_words_of(options.num_slots)
+        self._columns = [SharedMemory.create("column", column_bytes) for _ in range(num_members)]
+        columns = [column.bytes for column in self._columns]
+        self.page = Page(self._words.bytes, options.num_slots, num_seats, num_members, columns)
         begin(self.page, self._words.bytes, facts)
         self.watched = PageView.of(self._words.bytes)
-        self.consumer_fd = _opened_again(self._slots.fd, writable=not description.several_readers)
-        """The descriptor of the slots for a consumer; it is writable unless several consumers read them."""
-        self._owns_bell = bell is None
+        self.bells: list[int] = []
+        """Of each consumer; it is rung when the batch that the consumer sleeps for is there."""
+        self._read_only: list[int] = []
         try:
-            self.bell = new_bell() if bell is None else bell
-            """Is rung when the batch that the consumer sleeps for is there."""
+            for _ in range(max(1, num_members)):
+                self.bells.append(new_bell())
+            for memory in (self._slots, self._words) if num_members else ():
+                self._read_only.append(_opened_to_read(memory.fd))
         except OSError as error:
-            os.close(self.consumer_fd)
-            raise _not_shared(error) from None
+            self._close_fds()
+            raise DaemonError(f"cannot share the batches' memory: {error.strerror}", hint=remedy(error)) from None
 
-    @property
-    def page_fd(self) -> int:
-        """The descriptor of the page."""
-        return self._words.fd
+    def consumer_fds(self, column: int) -> tuple[int, ...]:
+        """What goes to a consumer with ``Opened``: slots, page, its own column if it is a member, its bell."""
+        if not self._read_only:
+            return self._slots.fd, self._words.fd, *self.bells
+        return *self._read_only, self._columns[column].fd, self.bells[column]
 
     @property
     def worker_fds(self) -> tuple[int, ...]:
         """What goes to a worker with ``Attach``."""
-        return self._windows.fd, self._slots.fd, self._words.fd, self.bell
+        columns = [column.fd for column in self._columns]
+        return self._windows.fd, self._slots.fd, self._words.fd, *columns, *self.bells
+
+    def _close_fds(self) -> None:
+        for memory in (self._windows, self._slots, self._words, *self._columns):
+            memory.close_fd()
+        for fd in (*self._read_only, *self.bells):
+            os.close(fd)
 
     def close(self) -> None:
         """Give the memories back now, and not when garbage is collected.
 
         A mapping keeps all pages of its memory, even if nobody reads it here.
         """
-        for memory in (self._windows, self._slots, self._words):
-            memory.close_fd()
-        os.close(self.consumer_fd)
-        if self._owns_bell:
-            os.close(self.bell)
+        self._close_fds()
         for page in (self.page, self.watched.page):
             page.close()
-        del self._windows, self._slots, self._words
+        del self._windows, self._slots, self._words, self._columns
 
 
-def _opened_again(fd: int, writable: bool) -> int:
-    """Another descriptor of the same memory, that may be writable or not (see ``shm.layout``)."""
-    try:
-        return os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
-    except OSError as error:
-        raise _not_shared(error) from None
-
-
-def _not_shared(error: OSError) -> DaemonError:
-    return DaemonError(f"cannot share the batches' memory: {error.strerror}", hint=remedy(error))
+def _opened_to_read(fd: int) -> int:
+    """Another descriptor of the same memory, which can only be mapped for reading."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _check_limit(num_bytes: int, max_memory: int | None) -> None:

@@ -43,7 +43,7 @@ from loaderd.ipc.worker_messages import (
     WorkerNotice,
 )
 from loaderd.processes import is_stopped
-from loaderd.shm.page import POSITION, Counter, Page, new_bell, silence, step_of
+from loaderd.shm.page import Counter, Page, new_bell, silence, step_of
 from loaderd.snapshots import Outage
 
 BELL = -3
@@ -311,7 +311,7 @@ class WorkerManager:
         seat = self.pool.seat_of(worker)
         for number, stream in self._streams.items():
             page = stream.page
-            key = page.words[POSITION]
+            key = page.least_place()
             if not stream.is_under_way(key):
                 continue
             has_claimed = any(claimed == key for _, claimed in page.unfinished(seat))

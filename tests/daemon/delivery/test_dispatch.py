@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from loaderd.client.page_consumer import PageConsumer
 from loaderd.daemon.delivery.events import Note
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.errors import CorruptRecordError
@@ -17,7 +18,6 @@ from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page import new_bell
-from loaderd.shm.page_consumer import PageConsumer
 from tests.daemon.page_workers import answer_to, new_page
 from tests.daemon.worker_manager_run import Crew, was_rung
 
@@ -87,7 +87,7 @@ class Damaged:
             error_context=lambda records, error, **_: error,
         )
         self._bell = new_bell()
-        self._consumer = PageConsumer(page, self._bell, [])
+        self._consumer = PageConsumer(page, [self._bell, self._bell])
         self._consumer.begin(1, 0)
         self.stream.start(1, Pass(0, 1), 0)
         while (task := self.stream.next_task()) is not None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from loaderd.daemon.delivery.events import Delivery, FailedBatch, Omission
+from loaderd.daemon.delivery.events import FailedBatch, Omission
 from loaderd.errors import LoaderdError, ShardError, WorkerError
 from loaderd.ipc.worker_messages import LoadTask, TrialTask
 from loaderd.worker.page_producer import Claim
+from tests.daemon.page_workers import Delivery
 from tests.daemon.stream_run import Run
 
 Deadly = Callable[[Any], bool]

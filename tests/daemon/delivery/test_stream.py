@@ -169,11 +169,6 @@ class StreamMachine(StreamWorld):
         self.settle()
 
     @rule()
-    def pass_over(self) -> None:
-        """At any moment it changes nothing for anybody."""
-        self.consumer.taker.pass_over()
-
-    @rule()
     def wake_daemon(self) -> None:
         self.floor.wake_daemon()
 
@@ -392,7 +387,6 @@ class StreamMachine(StreamWorld):
         self.an_arena_has_one_owner()
         if self.ended:
             self.release(None)
-            self.consumer.taker.pass_over()
             page = self.floor.page
             assert all(page.is_free(slot) for slot in range(page.num_slots)), "no slot is lost"
             assert not any(page.unfinished(seat) for seat in range(page.num_seats))

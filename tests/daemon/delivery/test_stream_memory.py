@@ -37,9 +37,9 @@ def failing_at(call: int, real: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("module", "name", "call"),
     [
-        *((anonymous.os, "memfd_create", call) for call in range(3)),
-        *((anonymous.mmap, "mmap", call) for call in range(3)),
-        (stream_memory.os, "open", 0),
+        *((anonymous.os, "memfd_create", call) for call in range(4)),
+        *((anonymous.mmap, "mmap", call) for call in range(4)),
+        *((stream_memory.os, "open", call) for call in range(2)),
         (stream_memory, "new_bell", 0),
     ],
 )
@@ -52,7 +52,7 @@ def test_a_stream_that_cannot_be_opened_leaves_no_descriptor(
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(module, name, failing_at(call, getattr(module, name)))
     with pytest.raises(DaemonError, match=r"(cannot allocate \d MiB of shared|cannot share the batches') memory"):
-        StreamMemory(description, 2, 100, facts, 1, None)
+        StreamMemory(description, 2, 100, facts, 1, num_members=1)
     monkeypatch.undo()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before

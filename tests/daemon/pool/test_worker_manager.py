@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from loaderd.daemon.delivery.events import PassEnd
 from loaderd.daemon.pool.tasks import MAX_DEATHS, Task, TaskSource
 from loaderd.errors import LoaderdError
 from loaderd.ipc.worker_messages import Done, IndexTask, LoadTask
@@ -46,11 +45,9 @@ def test_a_consumer_that_gives_nothing_back_does_not_stop_the_loads(line_of: Any
     assert [item.step for item in line.taken] == [0, 1, 2]
     assert sum(what.num_rows for what in line.begun if isinstance(what, LoadTask)) == 200, "as there are arenas for"
     slot = line.taken[1].slot
-    line.feed.give_back(slot, 0)
+    line.taker.consumer.release(slot)
     more = list(line.work())
     assert [(what.step, what.slot) for what in more if isinstance(what, Claim)] == [(3, slot)]
-    with pytest.raises(ValueError, match=f"slot {(slot + 1) % 3 + 3} is not lent"):
-        line.feed.give_back((slot + 1) % 3 + 3, 0)
 
 
 @pytest.mark.parametrize("batch_size", [10, 700, 20_000])
@@ -70,8 +67,8 @@ def test_all_that_a_window_has_is_granted_at_once(line_of: Any, batch_size: int)
 
 def test_a_pass_that_begins_at_its_end_is_over_at_once(line_of: Any):
     line = line_of(400, 10, 100)
-    line.feed.start(2, Pass(0, 1), 40)
-    assert list(line.feed.outbox) == [PassEnd()]
+    line.taker.start(2, Pass(0, 1), 40)
+    assert line.taker.take() is None and line.ended
     assert line.stream.next_task() is None and not line.stream.all_granted()
 
 
@@ -152,7 +149,7 @@ def test_a_worker_that_hangs_at_a_batch_that_nobody_wants_any_more_is_replaced(l
     """The consumer has gone elsewhere: now it waits for what this worker should do next."""
     line = line_of(400, 10, 100)
     hand = at_a_batch(line)
-    line.feed.start(2, Pass(0, 1), 20)
+    line.taker.start(2, Pass(0, 1), 20)
     line.listen()
     assert hand.number in line.tick(3 * STALL_TICKS)
 

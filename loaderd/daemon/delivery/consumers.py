@@ -1,0 +1,361 @@
+"""The consumers of a stream, and where each of them stands: one, or the members of ``sharing="mirrored"``.
+
+The only consumer of a stream says where the stream runs. Members all get every batch, which is made once: the stream
+runs at the place of the hindmost member that has asked for batches, and the others take theirs when it has come to
+where they are. The page says how far each has come, and who holds which slot (see ``shm.page``).
+
+::
+
+    waiting  ──all members have asked, or those who are here, after GRACE_S──►  running  ◄──┐ begins anew:
+       ▲                                                                           │        │ a member is behind,
+       └───── the pass is over, or nobody needs what comes next; ──────────────────┘────────┘ or all are ahead
+              it goes on when the hindmost has asked
+
+- A member that comes, or starts anew, where the stream still has all batches from there on is let in. Otherwise the
+  stream begins again at the member's place.
+- A member that has ended a pass stands behind its last batch. So the next pass begins when all have ended this one
+  and have asked for it.
+- Members say where they are, so a new server, which knows nothing, goes on there. If a member has had batches before,
+  the server waits a while for the others: otherwise it would make twice what can go to all at once.
+
+A slot is a member's until it gives it back or its connection has ended: also if it starts elsewhere meanwhile, and if
+it is sent away. It may hold its **share** of the slots, so that the others can always go on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from loaderd.daemon.delivery.events import Note
+from loaderd.daemon.delivery.stream import Stream
+from loaderd.options import MAX_EPOCHS
+from loaderd.plan.passes import Pass, PassPlan
+from loaderd.shm.page import NEVER, POSITION, TAKEN_BATCHES, TAKEN_RECORDS, key_of, ring, split_key
+
+GRACE_S = 15.0
+"""After a restart of the server, a group begins without the missing members if none comes for so many seconds."""
+
+PassKey = tuple[int, tuple[tuple[int, ...], ...]]
+"""Sorts the passes of a stream as they follow each other."""
+
+_BEFORE_ALL: PassKey = (-1, ())
+_START: tuple[PassKey, int] = (0, ()), 0
+
+
+class ConsumerNote(NamedTuple):
+    """``note`` is for consumer ``number``, and belongs to its own ``generation``."""
+
+    number: int
+    generation: int
+    note: Note
+
+
+@dataclass(eq=False)
+class _Consumer:
+    """``pass_``: the one that it has asked for, and gets; None: it has asked for none. ``key``: of that or the last.
+
+    ``step``: how far it was when the daemon looked last. ``since``: from which generation of the stream on its
+    POSITION counts; 0: from none.
+    """
+
+    column: int
+    generation: int = 0
+    pass_: Pass | None = None
+    key: PassKey = _BEFORE_ALL
+    num_steps: int | None = None
+    step: int = 0
+    since: int = 0
+    seen: tuple[int, int] = 0, 0
+
+    @property
+    def place(self) -> tuple[PassKey, int]:
+        """In the order in which places come."""
+        return self.key, self.step
+
+
+class Consumers:
+    """See the module's docstring. ``bells``: of each column. A consumer is known by a number."""
+
+    def __init__(self, stream: Stream, bells: Sequence[int]) -> None:
+        self._stream = stream
+        self._page = stream.page
+        self._bells = bells
+        self._num_members = stream.page.num_members
+        self._consumers: dict[int, _Consumer] = {}
+        self._gone: dict[int, int] = {}
+        """The columns of consumers that have left, and may still read what they hold."""
+        self._key: PassKey | None = None
+        """Of the pass that the stream runs for members."""
+        self._furthest = 0
+        """The furthest batch of that pass that a member can have come to."""
+        self._noted = -1
+        """The last batch of which something was said since the stream began."""
+        self._begun = False
+        self._quiet_s = 0.0
+        for column in range(len(self._page.columns)):
+            self._page.start_at(column, NEVER, 0)
+
+    # ------------------------------------------------------------------------------------------- events
+
+    def join(self, number: int) -> int:
+        """Add a consumer; returns its column. The caller adds no more of them than there may be."""
+        used = {*self._gone.values(), *(one.column for one in self._consumers.values())}
+        column = min(set(range(len(self._page.columns))) - used)
+        self._consumers[number] = _Consumer(column)
+        self._quiet_s = 0.0
+        return column
+
+    def start(self, number: int, generation: int, pass_: Pass, step: int) -> None:
+        """A consumer wants a pass from ``step`` on.
+
+        Raises ValueError, or what planning the pass raises, where there is no such batch.
+        """
+        plan = self._plan_at(pass_, step)
+        one = self._consumers[number]
+        if not self._num_members and generation <= self._stream.generation:
+            raise ValueError(f"generation {generation} does not come after generation {self._stream.generation}")
+        one.generation, one.pass_, one.key, one.since = generation, pass_, _key_of(pass_), 0
+        one.step, one.num_steps = step, plan.num_steps
+        self._quiet_s = 0.0
+        if not self._num_members:
+            self._begin(generation, pass_, step)
+            return
+        self._stop(one)
+        self._settle()
+
+    def _plan_at(self, pass_: Pass, step: int) -> PassPlan:
+        """The plan of a pass. Raises ValueError where it has no batch ``step``, or what planning the pass raises.
+
+        An error that the stream meets only later would be told to all members.
+        """
+        plan = self._stream.plan_pass(pass_)
+        if step < 0 or (plan.num_steps is not None and step > plan.num_steps):
+            raise ValueError(f"a pass of {plan.num_steps} batches cannot start at batch {step}")
+        if (epoch := plan.place_of(step)[0]) > MAX_EPOCHS:
+            raise ValueError(f"no pass comes to epoch {epoch}")
+        return plan
+
+    def leave(self, number: int) -> None:
+        """A consumer gets nothing more. What it holds stays its own: it may still read that."""
+        one = self._consumers.pop(number)
+        self._gone[number] = one.column
+        self._stop(one)
+        self._begun = self._begun and bool(self._consumers)
+        if self._num_members:
+            self._settle()
+        else:
+            self._stream.stop()
+
+    def give_back_all(self, number: int) -> None:
+        """A consumer that has left reads nothing any more: its column is free for another one."""
+        column = self._gone.pop(number, None)
+        if column is not None and self._num_members:
+            self._page.clear_column(column)
+            self._wake_workers()
+
+    def tick(self, seconds: float) -> None:
+        """So much time has passed."""
+        self._quiet_s += seconds
+
+    def take(self) -> list[ConsumerNote]:
+        """What is to be said now, in order. It must be sent before the workers hear of the stream's grants."""
+        if self._num_members:
+            self._settle()
+        notes, self._stream.notes = self._stream.notes, deque()
+        self._noted = max([self._noted, *(note.step for note in notes)])
+        return [
+            ConsumerNote(number, one.generation, note)
+            for note in notes
+            for number, one in self._consumers.items()
+            if self._is_in(one) and self._step_of(one) <= note.step
+        ]
+
+    # --------------------------------------------------------------------------------- where the stream is
+
+    def _is_in(self, one: _Consumer) -> bool:
+        """Whether a consumer gets what the stream makes."""
+        return self._page.starts_at(one.column) != NEVER
+
+    def _step_of(self, one: _Consumer) -> int:
+        """The batch that a consumer takes next. An impossible number in its column counts as the nearest one."""
+        generation, step = split_key(self._page.columns[one.column].words[POSITION])
+        if not one.since or not one.since <= generation <= self._stream.generation:
+            return one.step
+        return max(one.step, min(step, max(self._furthest, self._stream.next)))
+
+    def _let_in(self, one: _Consumer) -> None:
+        one.since = one.since or self._stream.generation
+        self._page.start_at(one.column, key_of(self._stream.generation, one.step), one.generation)
+        if self._num_members:
+            ring(self._bells[one.column])
+
+    def _stop(self, one: _Consumer) -> None:
+        self._page.start_at(one.column, NEVER, one.generation)
+        self._wake_workers()
+
+    def _wake_workers(self) -> None:
+        """Slots may be free that nobody gives back."""
+        if self._stream.plan is not None:
+            self._stream.grants.append([])
+
+    def _settle(self) -> None:
+        """Have the stream run at the place of the hindmost member that has asked."""
+        stream = self._stream
+        stream.look()
+        self._furthest = max(self._furthest, stream.next)
+        for one in self._consumers.values():
+            one.step = self._step_of(one)
+            if one.pass_ is not None and one.num_steps is not None and one.step >= one.num_steps:
+                one.pass_ = None
+                self._stop(one)
+        asked = [one for one in self._consumers.values() if one.pass_ is not None]
+        if not asked:
+            self._halt()
+            return
+        first = min(asked, key=lambda one: one.place)
+        assert first.pass_ is not None
+        if self._key is not None and first.key > self._key:
+            self._halt()
+        if self._key is None:
+            if self._may_begin(first.place):
+                self._begin(stream.generation + 1, first.pass_, first.step)
+        elif first.key < self._key or first.step > stream.next or not self._let_in_late(asked):
+            self._begin(stream.generation + 1, first.pass_, first.step)
+
+    def _may_begin(self, place: tuple[PassKey, int]) -> bool:
+        """Whether to begin at ``place``: no member need be waited for that may have to get that batch, too."""
+        places = [one.place for one in self._consumers.values() if one.pass_ is not None]
+        if any(one.pass_ is None and one.place < place for one in self._consumers.values()):
+            return False
+        came_back = max(places) > _START and self._quiet_s >= GRACE_S
+        return self._begun or came_back or len(self._consumers) == self._num_members
+
+    def _let_in_late(self, asked: Iterable[_Consumer]) -> bool:
+        """Let members in that have asked for the pass that runs; False: the stream lacks batches that they need."""
+        late = [one for one in asked if one.key == self._key and not self._is_in(one)]
+        for one in late:
+            if one.step <= self._noted or self._page.columns[one.column].words[POSITION] > self._key_at(one):
+                return False  # what was said of these batches must be said again; or it has let them go already
+            self._let_in(one)
+        if late:
+            self._stream.look()  # else slots could be free that were not when it looked before
+        return all(one.step >= self._stream.taken for one in late)
+
+    def _key_at(self, one: _Consumer) -> int:
+        return key_of(self._stream.generation, one.step)
+
+    def _begin(self, generation: int, pass_: Pass, step: int) -> None:
+        stream, key = self._stream, _key_of(pass_)
+        if self._key != key:
+            self._furthest = 0
+        self._begun, self._key, self._noted = True, key, -1
+        stream.generation = generation
+        for one in self._consumers.values():
+            if one.pass_ is not None and one.key == key:
+                self._let_in(one)
+            else:
+                self._page.start_at(one.column, NEVER, one.generation)
+        stream.start(generation, pass_, step)
+
+    def _halt(self) -> None:
+        if self._key is not None:
+            self._key = None
+            for one in self._consumers.values():
+                self._page.start_at(one.column, NEVER, one.generation)
+            self._stream.stop()
+
+    # ------------------------------------------------------------------------------------------- report
+
+    def waiting(self) -> list[tuple[int, int]]:
+        """(number, generation) of each consumer that sleeps until the batch that is granted next is there."""
+        sleepers = self._stream.sleepers
+        return [(number, one.generation) for number, one in self._consumers.items() if one.column in sleepers]
+
+    def column_of(self, number: int) -> int:
+        """The column of a consumer that has not left."""
+        return self._consumers[number].column
+
+    def held_by(self, number: int) -> int:
+        """How many slots a consumer holds."""
+        return len(self._page.held_by(self._consumers[number].column))
+
+    def lent_to(self, number: int) -> int:
+        """How many slots hold a batch that a consumer has, or could take."""
+        column = self._consumers[number].column
+        place, held = self._page.place(column), self._page.held_by(column)
+        return len(set(held).union(slot for slot, key in enumerate(self._page.ready()) if key >= place))
+
+    def may_hold(self, number: int) -> bool:
+        """Whether a consumer that has left may still read slots that others would get."""
+        return number in self._gone
+
+    def holds_too_many(self, number: int) -> bool:
+        """Whether a member holds more than its share of the slots."""
+        return bool(self._num_members) and self.held_by(number) > self._share
+
+    @property
+    def _share(self) -> int:
+        return max(1, self._page.num_slots // self._num_members)
+
+    def has_waiting(self, number: int) -> bool:
+        """Whether there are batches that a consumer could take, or that it must give back; others may wait for it."""
+        place = self._page.place(self._consumers[number].column)
+        is_full = self._num_members and self.held_by(number) >= self._share
+        return bool(is_full) or any(key >= place for key in self._page.ready())
+
+    def has_moved(self, number: int) -> bool:
+        """Whether a consumer has taken something since this was asked last."""
+        one = self._consumers[number]
+        words = self._page.columns[one.column].words
+        before, one.seen = one.seen, (words[POSITION], words[TAKEN_BATCHES])
+        return one.seen != before
+
+    def taken_by(self, number: int) -> tuple[int, int, int]:
+        """How many batches and records a consumer has taken, and the batch that it takes next."""
+        one = self._consumers[number]
+        words = self._page.columns[one.column].words
+        return words[TAKEN_BATCHES], words[TAKEN_RECORDS], self._step_of(one)
+
+    def describe(self, number: int) -> str:
+        """Whom a consumer waits for, in words."""
+        one, page = self._consumers[number], self._page
+        if one.pass_ is None or (not self._num_members and self._stream.plan is None):
+            return "has asked for no batches"
+        if self._num_members and (self._key is None or not self._is_in(one)):
+            return self._describe_waiting(one)
+        if len(page.filled()) < page.num_slots:
+            return "waits for the workers"
+        if not self._num_members:
+            return (
+                f"waits for batches to be given back: the consumer has all of the {page.num_slots}, or can take them"
+            )
+        return f"waits for {_named(self._slow_ones())} to take batches, or to give batches back"
+
+    def _describe_waiting(self, one: _Consumer) -> str:
+        others = self._consumers.items()
+        if self._key is not None:
+            behind = [number for number, other in others if other.pass_ is not None and other.place < one.place]
+            return f"waits for {_named(behind)} to come to where it is"
+        if silent := [number for number, other in others if other.pass_ is None]:
+            return f"waits for {_named(silent)} to ask for batches"
+        return f"waits for the rest of its group: {len(self._consumers)} of {self._num_members} consumers are here"
+
+    def _slow_ones(self) -> list[int]:
+        """The members that are hindmost, or hold as much as they may."""
+        least = self._page.least_place()
+        return [
+            number
+            for number, one in self._consumers.items()
+            if self._page.place(one.column) == least or self.held_by(number) >= self._share
+        ]
+
+
+def _key_of(pass_: Pass) -> PassKey:
+    return pass_.first_epoch, pass_.past
+
+
+def _named(numbers: Sequence[int]) -> str:
+    return ", ".join(f"consumer {number}" for number in numbers)

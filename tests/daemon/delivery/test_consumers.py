@@ -1,0 +1,308 @@
+"""Members that all get every batch, step by step; test_consumers_model.py has what always holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from loaderd.daemon.delivery.consumers import GRACE_S
+from loaderd.shm.page import MAX_GENERATION, NEVER, POSITION, key_of
+from tests.daemon.group_run import STEPS, Group
+
+ALL = list(range(STEPS))
+NewGroup = Callable[..., Group]
+
+
+@pytest.fixture
+def new_group() -> Iterator[NewGroup]:
+    groups: list[Group] = []
+
+    def make(*of: Any, **how: Any) -> Group:
+        groups.append(Group(*of, **how))
+        return groups[-1]
+
+    yield make
+    for group in groups:
+        group.close()
+
+
+def test_all_get_all_and_it_is_made_once(new_group: NewGroup):
+    group = new_group(3)
+    group.begin(1, 2)
+    group.join(3)
+    group.go(1, 2, 3)
+    assert not group.members[1].got, "one is missing"
+    assert "consumer 3" in group.consumers.describe(1)
+    group.members[3].start()
+    group.go(1, 2, 3)
+    assert [member.got for member in group.members.values()] == [ALL] * 3 and group.fills == STEPS
+
+
+def test_the_fastest_is_no_further_ahead_than_there_are_slots(new_group: NewGroup):
+    group = new_group(2, num_slots=4)
+    group.begin(1, 2)
+    group.go(1)
+    one, two = group.members.values()
+    assert one.got == [0, 1, 2, 3] and two.got == []
+    assert group.consumers.describe(1) == "waits for consumer 2 to take batches, or to give batches back"
+    assert group.consumers.has_waiting(2) and not group.consumers.has_waiting(1)
+    assert two.take()
+    group.go(1)
+    assert one.got == [0, 1, 2, 3], "it holds what it took"
+    two.release()
+    group.go(1)
+    assert one.got == [0, 1, 2, 3, 4]
+    group.leave(2)
+    group.go(1)
+    assert one.got == ALL
+
+
+def test_who_comes_where_the_stream_has_all_batches_is_let_in(new_group: NewGroup):
+    group = new_group(2)
+    group.begin(1, 2)
+    group.go(1, 2, keep=True)
+    for member in group.members.values():
+        assert member.got == [0, 1, 2, 3, 4, 5]
+    group = new_group(2)
+    group.begin(1, 2)
+    group.work()
+    assert group.members[2].take() and group.members[1].take()
+    group.leave(1)
+    group.join(1).start(1)
+    group.go(1, 2)
+    assert group.members[1].got == ALL[1:] and group.members[2].got == ALL and group.fills == STEPS
+
+
+def test_the_stream_goes_back_for_who_is_behind(new_group: NewGroup):
+    group = new_group(2, num_slots=4)
+    group.begin(1, 2)
+    for _ in range(4):
+        group.go(1, 2, keep=True)
+    assert group.members[2].got == [0, 1, 2, 3]
+    group.leave(1)
+    group.members[2].release()
+    group.members[2].got.clear()
+    group.join(1).start(2)
+    group.work(3)
+    group.go(1, 2)
+    assert group.members[1].got == [2, 3, 4, 5] and group.members[2].got == [4, 5]
+
+
+def test_who_is_behind_gets_on_while_the_others_keep_all_that_they_may(new_group: NewGroup):
+    group = new_group(3, num_slots=6)
+    for number in (1, 2, 3):
+        group.join(number).start(2)
+    group.work()
+    for number in (1, 2):
+        assert group.members[number].take() and group.members[number].take()
+    group.leave(3)
+    group.join(3).start(0)
+    group.go(3)
+    assert group.members[3].got == [0, 1, 2, 3, 4, 5][: len(group.members[3].got)] and len(group.members[3].got) >= 4
+    group.members[1].release()
+    group.members[2].release()
+    group.go(1, 2, 3)
+    assert [member.got for member in group.members.values()] == [[2, 3, 4, 5], [2, 3, 4, 5], ALL]
+
+
+def test_who_has_not_looked_since_the_stream_went_back_is_in_nobodys_way(new_group: NewGroup):
+    """It is busy with its batch, and all slots are full of what it could take."""
+    group = new_group(2, num_slots=4)
+    group.begin(1, 2)
+    group.work()
+    for _ in range(2):
+        assert group.members[1].take() and group.members[2].take()
+    group.members[2].release()
+    group.work()
+    group.leave(2)
+    group.join(2).start(0)
+    group.go(2)
+    assert group.members[2].got[:3] == [0, 1, 2]
+    group.members[1].release()
+    group.go(1, 2)
+    assert group.members[1].got == ALL and group.members[2].got == ALL
+
+
+def test_who_starts_elsewhere_keeps_what_it_has(new_group: NewGroup):
+    group = new_group(2)
+    group.begin(1, 2)
+    group.go(1, keep=True)
+    one = group.members[1]
+    held = dict(one.kept)
+    one.got.clear()
+    one.start(1)
+    group.go(2)
+    assert {slot: one.kept[slot] for slot in held} == held
+    group.go(1, 2)
+    assert one.got == ALL[1:] and group.members[2].got == ALL
+
+
+@pytest.mark.parametrize("step", [1, 3], ids=["back", "ahead"])
+def test_once_begun_it_waits_for_nobody_who_has_yet_to_start(new_group: NewGroup, step: int):
+    group = new_group(3)
+    for number in (1, 2, 3):
+        group.join(number).start(2)
+    group.leave(3)
+    group.join(3)
+    for number in (1, 2):
+        group.members[number].start(step)
+    group.go(1, 2)
+    assert group.members[1].got == group.members[2].got == ALL[step:]
+
+
+def test_a_group_that_all_have_left_waits_for_all_again(new_group: NewGroup):
+    group = new_group(2)
+    group.begin(1, 2)
+    group.leave(1)
+    group.leave(2)
+    group.begin(1)
+    group.go(1)
+    assert not group.members[1].got
+    group.leave(1)
+    group.everything_is_free()
+
+
+def test_nobody_waits_for_what_nobody_needs(new_group: NewGroup):
+    group = new_group(2)
+    group.begin(1, 2)
+    group.leave(1)
+    group.members[2].start(4)
+    group.go(2)
+    assert group.members[2].got == [4, 5] and group.fills == 2
+
+
+def test_the_next_pass_waits_for_all_who_are_there(new_group: NewGroup):
+    group = new_group(2)
+    group.begin(1, 2)
+    group.go(1, 2)
+    group.members[1].got.clear()
+    group.members[1].start(epoch=1)
+    group.consumers.tick(100 * GRACE_S)
+    group.go(1, 2)
+    assert not group.members[1].got and "consumer 2 to ask" in group.consumers.describe(1)
+    group.leave(2)
+    group.go(1)
+    assert group.members[1].got == ALL
+
+
+def test_a_member_in_the_next_pass_waits_for_who_is_in_this_one(new_group: NewGroup):
+    group = new_group(2)
+    group.begin(1, 2)
+    group.members[1].start(2, epoch=1)
+    group.go(1, 2)
+    assert "waits for consumer 2 to ask" in group.consumers.describe(1)
+    assert group.members[2].got == ALL and not group.members[1].got
+    group.members[2].start(epoch=1)
+    group.go(1, 2)
+    assert group.members[1].got == ALL[2:] and group.members[2].got == ALL + ALL
+
+
+def test_after_a_restart_those_who_are_back_go_on_without_the_others(new_group: NewGroup):
+    group = new_group(3)
+    group.join(1).start(3)
+    group.join(2).start(4)
+    group.consumers.tick(GRACE_S - 1)
+    group.go(1, 2)
+    assert not group.members[1].got and "2 of 3" in group.consumers.describe(1)
+    group.consumers.tick(1)
+    group.go(1, 2)
+    assert group.members[1].got == [3, 4, 5] and group.members[2].got == [4, 5]
+
+
+def test_who_has_no_past_waits_for_the_others(new_group: NewGroup):
+    group = new_group(2)
+    group.begin(1)
+    group.consumers.tick(100 * GRACE_S)
+    group.go(1)
+    assert not group.members[1].got
+    group.begin(2)
+    group.go(1, 2)
+    assert group.members[1].got == ALL
+
+
+def test_a_broken_batch_is_told_to_all_also_to_who_comes_late(new_group: NewGroup):
+    group = new_group(2, broken=(1, 3))
+    group.begin(1, 2)
+    group.work()
+    assert group.members[1].take() and group.members[2].take()
+    group.leave(1)
+    group.join(1).start(1)
+    group.go(1, 2)
+    assert group.members[1].got == ALL[1:] and group.members[2].got == ALL
+
+
+def test_those_wait_for_storage_who_sleep_for_what_is_made_next(new_group: NewGroup):
+    group = new_group(2)
+    group.begin(1, 2)
+    assert group.consumers.waiting() == []
+    group.listen()
+    for member in group.members.values():
+        assert member.page_consumer.fall_asleep()
+    assert group.consumers.waiting() == [(1, 1), (2, 1)]
+
+
+def test_who_holds_more_than_its_share_is_known(new_group: NewGroup):
+    group = new_group(2, num_slots=4)
+    group.begin(1, 2)
+    group.work()
+    for taken in range(4):
+        assert group.consumers.holds_too_many(1) == (taken > 2)
+        assert group.members[1].take()
+    assert group.consumers.held_by(1) == 4 and group.consumers.has_waiting(1)
+
+
+def test_no_more_is_said_of_damage_than_the_hindmost_reads(new_group: NewGroup):
+    """Of shards that have changed, say, no batch is left: what is said of a pass is too much to lie unread."""
+    num_steps = 600
+    group = new_group(2, num_slots=8, num_steps=num_steps, broken=range(num_steps))
+    group.begin(1, 2)
+    group.go(1)
+    one, two = group.members.values()
+    assert one.got == list(range(len(one.got))) and len(two.unread) < 300
+    assert len(one.got) < num_steps
+    group.go(1, 2)
+    assert one.got == two.got == list(range(num_steps))
+
+
+@pytest.mark.parametrize("number", [NEVER, -1, 1 << 62, key_of(1, 3), key_of(1, 0)])
+def test_a_member_that_writes_nonsense_harms_itself_alone(new_group: NewGroup, number: int):
+    group = new_group(2)
+    group.begin(1, 2)
+    group.work(3)
+    hostile, other = group.members.values()
+    words = group.page.columns[hostile.column].words
+    for word in range(len(words)):
+        words[word] = number
+    group.listen()
+    for one in (1, 2):
+        assert group.consumers.describe(one) and group.consumers.taken_by(one)
+    assert group.consumers.holds_too_many(1)
+    hostile.kept.clear()
+    group.leave(1)
+    group.go(2)
+    assert other.got == ALL
+    group.leave(2)
+    group.everything_is_free()
+
+
+def test_a_position_that_goes_back_takes_nothing_back(new_group: NewGroup):
+    group = new_group(2)
+    group.begin(1, 2)
+    group.go(1, 2)
+    group.page.columns[0].words[POSITION] = 0
+    group.listen()
+    assert group.stream.plan is None, "all have ended the pass"
+
+
+def test_a_batch_that_there_is_not_cannot_be_asked_for(new_group: NewGroup):
+    group = new_group(1)
+    group.join(1)
+    for step in (-1, STEPS + 1):
+        with pytest.raises(ValueError, match="cannot start"):
+            group.members[1].start(step)
+    group.members[1].generation = MAX_GENERATION - 1
+    group.members[1].start()
+    group.go(1)
+    assert group.members[1].got == ALL
