@@ -28,8 +28,8 @@ DEFAULT_WINDOW_BYTES = 256 << 20
 DEFAULT_BLOCK_RECORDS = 1024
 _UNSHUFFLED_WINDOW_RECORDS = 16_384
 _MAX_DEFAULT_WORKERS = 8
-MAX_WORKERS = MAX_SENT_FILES - 4
-"""A consumer gets the bell of each in one message, with four descriptors more (``Opened``)."""
+MAX_WORKERS = MAX_SENT_FILES - 5
+"""A consumer gets the bell of each in one message, with five descriptors more (``Opened``)."""
 # A worker takes 25 MiB and its share of the slots; what a schema imports comes on top.
 _BYTES_PER_DEFAULT_WORKER = 128 << 20
 _SLOTS_PER_WORKER = 2

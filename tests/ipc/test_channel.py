@@ -135,12 +135,12 @@ def test_signals_may_interrupt_a_large_message(pair: Pair):
 
 def test_the_bells_of_as_many_workers_as_there_may_be_come_in_one_message(pair: Pair):
     one, two = pair
-    one.post(Opened({}, PageSize(10, MAX_WORKERS)), (0,) * (4 + MAX_WORKERS))
+    one.post(Opened({}, PageSize(10, MAX_WORKERS, 2, 0)), (0,) * (5 + MAX_WORKERS))
     receive(two, 1)
-    for _ in range(4 + MAX_WORKERS):
+    for _ in range(5 + MAX_WORKERS):
         os.close(two.take_fd())
     with pytest.raises(ChannelClosed):
-        one.post(Opened({}, PageSize(10, MAX_WORKERS + 1)), (0,) * (5 + MAX_WORKERS))
+        one.post(Opened({}, PageSize(10, MAX_WORKERS + 1, 2, 0)), (0,) * (6 + MAX_WORKERS))
 
 
 def test_file_descriptors_come_along_in_order(pair: Pair):
