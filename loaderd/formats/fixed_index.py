@@ -25,7 +25,7 @@ from loaderd.formats.fixed import (
     scan_fixed,
 )
 from loaderd.formats.kinds import Content
-from loaderd.formats.shard_index import MAX_BLOCK_BYTES, ShardIndex, shrunk
+from loaderd.formats.shard_index import MAX_BLOCK_BYTES, ShardIndex, add_damage, shrunk
 from loaderd.formats.tar import find_members
 from loaderd.kernels.crc import Bytes1D, crc32c
 from loaderd.redaction import shown
@@ -138,7 +138,7 @@ class _FixedIndexBuilder:
 
     def add_tar(self) -> None:
         """Add what the members hold. Raises ShardFormatError where none holds records, and one is of another kind."""
-        for member in find_members(self._file.uri, self._opened, self._file.size_bytes):
+        for member in find_members(self._file.uri, self._opened, self._file.size_bytes, on_read=self._on_read):
             if isinstance(member, Damage):
                 self._add_damage(member, "")
                 continue
@@ -168,7 +168,7 @@ class _FixedIndexBuilder:
     def _add_damage(self, damage: Damage, of: str) -> None:
         """A damaged stretch counts as one record, behind those that were found."""
         found = f"{damage.found}, in {of}" if of else damage.found
-        self._damages.append(replace(damage, record=self._next_record, found=found))
+        add_damage(self._damages, replace(damage, record=self._next_record, found=found))
         self._next_record += 1
 
     def index(self, compression: Compression) -> ShardIndex:

@@ -16,6 +16,9 @@ What is sure, and what is not: a change of up to 32 bits in a row, of data or of
 is missed once in 2³². A lost stretch counts as one record. If it held several, the numbers of the records behind it
 are too small; if bytes were inserted, too large. And if a payload holds TFRecord frames itself and is searched,
 because a length is damaged or wrong, then the frames in it are found and taken for records.
+
+A record of a wrong length is read to its end, and then searched from its start. A file that was made of nothing but
+wrong lengths would be read again for each of them. So a scan ends where it has read far more than it has passed.
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ MAX_RECORD_BYTES = 1 << 30
 TOO_LARGE = f"a record of at most {MAX_RECORD_BYTES} bytes"
 """What the damage expects that stands for a whole record of more bytes."""
 _SCAN_BYTES = 1 << 20
+# Bytes are missing, as a rule, in one place of a file or in a few, and what is read in vain there is one record.
+_MOST_AGAIN, _ANY_AGAIN_BYTES = 8, 256 << 20
 _SEEK_BYTES = 1 << 14
 
 ReadInto = Callable[[memoryview], int]
@@ -110,6 +115,10 @@ def scan(
     scanned = _ScanBuffer(read_into, first_offset, most_bytes, jump_to)
     record = first_record
     while scanned.fill():
+        if scanned.is_hopeless:
+            found = f"{scanned.wrong_lengths} wrong lengths with right CRCs"
+            yield Damage(shard, record, scanned.offset, "records, each behind the one before", found, lost_bytes=-1)
+            return
         ends = walk(scanned.buffer, scanned.start, scanned.stop)
         broken = find_bad_length_crc(scanned.buffer, ends) if len(ends) > 1 else None
         if broken is not None:
@@ -132,7 +141,10 @@ def scan(
                 )
                 for index, stored, found in bad
             ]
-            lies = damages[-1:] if advance < ends[-1] - ends[0] else []
+            again_bytes = int(ends[-1] - ends[0]) - advance
+            lies = damages[-1:] if again_bytes > 0 else []
+            if lies:
+                scanned.note_read_again(again_bytes)
             named = damages[: len(damages) - len(lies)]
             ends = ends[: len(ends) - len(lies)]
             yield from named
@@ -163,14 +175,26 @@ class _ScanBuffer:
         self.buffer: Bytes1D = np.empty(_SCAN_BYTES, dtype=np.uint8)
         self.start = 0
         self.stop = 0
-        self.offset = offset
+        self.offset = self._first_offset = offset
+        self.wrong_lengths = self._again_bytes = 0
+
+    def note_read_again(self, num_bytes: int) -> None:
+        """A record has a wrong length: so many of its bytes are searched, and read again."""
+        self.wrong_lengths += 1
+        self._again_bytes += max(num_bytes, _SEEK_BYTES)  # the calls for a small one take as long
+
+    @property
+    def is_hopeless(self) -> bool:
+        passed_bytes = self.offset - self._first_offset
+        return self._again_bytes > _ANY_AGAIN_BYTES + _MOST_AGAIN * passed_bytes
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def fill(self, wanted_bytes: int = 0) -> bool:
         """Read on until the buffer is full (or holds ``wanted_bytes``); False once nothing at all is left."""
-        if self._ended:
+        # To move what is left, each time that a little of it was used, would take time that grows as its square.
+        if self._ended or len(self) >= max(_SCAN_BYTES // 2, wanted_bytes):
             return len(self) > 0
         capacity = max(_SCAN_BYTES, wanted_bytes)
         if self.start or capacity > len(self.buffer):
@@ -241,6 +265,7 @@ def _step_over(shard: str, scanned: _ScanBuffer, record: int) -> Damage | None:
         left = len(scanned)
         following = _find_between(scanned.buffer, scanned.start + 1, scanned.stop)
         scanned.advance(left if following is None else following - scanned.start)
+        scanned.note_read_again(len(scanned))
         expected = f"a record of {length + FRAME_BYTES} bytes"
         return Damage(shard, record, start, expected, f"{left} bytes", scanned.offset - start)
     stop = start + length + FRAME_BYTES

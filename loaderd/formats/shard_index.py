@@ -33,7 +33,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import Damage, LoaderdError
+from loaderd.errors import Damage, LoaderdError, ShardReadError
 from loaderd.formats.compression import (
     OnRead,
     PlainStream,
@@ -61,6 +61,9 @@ from loaderd.storage.shard_file import Compression, ShardFile
 INDEX_VERSION = 4
 ANCHOR_RECORDS = 32
 MAX_BLOCK_BYTES = 8 << 20
+# A damage takes some 300 bytes of memory, and may be of 16 bytes in the shard.
+MOST_DAMAGES = 250_000
+_HINT_DAMAGES = "Restore the file, or write it anew if what wrote it left out the CRCs."
 # The name of a file may be no valid Unicode.
 _UNICODE_ERRORS = "surrogatepass"
 _ANCHORS = np.dtype("<u4")
@@ -237,7 +240,7 @@ def build_index(
         jump_to = stream.jump_to if isinstance(stream, PlainStream) else None
         for piece in scan(file.uri, stream.read_into, most_bytes=most_bytes, jump_to=jump_to):
             if isinstance(piece, Damage):
-                damages.append(piece)
+                add_damage(damages, piece)
                 next_record = piece.record + 1
             else:
                 blocks.add(piece)
@@ -247,6 +250,15 @@ def build_index(
             damages.append(_place(stream.damage, next_record, damages))
         opened.check_unchanged()
     return ShardIndex(file, compression, digest, tuple(damages), *blocks.arrays())
+
+
+def add_damage(damages: list[Damage], damage: Damage) -> None:
+    """Raise ShardReadError where a shard has more damages than are named one by one: it is useless as a whole."""
+    if len(damages) == MOST_DAMAGES:
+        first = damages[0]
+        text = f"{first.shard} has more than {MOST_DAMAGES:,} damages. The first: {first}"
+        raise ShardReadError(text, hint=_HINT_DAMAGES, damage=replace(first, lost_bytes=-1))
+    damages.append(damage)
 
 
 def build_indexes(

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from loaderd.errors import Damage
+from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.zstd import FileReader
 from loaderd.redaction import shown
 from loaderd.storage.shard_file import OpenFile
@@ -52,19 +53,27 @@ class Member(NamedTuple):
 
 
 def find_members(
-    shard: str, file: OpenFile, size_bytes: int, on_skipped: Callable[[str], None] | None = None
+    shard: str,
+    file: OpenFile,
+    size_bytes: int,
+    on_skipped: Callable[[str], None] | None = None,
+    on_read: OnRead = no_callback,
 ) -> Iterator[Member | Damage]:
     """The members that hold records, in the tar's order; at the end a Damage if the tar itself is not whole.
 
-    Of a member that is cut, what there is. ``on_skipped`` is told the names of the others. Raises ShardReadError and
-    StorageError.
+    Of a member that is cut, what there is. ``on_skipped`` is called with the names of the others, and ``on_read`` now
+    and then with the offset in the file that has been reached. Raises ShardReadError and StorageError.
     """
     reader = io.BufferedReader(FileReader(file, size_bytes), _BUFFER_BYTES)
     offset = 0
     of_all: dict[bytes, bytes] = {}
     of_next: dict[bytes, bytes] = {}
+    said = 0
     try:
         while any(block := _read(reader, offset, _BLOCK_BYTES)):
+            if offset - said > _BUFFER_BYTES:
+                said = offset
+                on_read(offset)
             name, kind, size = _parse(block, of_all | of_next)
             start = offset + _BLOCK_BYTES
             if kind == _SPARSE:

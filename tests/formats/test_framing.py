@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from loaderd.errors import Damage
 from loaderd.formats import framing
+from loaderd.formats.shard_index import build_index
 from loaderd.kernels import crc
 from loaderd.kernels.crc import framed
+from loaderd.storage.files import list_shards
 from tests.formats.shard_bytes import frames, payloads_of, reader, scanned, starts_of
 from tests.helpers.record_bytes import header
 
@@ -239,3 +242,26 @@ def test_find_header():
     assert find(header(framing.MAX_RECORD_BYTES) + FRAMES[0]) == 0
     assert find(header(framing.MAX_RECORD_BYTES + 1) + FRAMES[0]) == 12
     assert crc.masked_crc(bytes(8)) != 0, "zeros are no header"
+
+
+@pytest.mark.parametrize("length", [1 << 29, 1 << 20, 201], ids=["beyond the end", "of a MiB", "small"])
+def test_a_file_of_wrong_lengths_is_given_up(length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each of them is right, and what it says is behind it holds the next. To read all of it for each takes hours."""
+    monkeypatch.setattr(framing, "_ANY_AGAIN_BYTES", 1 << 24)
+    frame = framed(b"healthy")
+    (tmp_path / "a").write_bytes(frame * 3 + header(length) * 150_000)
+    (file,) = list_shards(str(tmp_path / "a"))
+    index = build_index(file, 1024)
+    assert index.num_records == 3 and 10 < len(index.damages) < 2000
+    last = index.damages[-1]
+    assert (last.expected, last.lost_bytes) == ("records, each behind the one before", -1)
+    assert last.found == f"{len(index.damages) - 1} wrong lengths with right CRCs"
+
+
+def test_shards_that_were_cut_and_joined_are_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(framing, "_ANY_AGAIN_BYTES", 1 << 16)
+    frame = framed(bytes(range(256)) * 40)
+    (tmp_path / "a").write_bytes((frame * 3 + frame[:-5000]) * 300)
+    (file,) = list_shards(str(tmp_path / "a"))
+    index = build_index(file, 1024)
+    assert (index.num_records, len(index.damages)) == (900, 300)

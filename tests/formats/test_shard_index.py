@@ -19,6 +19,7 @@ from loaderd.formats import framing
 from loaderd.formats import shard_index as index_module
 from loaderd.formats.blocks import BlockReader
 from loaderd.formats.compression import PlainStream
+from loaderd.formats.fixed_index import build_fixed_index
 from loaderd.formats.indexer import make_indexes
 from loaderd.formats.shard_index import (
     ANCHOR_RECORDS,
@@ -44,6 +45,8 @@ from tests.formats.shard_bytes import (
     starts_of,
     write_too_large,
 )
+from tests.helpers.evil_tars import header as tar_header
+from tests.helpers.fixed_files import RECORDS
 
 
 def assert_equal(one: ShardIndex, other: ShardIndex) -> None:
@@ -270,3 +273,18 @@ def test_the_digest_is_of_what_the_records_hold(tmp_path: Path, monkeypatch: pyt
     read_into = PlainStream.read_into
     monkeypatch.setattr(PlainStream, "read_into", lambda stream, view: read_into(stream, view[:100_003]))
     assert digest_of(payloads) == digest, "however it is read"
+
+
+def test_a_shard_of_damage_alone_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """16 bytes of the file are a damage, which takes 300 bytes of memory: 1 GiB of them took 20 GiB."""
+    monkeypatch.setattr(index_module, "MOST_DAMAGES", 100)
+    bad = framed(b"")[:-4] + b"ABCD"
+    index = build_index(make_shard(tmp_path / "a", framed(b"x") + bad * 100), 1024)
+    assert (index.num_records, len(index.damages)) == (1, 100)
+    with pytest.raises(
+        ShardReadError, match="has more than 100 damages. The first: .*/b: record 1 at byte 17"
+    ) as caught:
+        build_index(make_shard(tmp_path / "b", framed(b"x") + bad * 101), 1024)
+    assert caught.value.damage is not None and caught.value.damage.lost_bytes == -1
+    with pytest.raises(ShardReadError, match="has more than 100 damages"):
+        build_fixed_index(make_shard(tmp_path / "c.tar", tar_header("a.gz", 0) * 101 + bytes(1024)), RECORDS, 7)

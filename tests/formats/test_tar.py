@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,13 @@ def test_of_a_long_name_a_damage_has_the_front(tmp_path: Path):
     index = build_fixed_index(make_shard(tmp_path / "a.tar", SOUND + evil + END), RECORDS, 7)
     (damage,) = index.damages
     assert damage.record == 10 and "'x/x/x/" in damage.found and len(damage.found) < 400
+
+
+def test_a_tar_whose_members_are_skipped_says_how_far_it_is(tmp_path: Path):
+    """Else a worker that reads it for two minutes would be taken for one whose storage is silent."""
+    data = (header("LICENSE", 5) + padded(b"hello")) * 2000 + bytes(1024)
+    file = make_shard(tmp_path / "a.tar", data)
+    reached: list[int] = []
+    with closing(open_shard(file)) as opened:
+        assert not list(find_members(file.uri, opened, file.size_bytes, on_read=reached.append))
+    assert len(reached) > 5 and reached == sorted(reached) and reached[-1] > file.size_bytes // 2
