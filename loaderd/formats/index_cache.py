@@ -29,7 +29,7 @@ from pathlib import Path
 from loaderd.formats.shard_index import INDEX_VERSION, ShardIndex, decode_indexes
 from loaderd.redaction import redacted
 from loaderd.schema import FixedRecords
-from loaderd.storage.local_file import write_whole
+from loaderd.storage.local_file import read_own, write_whole
 from loaderd.storage.shard_file import ShardFile
 
 _logger = logging.getLogger("loaderd")
@@ -47,6 +47,8 @@ _SHARED = 0o022
 _MOST_GROUPED = 256
 _MOST_GROUP_BYTES = 4 << 20
 _SMALL_BYTES = 256 << 10
+# The indexes of a group are one message, too, of at most this size.
+_MOST_FILE_BYTES = 256 << 20
 _ENDS_OF_256 = 4
 """Of 256 names, so many end a group: 64 shards are in one, in the mean."""
 
@@ -143,7 +145,7 @@ class IndexCache:
             path = self.path_of(*group)
             if path is None:
                 return None
-            data = path.read_bytes()
+            data, _ = read_own(path, _MOST_FILE_BYTES)
         except OSError:
             return None
         try:
@@ -181,7 +183,7 @@ def _mark_used(path: Path) -> None:
     """Note that an index is in use, once a day at most. One of another user stays as it is."""
     with contextlib.suppress(OSError):
         if time.time() - path.stat().st_mtime > _DAY_S:
-            os.utime(path)
+            os.utime(path, follow_symlinks=False)
 
 
 def _prune_if_due(folder: Path) -> None:

@@ -27,7 +27,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, get_args
 
 import msgpack
 import numpy as np
@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 from loaderd.errors import Damage, LoaderdError, ShardReadError
 from loaderd.formats.compression import (
+    MOST_INFLATED,
     OnRead,
     PlainStream,
     detect_compression,
@@ -71,6 +72,9 @@ _ANCHOR = bytes(_ANCHORS.itemsize)
 """The anchors of a block that has but one, its own start."""
 # What a damage takes beside its texts: the names of its fields, and its numbers.
 _DAMAGE_BYTES = 100
+_DAMAGE_NUMBERS = ("record", "offset", "lost_bytes")
+_COMPRESSIONS = get_args(Compression)
+_MOST_NUMBER, _ANY_COUNT = 1 << 53, 512 << 20
 _ARRAYS = ("offsets", "num_bytes", "counts", "first_records", "runs")
 _DTYPES = {item_bytes: np.dtype(f"<u{item_bytes}") for item_bytes in (1, 2, 4, 8)}
 
@@ -182,12 +186,13 @@ def decode_indexes(data: bytes, files: Sequence[ShardFile] | None = None) -> lis
         if [*map(len, arrays)] != [blocks[-1]] * 4 + [runs[-1]]:
             raise ValueError("its arrays are of other lengths")
         *of_blocks, of_runs = arrays
+        _check_blocks(files, fields["compressions"], np.diff(blocks), *of_blocks)
         return [
             ShardIndex(
                 file,
                 compression,
                 digest,
-                tuple(Damage(**damage) for damage in damages) if damages else (),
+                tuple(map(_damage_of, damages)) if damages else (),
                 *[*[array[begin:end] for array in of_blocks], of_runs[first:stop]],
             )
             for file, compression, digest, damages, (begin, end), (first, stop) in zip(
@@ -199,6 +204,34 @@ def decode_indexes(data: bytes, files: Sequence[ShardFile] | None = None) -> lis
         ]
     except (LookupError, TypeError) as error:  # of another version, whatever number it has
         raise ValueError(f"it is no index: {error!r}") from None
+
+
+def _damage_of(wire: dict[str, Any]) -> Damage:
+    kinds = [*[(name, str) for name in ("shard", "expected", "found")], *[(name, int) for name in _DAMAGE_NUMBERS]]
+    if not all(type(wire[name]) is kind for name, kind in kinds):
+        raise ValueError("a damage of it is none")
+    return Damage(**wire)
+
+
+def _check_blocks(
+    files: Sequence[ShardFile], compressions: Sequence[Any], blocks: npt.NDArray[Any], *of_blocks: Uints
+) -> None:
+    """Raise ValueError where blocks lie outside of their shards, or hold more records than there can be.
+
+    An index may be forged: memory is taken for the numbers in it.
+    """
+    if not all(isinstance(each, str) and each in _COMPRESSIONS for each in compressions):
+        raise ValueError("its compressions are unknown")
+    if any(len(column) and column.max() > _MOST_NUMBER for column in of_blocks):
+        raise ValueError("its numbers are too large")
+    offsets, num_bytes, counts, _ = (column.astype(np.int64) for column in of_blocks)
+    inflated = [MOST_INFLATED if compression in ("gzip", "zlib") else 1 for compression in compressions]
+    sizes = np.repeat([file.size_bytes * times for file, times in zip(files, inflated, strict=True)], blocks)
+    # A block of zstd, of a tar and of an npz holds more than its bytes in the file.
+    is_plain = np.repeat([compression == "none" for compression in compressions], blocks)
+    most = np.where(is_plain, num_bytes, _ANY_COUNT + 1000 * np.minimum(sizes, 1 << 50))
+    if (offsets + num_bytes > sizes).any() or (counts > most).any() or not counts.all():
+        raise ValueError("its blocks are not of these files")
 
 
 def _identity(file: ShardFile) -> list[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,9 @@ from loaderd.storage.shard_file import ShardFile, changed, state_in_words, unans
 
 _Answer = TypeVar("_Answer")
 
+# A file may have become a pipe since it was listed: to open one waits for somebody who writes, for ever.
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
 # A network file system may have forgotten a descriptor for good. EBADF: the last try to open the file failed.
 _NEW_DESCRIPTOR = (errno.ESTALE, errno.EBADF, errno.ENOTCONN)
 
@@ -30,7 +34,7 @@ _NEW_DESCRIPTOR = (errno.ESTALE, errno.EBADF, errno.ENOTCONN)
 def read_whole(file: ShardFile, view: memoryview) -> bool:
     """Read a file into ``view``, of its size or more, in 8 µs. False where anything is wrong: a LocalFile tells."""
     try:
-        fd = os.open(file.uri, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(file.uri, _READ_FLAGS)
         try:
             got, status = os.preadv(fd, [view], 0), os.fstat(fd)
         finally:
@@ -38,6 +42,19 @@ def read_whole(file: ShardFile, view: memoryview) -> bool:
     except OSError:
         return False
     return got == file.size_bytes and (status.st_size, status.st_mtime_ns) == (file.size_bytes, file.mtime_ns)
+
+
+def read_own(path: str | Path, most_bytes: int) -> tuple[bytes, float]:
+    """A file that ``write_whole`` wrote, and its time of change.
+
+    Raises OSError, also where it is larger, or no regular file.
+    Who may write to its folder may have put anything there: a pipe that nobody writes to, or /dev/zero.
+    """
+    with open(os.open(path, _READ_FLAGS | os.O_NOFOLLOW), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
+            raise OSError(errno.EINVAL, f"not a regular file of at most {most_bytes} bytes", str(path))
+        return file.read(most_bytes), status.st_mtime
 
 
 def write_whole(path: str | Path, data: bytes, mode: int = 0, dir_fd: int | None = None) -> None:
@@ -93,7 +110,7 @@ class LocalFile:
 
     def _open(self) -> None:
         self.close()
-        self._fd = os.open(self._file.uri, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = os.open(self._file.uri, _READ_FLAGS)
 
     def _ask(self, ask: Callable[[], _Answer], where: str) -> _Answer:
         began_s = time.monotonic()

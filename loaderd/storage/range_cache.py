@@ -29,12 +29,13 @@ import zlib
 from pathlib import Path
 
 from loaderd.redaction import redacted
-from loaderd.storage.local_file import write_whole
+from loaderd.storage.local_file import read_own, write_whole
 from loaderd.storage.shard_file import ShardFile
 
 PART_BYTES = 256 << 10
 
 _CRC_BYTES = 4
+_MOST_PART_BYTES = PART_BYTES + _CRC_BYTES
 # Noting each use would be a write for each read. So the time of the last use is known only to ten minutes.
 _NOTE_USE_S = 600.0
 _OLD_TEMPORARY_S = 3600.0
@@ -70,14 +71,12 @@ class RangeCache:
         """Part ``number`` of a shard, or None if it is not here. ``etag``: of a shard that has no time."""
         path = self._path(file, number, etag)
         with contextlib.suppress(OSError):
-            with open(path, "rb") as part:
-                data = part.read()
-                used_s = os.fstat(part.fileno()).st_mtime
+            data, used_s = read_own(path, _MOST_PART_BYTES)
             body = data[:-_CRC_BYTES]
             if zlib.crc32(body).to_bytes(_CRC_BYTES, "little") == data[-_CRC_BYTES:]:
                 if time.time() - used_s > _NOTE_USE_S:
                     with contextlib.suppress(OSError):
-                        os.utime(path)
+                        os.utime(path, follow_symlinks=False)
                 return body
             os.unlink(path)
         return None

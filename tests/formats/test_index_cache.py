@@ -136,6 +136,51 @@ def test_one_of_another_version_is_made_again(cache: IndexCache, file: ShardFile
 
 
 @pytest.mark.one_variant
+@pytest.mark.parametrize("trap", ["a pipe", "/dev/zero", "a file of 20 GiB", "a folder"])
+def test_what_others_put_in_the_place_of_an_index_is_not_read(cache: IndexCache, file: ShardFile, trap: str):
+    """To open a pipe waits for somebody who writes; the others would be read until all memory is taken."""
+    path = path_in(cache, file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if trap == "a pipe":
+        os.mkfifo(path)
+    elif trap == "/dev/zero":
+        path.symlink_to(trap)
+    elif trap == "a folder":
+        path.mkdir()
+    else:
+        with path.open("wb") as out:
+            out.truncate(20 << 30)
+    assert cache.load(file) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("compressions", ["bzip9"]),
+        ("compressions", [["none"]]),
+        ("offsets", 1 << 60),
+        ("offsets", 1 << 63),
+        ("num_bytes", 1 << 40),
+        ("counts", 1 << 40),
+        ("counts", 0),
+        ("first_records", (1 << 64) - 1),
+        ("damages", [[{"shard": 7, "record": 0, "offset": 0, "expected": "", "found": "", "lost_bytes": 0}]]),
+        ("damages", [[{"shard": "", "record": "0", "offset": 0, "expected": "", "found": "", "lost_bytes": 0}]]),
+        ("damages", [[{}]]),
+    ],
+)
+def test_one_that_is_forged_is_made_again(cache: IndexCache, file: ShardFile, name: str, value: int | list[object]):
+    """Its CRC is right. Memory would be taken for its numbers, or a process would fail with its types."""
+    assert keep(cache, file) is None
+    path = path_in(cache, file)
+    fields = msgpack.unpackb(path.read_bytes()[:-4])
+    count = fields["blocks"][0]
+    fields[name] = [8, value.to_bytes(8, "little") * count] if isinstance(value, int) else value
+    body = msgpack.packb(fields)
+    path.write_bytes(body + masked_crc(body).to_bytes(4, "little"))
+    assert cache.load(file) is None
+
+
 def test_writers_in_several_processes(cache: IndexCache, where: str, file: ShardFile, tmp_path: Path):
     program = (
         "import sys; from loaderd.storage.files import list_shards;"

@@ -281,9 +281,7 @@ def test_a_shard_of_damage_alone_is_given_up(tmp_path: Path, monkeypatch: pytest
     bad = framed(b"")[:-4] + b"ABCD"
     index = build_index(make_shard(tmp_path / "a", framed(b"x") + bad * 100), 1024)
     assert (index.num_records, len(index.damages)) == (1, 100)
-    with pytest.raises(
-        ShardReadError, match="has more than 100 damages. The first: .*/b: record 1 at byte 17"
-    ) as caught:
+    with pytest.raises(ShardReadError, match="b has more than 100 damages") as caught:
         build_index(make_shard(tmp_path / "b", framed(b"x") + bad * 101), 1024)
     assert caught.value.damage is not None and caught.value.damage.lost_bytes == -1
     with pytest.raises(ShardReadError, match="has more than 100 damages"):

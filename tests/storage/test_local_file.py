@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from loaderd.errors import ShardReadError, StorageError
 from loaderd.options import Storage
 from loaderd.storage.access import Access
-from loaderd.storage.files import list_shards
-from loaderd.storage.local_file import LocalFile
+from loaderd.storage.files import list_shards, open_shard
+from loaderd.storage.local_file import LocalFile, read_whole
 
 RETRY_S = 3.0
 
@@ -43,6 +44,18 @@ def fail_at_first(name: str, error: int, monkeypatch: pytest.MonkeyPatch) -> Non
 def read(opened: LocalFile) -> bytes:
     data = bytearray(9)
     return bytes(data[: opened.read_at(0, memoryview(data))])
+
+
+def test_a_shard_that_became_a_pipe_has_changed(tmp_path: Path):
+    """To open a pipe waits until somebody writes to it. It may have been put there since the shards were listed."""
+    path = tmp_path / "a"
+    path.write_bytes(b"0123456789")
+    (file,) = list_shards(str(path))
+    path.unlink()
+    os.mkfifo(path)
+    assert not read_whole(file, memoryview(bytearray(11)))
+    with pytest.raises(ShardReadError, match="changed while it was in use"), closing(open_shard(file)):
+        pass
 
 
 def test_a_mount_that_comes_back_is_read_on(opened: LocalFile, monkeypatch: pytest.MonkeyPatch):

@@ -50,6 +50,18 @@ def test_what_was_damaged_on_the_disk_is_not_there(tmp_path: Path):
         assert parts_in(tmp_path) == []
 
 
+def test_what_others_put_in_the_place_of_a_part_is_not_read(tmp_path: Path):
+    cache = RangeCache(str(tmp_path), 64 * MIB)
+    cache.store(FILE, 3, b"three")
+    (path,) = parts_in(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    assert cache.load(FILE, 3) is None
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+    assert cache.load(FILE, 3) is None
+
+
 def test_it_stays_below_its_size_and_keeps_what_was_used_last(tmp_path: Path):
     most = 8 * MIB
     cache = RangeCache(str(tmp_path), most)
