@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from loaderd.cli.parallel_scan import add_shards, count, rate, read_all, record_format_of, say
 from loaderd.errors import LoaderdError
+from loaderd.formats.index_cache import why_unkept
 from loaderd.formats.indexer import find_indexes
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
@@ -73,12 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
     damages = sum(len(one.index.damages) for one in found)
     if damages:
         sys.stderr.write(f"{count(damages, 'damage')}: loaderd verify names each\n")
-    unkept = [one for one in found if one.unkept is not None]
+    unkept = [(one.index.file.name, one.unkept) for one in found if one.unkept is not None]
     if unkept:
-        first = unkept[0]
+        name, reason = unkept[0]
         sys.stderr.write(
-            f"{len(unkept):,} of {len(made):,} indexes cannot be kept. {readable_line(first.index.file.name)}: "
-            f"{readable_line(str(first.unkept))}\n"
+            f"{len(unkept):,} of {len(made):,} indexes cannot be kept. {readable_line(name)}: "
+            f"{readable_line(why_unkept(reason))}\n"
         )
         sys.stderr.write("Choose another --index-cache, or make room there.\n")
     return 2 if unkept else int(damages > 0)

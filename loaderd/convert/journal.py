@@ -29,6 +29,7 @@ from loaderd.redaction import shown
 NAME = ".loaderd-convert.jsonl"
 _PREFIX = "shard-"
 _BEGINNING = b'{"kind": "job", "digest": "'
+_MOST_BYTES = 1 << 28
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as of Lustre, mounted without flock
 
 
@@ -174,7 +175,10 @@ def _refused(path: Path, what: str) -> OptionError:
 
 def _lines_of(file: BinaryIO, path: Path) -> tuple[list[dict[str, Any] | FinishedShard], int]:
     """The jobs and shards in a journal, and how many bytes their lines are. Raises OptionError for other lines."""
-    whole, end, cut = file.read().rpartition(b"\n")
+    content = file.read(_MOST_BYTES + 1)  # it may be any file
+    if len(content) > _MOST_BYTES:
+        raise _refused(path, f"larger than {_MOST_BYTES:,} bytes")
+    whole, end, cut = content.rpartition(b"\n")
     if not end and not _BEGINNING.startswith(cut[: len(_BEGINNING)]):
         raise _refused(path, "another file")
     lines = []

@@ -116,6 +116,11 @@ def _make_folders(folder: Path, top: Path) -> int:
     return mode
 
 
+def why_unkept(error: OSError) -> str:
+    """Why ``IndexCache.store`` could not keep an index, in words, and where."""
+    return f"{error.filename}: {error.strerror}" if error.strerror else str(error)
+
+
 class IndexCache:
     """Where indexes are kept: in one folder (``"user"`` or a path), beside the shards (``"beside"``), or nowhere."""
 

@@ -15,7 +15,7 @@ from loaderd.dataset import StreamDescription
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import CorruptRecordError, LoaderdError, StorageError, WorkerError
 from loaderd.formats.compression import OnRead, no_callback
-from loaderd.formats.index_cache import IndexCache
+from loaderd.formats.index_cache import IndexCache, why_unkept
 from loaderd.formats.indexer import make_indexes
 from loaderd.formats.shard_index import encode_indexes
 from loaderd.halving import HalvingSearch
@@ -80,7 +80,7 @@ def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access |
     encoded = encode_indexes(indexes)
     unkept = cache.store(task.group, encoded)
     asked = list(astuple(access.take_counts()))
-    return IndexDone(task.task, encoded, None if unkept is None else str(unkept), asked)
+    return IndexDone(task.task, encoded, None if unkept is None else why_unkept(unkept), asked)
 
 
 class TaskRunner:

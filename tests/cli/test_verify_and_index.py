@@ -141,6 +141,7 @@ def test_damage_and_an_index_that_cannot_be_kept_are_said(tmp_path: Path, paths:
     (tmp_path / "file").touch()
     unkept = run("index", *map(str, paths), "--index-cache", str(tmp_path / "file"))
     assert unkept.returncode == 2 and "4 of 4 indexes cannot be kept" in unkept.stderr
+    assert f"{tmp_path / 'file'}: " in unkept.stderr and "Errno" not in unkept.stderr
 
 
 @pytest.mark.parametrize("command", ["verify", "index"])

@@ -17,7 +17,7 @@ from random import Random
 import msgpack
 import pytest
 
-from loaderd.formats.index_cache import IndexCache, default_cache_dir, groups_of, prune
+from loaderd.formats.index_cache import IndexCache, default_cache_dir, groups_of, prune, why_unkept
 from loaderd.formats.shard_index import INDEX_VERSION, build_index, decode_indexes, encode_indexes
 from loaderd.kernels.crc import masked_crc
 from loaderd.storage.files import list_shards
@@ -326,6 +326,7 @@ def test_a_folder_that_cannot_be_written(file: ShardFile, tmp_path: Path):
         assert cache.load(file) is None
         error = keep(cache, file)
         assert isinstance(error, OSError) and error.strerror
+        assert why_unkept(error) == f"{error.filename}: {error.strerror}"
     assert occupied.read_text().startswith("a file")
 
 
