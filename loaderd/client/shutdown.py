@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import select
 import subprocess
@@ -33,7 +34,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -181,12 +182,31 @@ def _one_lacks_a_core(before: dict[str, int | None], now: dict[str, int | None],
     return False
 
 
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Without collections of garbage, while threads and their frames are looked at.
+
+    A collection may run a ``__del__`` that ends one of these threads, as that of a DataLoader's iterator does. In
+    ``threading.enumerate`` it would wait for ever for that thread, which needs the lock that is held there. In
+    ``frame.f_back``, which in Python 3.11 allocates and may collect, the frame would be gone when it is read: SIGSEGV.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_collection()
 def _foreign_thread_is_in_python() -> bool:
     """Whether a thread that Python has not made is in a Python function, awake or not: it will want the GIL again."""
     ours = {threading.get_ident(), *(thread.ident for thread in _threads_of_python())}
     return not ours.issuperset(sys._current_frames())
 
 
+@_without_collection()
 def _running_foreign_threads() -> dict[str, int | None]:
     """The threads that run, or could, and that Python has not made, or that are in a call of TensorFlow's.
 

@@ -302,3 +302,38 @@ if os.fork():
 os._exit(len(_running_foreign_threads()))
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_threads_may_end_by_a_collection_while_they_are_looked_at():
+    """As those of a DataLoader do, whose iterator is garbage: in Python 3.11, the program ended by SIGSEGV or hung."""
+    code = """
+import gc, threading
+from loaderd.client.shutdown import _foreign_thread_is_in_python, _running_foreign_threads
+
+class EndsThread:
+    def __init__(self, left):
+        self.left, self.itself = left, self
+    def __del__(self):  # one in each collection
+        event, thread = self.left.pop()
+        event.set()
+        thread.join()
+        if self.left:
+            EndsThread(self.left)
+
+def wait(event, depth):
+    wait(event, depth - 1) if depth else event.wait()
+
+events = [threading.Event() for _ in range(60)]
+waiting = [(event, threading.Thread(target=wait, args=(event, 30))) for event in events]
+for _, thread in waiting:
+    thread.start()
+gc.disable()
+EndsThread(waiting)
+gc.set_threshold(1)
+gc.enable()
+for look in (_running_foreign_threads, _foreign_thread_is_in_python):
+    look()
+while waiting:
+    gc.collect()
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=20, check=False).returncode == 0
