@@ -62,7 +62,8 @@ def batches(
     ``state_dict()`` returns where the loop stands, in an array; after ``load_state_dict()``, the next iteration
     begins there.
 
-    Raises OptionError for a field that does not exist, and for a dtype that JAX does not have. Without
+    Raises OptionError for a field that does not exist, for a sharding that does not divide the batches (with the
+    first one that it does not divide), and for a dtype that JAX does not have. Without
     ``jax_enable_x64``, those are also all dtypes of 64 bits, of which JAX would keep 32.
     """
     return Batches(loader, structure, device, prefetch)
@@ -83,6 +84,8 @@ class Batches(Elements):
         require(is_place, "device", "a jax.Device, a jax.sharding.Sharding or None", device)
         for name in self._names:
             _check_dtype(name, loader.schema.specs[name].dtype)
+        self._device = device
+        self._check_division(loader.batch_size)
         self._put = _putter(device)
         self._copies = not _is_host(device)
         self._ahead = self._prefetch if self._copies else 0
@@ -90,6 +93,24 @@ class Batches(Elements):
 
     def __iter__(self) -> Iterator[Any]:
         return self.loader.iterate(self._begin_copy if self._copies else self._hand_over, self._ahead)
+
+    def _check_division(self, num_records: int) -> None:
+        """Raise OptionError where a sharding cannot divide a batch of so many records."""
+        sharding = self._device
+        if not isinstance(sharding, jax.sharding.Sharding) or not sharding.is_fully_addressable:
+            return  # no process knows the batches of the others
+        for name in self._names:
+            shape = num_records, *self.loader.schema.specs[name].shape
+            try:
+                sharding.shard_shape(shape)
+            except ValueError as error:
+                raise OptionError(
+                    f"device must be a sharding that divides field {name!r} of shape {shape}, got {sharding}: "
+                    f"{str(error).splitlines()[0]:.200}",
+                    hint="Choose another batch_size or PartitionSpec."
+                    if num_records == self.loader.batch_size
+                    else 'It is a short batch: give the loader remainder="drop".',
+                ) from None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: ``loader.position`` as text, as an array of its characters: uint8, (k · 1024,).
@@ -106,6 +127,8 @@ class Batches(Elements):
 
     def _begin_copy(self, batch: loaderd.Batch) -> Callable[[], Any]:
         num_records, began_ns = batch.num_records, time.perf_counter_ns()
+        if num_records != self.loader.batch_size:
+            self._check_division(num_records)
         arrays = {name: self._put(batch[name]) for name in self._names}
         if self._waits.copies_timed < _TIMED_COPIES:
             jax.block_until_ready(arrays)

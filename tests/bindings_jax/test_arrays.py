@@ -238,6 +238,24 @@ def test_batches_are_divided_by_a_sharding(shards: list[Path]):
         assert len(seen) == len(set(seen)) == 9 * BATCH_SIZE
 
 
+def test_a_sharding_that_does_not_divide_the_batches_is_refused(shards: list[Path]):
+    """At once, or in front of the short batch that it does not divide, which is not lost."""
+    mesh = jax.make_mesh((2,), ("data",), devices=CPUS)
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    with loaderd.Loader(shards, SCHEMA, batch_size=15, workers=1) as loader:
+        with pytest.raises(
+            OptionError, match=r"divides field 'bits' of shape \(15, 32\), got NamedSharding"
+        ) as caught:
+            loaderd_jax.batches(loader, ("bits", "id"), device=sharding)
+        assert "batch_size" in caught.value.hint
+    with loaderd.Loader(shards, SCHEMA, batch_size=16, shard=(0, 2), workers=1) as loader:  # of 75 records
+        batches = iter(loaderd_jax.batches(loader, "id", device=sharding, prefetch=0))
+        assert [len(next(batches)) for _ in range(4)] == [16] * 4
+        with pytest.raises(OptionError, match=r"divides field 'id' of shape \(11,\)") as caught:
+            next(batches)
+        assert 'remainder="drop"' in caught.value.hint and loader.position.batch == 4
+
+
 # ------------------------------------------------------------------------------- training, a server
 
 
