@@ -53,14 +53,24 @@ _OTHER_NAMES = {
     **dict.fromkeys(("drop_remainder", "drop_last", "drop_last_batch"), 'remainder="drop"'),
     **dict.fromkeys(("num_workers", "num_parallel_calls", "num_parallel_reads", "worker_count"), "workers="),
     **dict.fromkeys(("num_epochs", "repeat"), "epochs="),
+    **dict.fromkeys(("cycle", "infinite", "resampled"), "epochs=None"),
     **dict.fromkeys(("buffer_size", "shuffle_buffer", "shuffle_buffer_size"), "shuffle=Shuffle(window_records=…)"),
-    **dict.fromkeys(("num_shards", "shard_index", "rank", "world_size", "num_replicas"), "shard=(i, n)"),
-    **dict.fromkeys(("file_pattern", "filenames", "files", "path", "paths"), "shards="),
+    **dict.fromkeys(("shardshuffle", "sampler", "batch_sampler"), "shuffle=, and shard=(i, n)"),
+    **dict.fromkeys(("num_shards", "nshards", "shard_index", "rank", "world_size", "num_replicas"), "shard=(i, n)"),
+    **dict.fromkeys(("nodesplitter", "workersplitter", "split_by_node"), "shard=(i, n)"),
+    **dict.fromkeys(("file_pattern", "filenames", "files", "path", "paths", "urls", "dataset"), "shards="),
     **dict.fromkeys(("compression", "compression_type"), "nothing: compression is recognized by content"),
-    **dict.fromkeys(("prefetch_factor", "persistent_workers"), "nothing: workers live and work ahead by themselves"),
+    **dict.fromkeys(
+        ("prefetch", "prefetch_factor", "persistent_workers", "multiprocessing_context"),
+        "nothing: workers live and work ahead by themselves",
+    ),
     **dict.fromkeys(("generator", "worker_init_fn"), "seed="),
     **dict.fromkeys(("features", "collate_fn", "parser_fn"), "schema="),
+    **dict.fromkeys(("transform", "transforms", "map_fn"), "a field Derived of schema="),
     **dict.fromkeys(("pin_memory", "pin_memory_device"), "device= of loaderd_torch.batches"),
+    "device": "device= of batches of loaderd_torch, loaderd_jax or loaderd_tf",
+    "unpack": "unpack= of loaderd_tf.make_dataset",
+    "handler": 'on_corrupt="skip_record"',
     "timeout": "stall_timeout=",
     "batch": "batch_size=",
 }
@@ -72,7 +82,8 @@ def suggests_options(function: Callable[_P, _R], names: Mapping[str, str] = Mapp
     ``names``: what to give in place of options that other functions of loaderd have.
     """
     code = function.__code__
-    options = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    options = [name for name in parameters if name != "self"]
 
     @wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:

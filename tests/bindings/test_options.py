@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from collections import namedtuple
@@ -46,6 +47,8 @@ def test_options_are_those_of_a_loader():
         ("num_workers", "workers="),
         ("compression_type", "nothing: compression is recognized by content"),
         ("on_corupt", "on_corrupt="),
+        ("multiprocessing_context", "nothing: workers live and work ahead by themselves"),
+        ("split_by_node", "shard=(i, n)"),
     ],
 )
 @pytest.mark.parametrize(
@@ -56,8 +59,21 @@ def test_options_are_those_of_a_loader():
 def test_other_names_of_options(function: Any, option: str, meant: str):
     if option == "on_corupt" and function is loaderd.connect:
         return
-    with pytest.raises(TypeError, match=f"^{function.__name__} has no option '{option}': give {meant}$"):
+    expected = re.escape(f"{function.__name__} has no option '{option}': give {meant}")
+    with pytest.raises(TypeError, match=f"^{expected}$"):
         function(**{option: True})
+
+
+def test_options_of_the_bindings_and_unknown_ones():
+    for option, meant in {
+        "device": "device= of batches of loaderd_torch, loaderd_jax or loaderd_tf",
+        "unpack": "unpack= of loaderd_tf.make_dataset",
+        "prefetch": "nothing: workers live and work ahead by themselves",
+    }.items():
+        with pytest.raises(TypeError, match=re.escape(f"Loader has no option '{option}': give {meant}")):
+            loaderd.Loader("x", **{option: 2})
+    with pytest.raises(TypeError, match=r"^Loader has no option 'xyzzy'; it has shards, schema, batch_size"):
+        loaderd.Loader("x", xyzzy=2)
 
 
 def test_a_dtype_that_tensorflow_lacks(write_numbered: Write):
