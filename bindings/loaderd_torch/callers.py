@@ -26,11 +26,11 @@ _SHARD = (
 HOW_TO_SKIP = f"to skip batches, and so to resume a Trainer of transformers, use {_SHARD}"
 
 
-def worker_error() -> OptionError:
-    """The error of batches that another process is to iterate over."""
+def worker_error(what: str = "num_workers of the DataLoader must be 0, got another") -> OptionError:
+    """The error of batches that another process is to iterate over; ``what`` was seen of that."""
     return OptionError(
-        "num_workers of the DataLoader must be 0, got another: the batches are in the memory of the process that "
-        "made the loader, and each worker would need a loader of its own",
+        f"{what}: the batches are in the memory of the process that made the loader, and each worker of a DataLoader "
+        "would need a loader of its own",
         hint=_PLAIN,
     )
 

@@ -139,9 +139,18 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
         """Absent: transformers and accelerate would put this into a DataLoader that is not told the epoch."""
         raise AttributeError(f"loaderd_torch.batches has no attribute 'dataset': {HOW_TO_SKIP}")
 
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Raises TypeError: ``Subset`` and ``random_split`` ask for records by number."""
+        raise TypeError(
+            f"loaderd_torch.batches gives batches in their order, and none by its number, got [{index!r:.80}]\n"
+            "Iterate over it. To split data, loaderd.Dataset(shards, schema).split(0.9, 0.1), and a loader of each."
+        )
+
     def __reduce__(self) -> Any:
         """Raises OptionError: a DataLoader whose workers are not forks pickles its data set for them."""
-        raise worker_error()
+        raise worker_error(
+            "loaderd_torch.batches cannot be pickled, nor copied; num_workers of the DataLoader must be 0"
+        )
 
     # ---------------------------------------------------------------------------------------- iterating
 
@@ -215,7 +224,7 @@ def _device_of(device: Any) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except Exception as error:  # each kind of device raises another one, such as AssertionError
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0][:200]
         raise OptionError(f"device must be one that PyTorch has here, got {str(device)!r}: {reason}") from None
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from loaderd.client.batch import Batch, HandOver, identity
 from loaderd.client.shutdown import ProgramEnded
@@ -60,6 +60,13 @@ class BaseLoader:
         )
 
     # -------------------------------------------------------------------------------------- consuming
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Raises TypeError: a DataLoader asks for records by number what is not an ``IterableDataset``."""
+        raise TypeError(
+            f"a {type(self).__name__} gives batches in their order, and none by its number, got [{index!r:.80}]\n"
+            "Iterate over it. For PyTorch's DataLoader: DataLoader(loaderd_torch.batches(loader), batch_size=None)."
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         """An iterator: its first batch begins a new pass. Until then it changes nothing.
@@ -493,7 +500,9 @@ def _require_position(value: Any) -> None:
 
 def checked_start(start: Position | None) -> Position:
     """Where a loader is to begin. Raises OptionError for what is no position."""
-    require(start is None or isinstance(start, Position), "start", "a loaderd.Position", start)
+    hint = 'Of the text or the state_dict() that you saved: loaderd.Position.from_json(state["position"]).'
+    hint = hint if isinstance(start, (str, bytes, Mapping)) else ""
+    require(start is None or isinstance(start, Position), "start", "a loaderd.Position", start, hint)
     if start is not None:
         check_epoch(start.epoch)
     return start or Position()

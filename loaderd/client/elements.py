@@ -55,7 +55,8 @@ class Elements(Iterable[Any]):
 def check_loader(loader: Any) -> None:
     """Raise OptionError for what is no loader."""
     must = "a loaderd.Loader, or what loaderd.connect returned"
-    require(isinstance(loader, BaseLoader), "loader", must, loader)
+    hint = "Loader(shards, schema, batch_size=…) makes one of paths; Loader(dataset, batch_size=…) of a Dataset."
+    require(isinstance(loader, BaseLoader), "loader", must, loader, hint)
 
 
 def checked_structure(structure: Structure, schema: Schema) -> Structure:

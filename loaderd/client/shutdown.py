@@ -188,7 +188,8 @@ def _without_collection() -> Iterator[None]:
 
     A collection may run a ``__del__`` that ends one of these threads, as that of a DataLoader's iterator does. In
     ``threading.enumerate`` it would wait for ever for that thread, which needs the lock that is held there. In
-    ``frame.f_back``, which in Python 3.11 allocates and may collect, the frame would be gone when it is read: SIGSEGV.
+    ``frame.f_back``, which in Python 3.11 allocates and so collects, the frame would be gone when it is read:
+    SIGSEGV.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -21,11 +21,13 @@ MAX_AXES = 32
 
 
 def resolve_dtype(dtype: Any) -> np.dtype[Any]:
-    """``dtype`` (a name, a class, ``tf.float32``, or a name of ml_dtypes such as "bfloat16") as a numpy dtype.
+    """``dtype`` as a numpy dtype: a name, a class, a dtype of TensorFlow or PyTorch, or a name of ml_dtypes.
 
     Raises SchemaError for anything that is no dtype, has no fixed size, or has a shape of its own.
     """
     resolved: np.dtype[Any] | None = None
+    if type(dtype).__module__ == "torch":
+        dtype = str(dtype).removeprefix("torch.")
     if dtype is not None:  # numpy takes None for float64
         with contextlib.suppress(TypeError, ValueError):
             resolved = np.dtype(getattr(dtype, "as_numpy_dtype", dtype))

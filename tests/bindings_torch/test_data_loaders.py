@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,24 @@ def test_one_with_workers_is_refused(loader: loaderd.Loader, start: str):
     with pytest.raises(OptionError, match="num_workers of the DataLoader must be 0"):
         next(iter(data_loader))
     assert len(taken(loaderd_torch.batches(loader, ("bits", "id")))) == NUM_BATCHES, "the loader is as it was"
+
+
+def test_a_loader_and_its_batches_have_no_numbers(loader: loaderd.Loader):
+    """As a DataLoader of the loader itself would have them, and ``random_split``."""
+    with pytest.raises(
+        TypeError, match=r"a Loader gives batches in their order, .* got \[0\]\nIterate .* DataLoader\("
+    ):
+        next(iter(DataLoader(loader, batch_size=None)))
+    part, _ = torch.utils.data.random_split(loaderd_torch.batches(loader), [1, NUM_BATCHES - 1])
+    with pytest.raises(TypeError, match=r"batches in their order, .*\n.*Dataset\(shards, schema\).split\(0.9, 0.1\)"):
+        part[0]
+    assert loader.position == loader.next_position, "nothing was taken"
+
+
+def test_batches_cannot_be_copied(loader: loaderd.Loader):
+    for copy_or_pickle in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(OptionError, match=r"^loaderd_torch.batches cannot be pickled, nor copied"):
+            copy_or_pickle(loaderd_torch.batches(loader))
 
 
 def test_torchdata_goes_on_from_every_step(loader: loaderd.Loader):

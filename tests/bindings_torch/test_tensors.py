@@ -109,6 +109,24 @@ def test_text_and_int4_are_left_out_or_refused(shards: list[Path]):
         assert sorted(seen) == list(range(RECORDS))
 
 
+def test_a_schema_takes_dtypes_of_pytorch(shards: list[Path]):
+    fields = {name: loaderd.Bits("bits", shape=(32,), dtype=getattr(torch, name)) for name in ("float16", "bfloat16")}
+    schema = loaderd.Schema({"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}, fields)
+    with loaderd.Loader(shards, schema, batch_size=50, workers=1) as loader:
+        for name, tensor in next(iter(loaderd_torch.batches(loader))).items():
+            assert tensor.dtype == getattr(torch, name)
+    with pytest.raises(loaderd.errors.SchemaError, match=r"dtype must be one that numpy .* got .*qint8"):
+        loaderd.Array("id", dtype=torch.qint8)
+
+
+def test_a_saved_state_is_no_position(loader: loaderd.Loader, shards: list[Path]):
+    state = loaderd_torch.batches(loader, "id").state_dict()
+    for start in (state, state["position"]):
+        with pytest.raises(OptionError, match=r"start must be a loaderd\.Position") as caught:
+            loaderd.Loader(shards, SCHEMA, batch_size=BATCH_SIZE, start=start)
+        assert 'Position.from_json(state["position"])' in caught.value.hint
+
+
 # -------------------------------------------------------------------------------------- how long
 
 

@@ -305,7 +305,7 @@ os._exit(len(_running_foreign_threads()))
 
 
 def test_threads_may_end_by_a_collection_while_they_are_looked_at():
-    """As those of a DataLoader do, whose iterator is garbage: in Python 3.11, the program ended by SIGSEGV or hung."""
+    """As those of a DataLoader do, whose iterator is garbage: in Python 3.11, a program died of SIGSEGV or hung."""
     code = """
 import gc, threading
 from loaderd.client.shutdown import _foreign_thread_is_in_python, _running_foreign_threads
