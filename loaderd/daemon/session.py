@@ -223,7 +223,7 @@ class Session:
         self._probe = None
         if probe.error is not None:
             raise probe.error
-        assert self.opened is not None
+        assert self.opened is not None and self._granting is not None
         opened = self.opened
         opened.kernels = probe.kernels
         if names := probe.feature_lists:
@@ -232,7 +232,7 @@ class Session:
                 f"{some_of(names)}"
             )
         self._worker_manager.scheduler.add_source(opened.stream)
-        self.consumers = Consumers(opened.stream, opened.stream_memory.bells)
+        self.consumers = Consumers(opened.stream, opened.stream_memory.bells, self._granting.renew_column)
         for number in self.present:
             self._introduce(self.consumers, number)
 

@@ -32,7 +32,7 @@ import msgpack
 
 from loaderd.errors import LoaderdError, to_wire
 from loaderd.ipc.codec import Decoder, message_decoder
-from loaderd.ipc.worker_messages import Done, OutageReport, WorkerMessage
+from loaderd.ipc.worker_messages import Done, OutageReport, UseColumn, WorkerMessage
 from loaderd.plan.passes import Listing, Pass
 from loaderd.snapshots import Progress
 
@@ -323,6 +323,7 @@ Message = (
     | ShardsFound
     | Waits
     | OutageReport
+    | UseColumn
 )
 MESSAGES: tuple[type[Message], ...] = get_args(Message)
 _NUMBER_OF = {cls: number for number, cls in enumerate(MESSAGES)}

@@ -2,7 +2,7 @@
 
 ::
 
-    daemon  ──► worker   Seat, Attach, Detach, Granted, Withdrawn, UseServers,
+    daemon  ──► worker   Seat, Attach, Detach, Granted, Withdrawn, UseColumn, UseServers,
                          ListTask, AskTask, IndexTask, CheckTask, LoadTask, TrialTask
     daemon  ◄── worker   Attached, TaskProgress, WorkerNotice, OutageReport, TaskFailed, FillFailed,
                          ListDone, AskDone, IndexDone, CheckDone, LoadDone, TrialDone
@@ -75,8 +75,8 @@ class Attach(NamedTuple):
 
     The memory of its windows, of its slots, of its page and of its members' columns comes along, and the bell of each
     of its consumers. ``source``: the shards; if servers have the records, a pickle of ``remote.source.RemoteRows``.
-    ``num_slots``, ``num_seats`` and ``num_members`` are the page's; ``news``: how many Granted and Withdrawn were
-    sent to the seat before. This message may come again for the same stream, with other files.
+    ``num_slots``, ``num_seats`` and ``num_members`` are the page's; ``news``: how many Granted, Withdrawn and
+    UseColumn were sent to the seat before. This message may come again for the same stream, with other files.
     """
 
     stream: int
@@ -112,6 +112,13 @@ class Withdrawn(NamedTuple):
     stream: int
     generation: int
     step: int
+
+
+class UseColumn(NamedTuple):
+    """Daemon: the memory of a member's column is another one, which comes along."""
+
+    stream: int
+    column: int
 
 
 class ListTask(NamedTuple):

@@ -27,7 +27,7 @@ daemon writes its words until another worker takes the seat.)
       WAITS …                consumer  how many waits there were of less than 4 µs, 8 µs, 16 µs …; the last: longer
       HELD, of each slot     consumer  1: it reads the slot
     of each seat:
-      NEWS                   daemon    how many Granted and Withdrawn it has sent there
+      NEWS                   daemon    how many Granted, Withdrawn and UseColumn it has sent there
       SLEEPS                 worker    1: it sleeps; ring its bell when a slot of its own has been given back
       TASK                   worker    1 + the number of the task that it is at; 0: none
       MAKES                  worker    the key of the batch that it is making; 0: none
@@ -74,6 +74,9 @@ takes HELD back and then looks whether the worker SLEEPS. :func:`barrier` serves
 **Deaths.** A worker that dies between writing KEY and READY leaves a claim: the daemon withdraws it, and another
 worker makes the batch. One that dies after READY has delivered it. When a daemon or the only consumer dies, the
 page goes too. When a member dies, the daemon clears its column, and the others go on.
+The next member gets a column in new memory: a thread of the one before it may still write to the old one. NEWS counts
+the message by which workers get it. A worker that has not read it believes the old column, which says that nothing is
+held: it sees NEWS after its claim, and gives way.
 """
 
 from __future__ import annotations
@@ -371,17 +374,21 @@ class Page:
             words[word] = 0
         self._consumer_news[column] = self.words[CONSUMER_NEWS + self._shifts[column]] = 0
 
+    def use_column(self, column: int, memory: npt.NDArray[np.uint8]) -> None:
+        """Daemon and workers: a column lies in other memory from here on."""
+        self.columns[column] = Column.of_member(memory, self.num_slots)
+
     # -------------------------------------------------------------------------------------------- seats
 
     def _of_seat(self, seat: int) -> int:
         return _SEATS + seat * _SEAT_WORDS
 
     def news(self, seat: int) -> int:
-        """How many Granted and Withdrawn were sent to a seat."""
+        """How many Granted, Withdrawn and UseColumn were sent to a seat."""
         return self.words[self._of_seat(seat) + _NEWS]
 
     def add_news(self, seat: int) -> None:
-        """Daemon: one more Granted or Withdrawn is on its way to a seat."""
+        """Daemon: one more Granted, Withdrawn or UseColumn is on its way to a seat."""
         self._news[seat] += 1
         self.words[self._of_seat(seat) + _NEWS] = self._news[seat]
 

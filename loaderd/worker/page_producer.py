@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from loaderd.shm.batch_range import ArenaSegment, BatchRange, without
 from loaderd.shm.page import Page, barrier, key_of, ring, split_key, step_of
 
@@ -34,8 +37,8 @@ class Claim(NamedTuple):
 class PageProducer:
     """Says what the worker of ``seat`` makes of a stream.
 
-    The caller keeps ``bells``, one of each consumer, and closes them. ``news``: how many Granted and Withdrawn were
-    sent to the seat before; it does not wait for these.
+    The caller keeps ``bells``, one of each consumer, and closes them. ``news``: how many Granted, Withdrawn and
+    UseColumn were sent to the seat before; it does not wait for these.
     """
 
     def __init__(self, page: Page, seat: int, news: int, bells: Sequence[int]) -> None:
@@ -56,7 +59,7 @@ class PageProducer:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is a Granted or Withdrawn that must be read first."""
+        """Whether there is a Granted, Withdrawn or UseColumn that must be read first."""
         return self.page.news(self.seat) != self._news
 
     def granted(self, generation: int, runs: list[BatchRange]) -> None:
@@ -78,6 +81,11 @@ class PageProducer:
         if generation == self._generation:
             self._runs = without(self._runs, step)
             self._unpark(key_of(generation, step))
+
+    def use_column(self, column: int, memory: npt.NDArray[np.uint8]) -> None:
+        """A member's column lies in other memory from here on."""
+        self._news += 1
+        self.page.use_column(column, memory)
 
     def _unpark(self, key: int) -> None:
         if key in self._parked:
@@ -146,8 +154,9 @@ class PageProducer:
             return
         page.fill(claim.slot, claim.run.num_records)
         barrier()
+        may_miss = page.num_members and self.has_news  # a column that it does not know may say who sleeps
         for column, bell in enumerate(self._bells):
-            if page.sleeps_for(column) == claim.key:
+            if page.sleeps_for(column) == claim.key or may_miss:
                 ring(bell)
 
     def not_made(self, claim: Claim) -> None:

@@ -50,6 +50,7 @@ from loaderd.ipc.worker_messages import (
     TaskFailed,
     TaskProgress,
     TrialTask,
+    UseColumn,
     UseServers,
     Withdrawn,
     WorkerNotice,
@@ -142,6 +143,10 @@ class Worker:
         elif isinstance(message, Withdrawn):
             if message.stream in self._streams:
                 self._streams[message.stream].producer.withdrawn(message.generation, message.step)
+        elif isinstance(message, UseColumn):
+            (memory,) = mapped(self._channel.take_fd())
+            if message.stream in self._streams:
+                self._streams[message.stream].producer.use_column(message.column, memory.bytes)
         elif isinstance(message, Attach):
             self._channel.send(self._try_attach(message))
         elif isinstance(message, Detach):

@@ -20,7 +20,7 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import ShardReadError
 from loaderd.ipc.messages import BatchFailed
-from loaderd.ipc.worker_messages import FillFailed, Granted, Withdrawn
+from loaderd.ipc.worker_messages import FillFailed, Granted, UseColumn, Withdrawn
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
@@ -50,7 +50,8 @@ class Member:
         self.unread: deque[BatchFailed] = deque()
         self._group = group
         self.column = group.consumers.join(number)
-        own = Column.of_member(group.columns[self.column], group.num_slots)
+        self.memory = group.columns[self.column]
+        own = Column.of_member(self.memory, group.num_slots)
         fds = [group.bells[self.column], group.daemon_bell, *group.seat_bells]
         self.page_consumer = PageConsumer(group.member_page, fds, self.column, own)
 
@@ -119,18 +120,26 @@ class Group:
         )
         self.bells = [new_bell() for _ in range(num_members)]
         self.daemon_bell, *self.seat_bells = [new_bell() for _ in range(1 + NUM_WORKERS)]
-        self.consumers = Consumers(self.stream, self.bells)
+        self.consumers = Consumers(self.stream, self.bells, self._renew_column)
         self.members: dict[int, Member] = {}
         self.contents: dict[int, tuple[int, int] | None] = {}
         self._epochs: dict[int, int] = {}
         """Of each generation."""
         self._plans: dict[PassPlan, int] = {}
-        self._workers = [PageWorker(self.page, seat, 0, self.bells) for seat in range(NUM_WORKERS)]
+        pages = [Page(memory, self.num_slots, NUM_WORKERS, num_members, self.columns) for _ in range(NUM_WORKERS)]
+        self._workers = [PageWorker(page, seat, 0, self.bells) for seat, page in enumerate(pages)]
         self._jobs: list[Task | tuple[PageWorker, Claim]] = []
 
     def close(self) -> None:
         for bell in (*self.bells, self.daemon_bell, *self.seat_bells):
             os.close(bell)
+
+    def _renew_column(self, column: int) -> None:
+        self.columns[column] = np.zeros_like(self.columns[column])
+        self.page.use_column(column, self.columns[column])
+        for seat, worker in enumerate(self._workers):
+            self.page.add_news(seat)
+            worker.tell(UseColumn(0, column), self.columns[column])
 
     def _plan_pass(self, pass_: Pass) -> PassPlan:
         num_records = BATCH_SIZE * self.num_steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from loaderd.client.page_consumer import PageConsumer
 from loaderd.daemon.delivery.events import FailedBatch, Note, Omission
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
-from loaderd.ipc.worker_messages import Granted, LoadDone, LoadFault, LoadTask, TrialDone, Withdrawn
+from loaderd.ipc.worker_messages import Granted, LoadDone, LoadFault, LoadTask, TrialDone, UseColumn, Withdrawn
 from loaderd.plan.passes import Pass
 from loaderd.shm.page import Page, words_of
 from loaderd.worker.page_producer import Claim, PageProducer
@@ -90,21 +90,29 @@ class PageWorker:
 
     def __init__(self, page: Page, seat: int, news: int, bells: Sequence[int]) -> None:
         self.filler = PageProducer(page, seat, news, bells)
-        self._unread: deque[Granted | Withdrawn] = deque()
+        self._unread: deque[tuple[Granted | Withdrawn | UseColumn, Any]] = deque()
 
-    def tell(self, message: Granted | Withdrawn) -> None:
-        """It is on its way; that it is, the page says already."""
-        self._unread.append(message)
+    def tell(self, message: Granted | Withdrawn | UseColumn, memory: Any = None) -> None:
+        """It is on its way; that it is, the page says already. ``memory`` comes with UseColumn."""
+        self._unread.append((message, memory))
+
+    def read(self) -> bool:
+        """Read the next message, if it has come."""
+        if self._unread:
+            self._read(*self._unread.popleft())
+            return True
+        return False
 
     def claim(self) -> Claim | None:
         """What it makes next."""
         while self.filler.has_news:
-            assert self._unread, "nobody waits for what was never sent"
-            self._read(self._unread.popleft())
+            assert self.read(), "nobody waits for what was never sent"
         return self.filler.claim()
 
-    def _read(self, message: Granted | Withdrawn) -> None:
+    def _read(self, message: Granted | Withdrawn | UseColumn, memory: Any) -> None:
         if isinstance(message, Withdrawn):
             self.filler.withdrawn(message.generation, message.step)
-            return
-        self.filler.granted(message.generation, message.runs)
+        elif isinstance(message, UseColumn):
+            self.filler.use_column(message.column, memory)
+        else:
+            self.filler.granted(message.generation, message.runs)

@@ -72,7 +72,10 @@ def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Sc
         0, description, b"", crew.worker_manager, lambda *_: None, prepared=prepare(None), prepare=prepare
     )
     with Run(100, 10, 50) as run:
-        session.consumers, session.opened = Consumers(run.stream, ()), SimpleNamespace(stream=run.stream)  # type: ignore[assignment]
+        session.consumers, session.opened = (
+            Consumers(run.stream, (), lambda column: None),
+            SimpleNamespace(stream=run.stream),
+        )  # type: ignore[assignment]
         for _ in range(50):
             session.received(1, ListData(None))
         assert len(crew.worker_manager.scheduler._sources) == 1

@@ -19,13 +19,14 @@ where they are. The page says how far each has come, and who holds which slot (s
   the server waits a while for the others: otherwise it would make twice what can go to all at once.
 
 A slot is a member's until it gives it back or its connection has ended: also if it starts elsewhere meanwhile, and if
-it is sent away. It may hold its **share** of the slots, so that the others can always go on.
+it is sent away. It may hold its **share** of the slots, so that the others can always go on: one that says that it
+holds more is sent away, and holds nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,12 +78,16 @@ class _Consumer:
 
 
 class Consumers:
-    """See the module's docstring. ``bells``: of each column. A consumer is known by a number."""
+    """See the module's docstring. ``bells``: of each column. A consumer is known by a number.
 
-    def __init__(self, stream: Stream, bells: Sequence[int]) -> None:
+    ``renew_column`` gives a column new memory, and tells the workers of it.
+    """
+
+    def __init__(self, stream: Stream, bells: Sequence[int], renew_column: Callable[[int], None]) -> None:
         self._stream = stream
         self._page = stream.page
         self._bells = bells
+        self._renew_column = renew_column
         self._num_members = stream.page.num_members
         self._consumers: dict[int, _Consumer] = {}
         self._gone: dict[int, int] = {}
@@ -153,8 +158,13 @@ class Consumers:
         """A consumer that has left reads nothing any more: its column is free for another one."""
         column = self._gone.pop(number, None)
         if column is not None and self._num_members:
-            self._page.clear_column(column)
-            self._wake_workers()
+            self._take_back(column)
+
+    def _take_back(self, column: int) -> None:
+        """Whatever the member that had the column still writes there, it holds nothing any more."""
+        self._page.clear_column(column)
+        self._renew_column(column)
+        self._wake_workers()
 
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
@@ -204,6 +214,9 @@ class Consumers:
     def _settle(self) -> None:
         """Have the stream run at the place of the hindmost member that has asked."""
         stream = self._stream
+        for column in self._gone.values():
+            if len(self._page.held_by(column)) > self._share:  # no Loader holds so many
+                self._take_back(column)
         stream.look()
         self._furthest = max(self._furthest, stream.next)
         for one in self._consumers.values():

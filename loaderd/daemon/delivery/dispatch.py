@@ -8,7 +8,7 @@ from loaderd.daemon.delivery.grants import Withdrawal
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.errors import LoaderdError
-from loaderd.ipc.worker_messages import Attach, FillFailed, Granted, Withdrawn
+from loaderd.ipc.worker_messages import Attach, FillFailed, Granted, UseColumn, Withdrawn
 from loaderd.shm.page import Page, barrier, ring
 from loaderd.snapshots import Outage
 
@@ -66,6 +66,11 @@ class Dispatch:
             else:
                 runs = [grant.run for grant in item]
                 self._worker_manager.tell(self, Granted(self.number, stream.generation, runs))
+
+    def renew_column(self, column: int) -> None:
+        """Give a column new memory, which no member before can write to. Raises DaemonError where there is none."""
+        fd = self._opened.stream_memory.renew_column(column)
+        self._worker_manager.tell(self, UseColumn(self.number, column), (fd,))
 
     def is_under_way(self, key: int) -> bool:
         return self._stream.is_under_way(key)

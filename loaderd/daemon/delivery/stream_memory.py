@@ -57,8 +57,7 @@ class StreamMemory:
         num_seats = max(options.num_workers, num_running)
         num_bytes = 8 * words_of(options.num_slots, num_seats, num_members) + len(facts)
         self._words = SharedMemory.create(PAGE_NAME, num_bytes)
-        column_bytes = 8 * column_words_of(options.num_slots)
-        self._columns = [SharedMemory.create("column", column_bytes) for _ in range(num_members)]
+        self._columns = [_new_column(options.num_slots) for _ in range(num_members)]
         columns = [column.bytes for column in self._columns]
         self.page = Page(self._words.bytes, options.num_slots, num_seats, num_members, columns)
         begin(self.page, self._words.bytes, facts)
@@ -81,6 +80,14 @@ class StreamMemory:
             return self._slots.fd, self._words.fd, *self.bells
         return *self._read_only, self._columns[column].fd, self.bells[column]
 
+    def renew_column(self, column: int) -> int:
+        """Give a member's column new memory, and return its descriptor. Raises DaemonError where there is none."""
+        memory = _new_column(self.page.num_slots)
+        self.page.use_column(column, memory.bytes)
+        self._columns[column].close_fd()
+        self._columns[column] = memory
+        return memory.fd
+
     @property
     def worker_fds(self) -> tuple[int, ...]:
         """What goes to a worker with ``Attach``."""
@@ -102,6 +109,10 @@ class StreamMemory:
         for page in (self.page, self.watched.page):
             page.close()
         del self._windows, self._slots, self._words, self._columns
+
+
+def _new_column(num_slots: int) -> SharedMemory:
+    return SharedMemory.create("column", 8 * column_words_of(num_slots))
 
 
 def _opened_to_read(fd: int) -> int:

@@ -39,6 +39,7 @@ from loaderd.ipc.worker_messages import (
     TaskFailed,
     TaskProgress,
     TrialTask,
+    UseColumn,
     Withdrawn,
     WorkerNotice,
 )
@@ -133,14 +134,16 @@ class WorkerManager:
         for worker in self.pool.numbers:
             self._tell_of(worker, stream)
 
-    def tell(self, stream: Attachable, message: Granted | Withdrawn) -> None:
-        """Have all workers know what they may make of a stream."""
+    def tell(self, stream: Attachable, message: Granted | Withdrawn | UseColumn, fds: tuple[int, ...] = ()) -> None:
+        """Have all workers know what they may make of a stream, or where a column of it lies."""
         for worker in self.pool.numbers:
-            self._tell_news(worker, stream, message)
+            self._tell_news(worker, stream, message, fds)
 
-    def _tell_news(self, worker: int, stream: Attachable, message: Granted | Withdrawn) -> None:
+    def _tell_news(
+        self, worker: int, stream: Attachable, message: Granted | Withdrawn | UseColumn, fds: tuple[int, ...] = ()
+    ) -> None:
         stream.page.add_news(self.pool.seat_of(worker))
-        self._event_loop.post(worker, message)
+        self._event_loop.post(worker, message, fds)
 
     def tell_all(self, message: Message) -> None:
         """Have all present workers know something."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loaderd.daemon.delivery.consumers import GRACE_S
-from loaderd.shm.page import MAX_GENERATION, NEVER, POSITION, key_of
+from loaderd.shm.page import MAX_GENERATION, NEVER, POSITION, Column, key_of
 from tests.daemon.group_run import STEPS, Group
 
 ALL = list(range(STEPS))
@@ -283,6 +283,51 @@ def test_a_member_that_writes_nonsense_harms_itself_alone(new_group: NewGroup, n
     group.leave(1)
     group.go(2)
     assert other.got == ALL
+    group.leave(2)
+    group.everything_is_free()
+
+
+def test_what_a_member_writes_behind_its_end_is_in_nobodys_column(new_group: NewGroup):
+    """Another thread of it may have been at a batch while it closed the connection."""
+    group = new_group(2, num_slots=4)
+    group.begin(1, 2)
+    group.work()
+    gone = group.leave(1)
+    group.join(1).start()
+    assert group.members[1].column == gone.column
+    group.work()
+    assert group.members[1].take()
+    gone.page_consumer.release(*range(4))
+    for _ in range(3):
+        group.go(2)
+        group.members[1].check()
+    group.go(1, 2)
+    assert group.members[1].got == group.members[2].got == ALL
+
+
+@pytest.mark.parametrize("lies_later", [False, True])
+def test_a_member_that_is_sent_away_keeps_no_more_than_its_share(new_group: NewGroup, lies_later: bool):
+    """Else it could say that it reads all slots, and never hang up."""
+    group = new_group(2, num_slots=4)
+    group.begin(1, 2)
+    group.work()
+    hostile, other = group.members.values()
+    own = Column.of_member(hostile.memory, group.num_slots)
+
+    def lie() -> None:
+        for slot in range(group.num_slots):
+            own.words[own.first_held + slot] = 1
+
+    lie()
+    assert group.consumers.holds_too_many(1)
+    if lies_later:
+        hostile.page_consumer.release(*range(4))
+    group.leave(1, hangs_up=False)
+    lie()
+    group.go(2)
+    assert other.got == ALL
+    lie()
+    group.hang_up(hostile)
     group.leave(2)
     group.everything_is_free()
 
