@@ -25,7 +25,7 @@ class Died(BaseException):
     """A worker is killed."""
 
 
-class _Words:
+class Words:
     """Words that tell of each access before it happens."""
 
     def __init__(self, words: Any, scene: Scene, actor: str) -> None:
@@ -45,7 +45,7 @@ class _Words:
 
 
 class _Slice:
-    def __init__(self, words: _Words, numbers: range) -> None:
+    def __init__(self, words: Words, numbers: range) -> None:
         self._words = words
         self._numbers = numbers
 
@@ -90,7 +90,7 @@ class Scene:
 
     def _view(self, actor: str) -> Page:
         page = Page(self._memory, self._num_slots, 2)
-        page.words = _Words(page.words, self, actor)  # type: ignore[assignment]
+        page.words = Words(page.words, self, actor)  # type: ignore[assignment]
         page.columns = [Column(page.words, page.columns[0].first_held)]
         return page
 

@@ -31,6 +31,8 @@ class Schedule:
         self._left = 0
         self.doomed: set[str] = set()
         """Who dies at the next access."""
+        self.stopped = ""
+        """Who does not go on for now, unless nobody else is there."""
         self.num_accesses = 0
         scene.on_access = self._on_access
 
@@ -53,6 +55,11 @@ class Schedule:
         self._threads[name] = threading.Thread(target=run, name=name)
         self._threads[name].start()
 
+    @property
+    def names(self) -> set[str]:
+        """Those that have not come to their end."""
+        return set(self._turns)
+
     def has(self, name: str) -> bool:
         """Whether it has not come to its end."""
         return name in self._turns
@@ -71,7 +78,7 @@ class Schedule:
 
     def step(self) -> None:
         """Let one of them go on for a while."""
-        actor = self._random.choice(sorted(self._turns))
+        actor = self._random.choice(sorted(self.names - {self.stopped} or self.names))
         self._left = self._random.randint(1, 2 * self._patience)
         self._turns[actor].release()
         self._idle.acquire()
