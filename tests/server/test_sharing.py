@@ -212,6 +212,23 @@ def test_mirrored_the_slowest_sets_the_pace_while_it_is_there(group: Group):
 
 
 @pytest.mark.slow
+def test_mirrored_a_stopped_member_is_waited_for_and_a_killed_one_is_not(group: Group, embedded: Any):
+    stopped, killed, other = group.add(*3 * [{"sharing": "mirrored", "consumers": 3}])
+    take(1, stopped, killed, other)
+    for one in (stopped, killed):
+        one.ask(ALL)  # and so they are somewhere in the middle of it
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    other.ask(ALL)
+    wait_until(lambda: "to give batches back" in group.report(other)["state"])
+    killed.kill()
+    assert 0 < group.report(other)["batches"] < RECORDS // BATCH
+    os.kill(stopped.process.pid, signal.SIGCONT)
+    stopped.hear()
+    other.hear()
+    assert stopped.had == other.had == [*embedded(), None]
+
+
+@pytest.mark.slow
 def test_a_group_has_no_more_than_it_was_said_to_have(group: Group):
     options = {"sharing": "mirrored", "consumers": 2}
     first, _ = group.add(options, options)
