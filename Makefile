@@ -68,6 +68,7 @@ torture: $(VENV)/made-test ## tests that take long: of the benchmark scripts, a 
 	$(BIN)/python -m tests.reliability.endings
 	$(BIN)/python -m tests.reliability.mutations
 	$(BIN)/python -m tests.reliability.fuzz_sockets
+	$(BIN)/python -m tests.reliability.servers_killed
 	$(BIN)/python -m tests.reliability.soak
 	$(BIN)/python -m tests.reliability.soak --records 50e6 --consumer tf.data
 

@@ -29,9 +29,9 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "loaderd_jax_batches": ("",),
     "loaderd_served": (),
     "loaderd_served_twice": (),
-    "loaderd_flight": (),
-    "loaderd_flight_two": (),
-    "loaderd_flight_three": (),
+    "loaderd_http": (),
+    "loaderd_http_two": (),
+    "loaderd_http_three": (),
     "floor": ("", "int8", "packed"),
 }
 

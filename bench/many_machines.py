@@ -69,7 +69,7 @@ def table_and_plan(num_records: int, num_consumers: int) -> dict[str, Any]:
     wire, _ = table_to_wire(dataset, [counts], num_shards=1000, of={}, listing=None, damages=[])
     made_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
-    table = table_from_wire(wire, "grpc://a:1/train")
+    table = table_from_wire(wire, "http://a:1/train")
     read_s = time.perf_counter() - began_s
     options = StreamOptions(512, shard=(0, num_consumers), workers=1)
     began_s = time.perf_counter()

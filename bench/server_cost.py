@@ -44,9 +44,9 @@ SPECS = {
     "embedded": "loaderd_python",
     "one": "loaderd_served",
     "two": "loaderd_served_twice",
-    "network": "loaderd_flight",
-    "two-servers": "loaderd_flight_two",
-    "three-servers": "loaderd_flight_three",
+    "network": "loaderd_http",
+    "two-servers": "loaderd_http_two",
+    "three-servers": "loaderd_http_three",
     "tfdata": "tfdata_service",
 }
 COLUMNS = ("case", "examples/s", "CPU µs/example", "consumer µs/batch", "peak PSS MiB")

@@ -1,6 +1,6 @@
 """The log of a server: lines for people, or a JSON object a line, on standard error.
 
-Supervisor, daemon and gateway are processes that write to the same standard error. So each record is a single write,
+A server's supervisor and its other processes write to the same standard error. So each record is a single write,
 and names the process that it comes from.
 """
 

@@ -38,6 +38,16 @@ def test_every_package_is_installed(setup: configparser.ConfigParser):
     assert typed == {package for package in there if "." not in package}
 
 
+def test_the_environments_have_what_their_programs_import(setup: configparser.ConfigParser):
+    """``make test`` has every extra of loaderd's own, and whatever starts a server has its packages."""
+    of = {name: set(text.splitlines()) for name, text in setup["options.extras_require"].items()}
+    for name in ("compiled", "console", "fast", "images", "metrics", "server"):
+        assert of[name] <= of["test"], name
+    assert of["server"] <= of["bench"] and of["server"] <= of["ray"]
+    for name, text in setup["options.extras_require"].items():
+        assert len(of[name]) == len(text.splitlines()), f"{name} names a package twice"
+
+
 def test_the_version_stands_in_one_place(setup: configparser.ConfigParser, capsys: pytest.CaptureFixture[str]):
     assert setup["metadata"]["version"] == "attr: loaderd.version.VERSION"
     with pytest.raises(SystemExit, match=r"^0$"):

@@ -46,8 +46,7 @@ LAYERS = [
     ["loaderd.daemon.delivery"],
     ["loaderd.daemon"],
     ["loaderd.client"],
-    ["loaderd.gateway", "loaderd.testing"],
-    ["loaderd.server"],
+    ["loaderd.serve", "loaderd.testing"],
     ["loaderd"],
     ["loaderd_jax", "loaderd_ray", "loaderd_tf", "loaderd_torch", "loaderd.cli"],
     ["loaderd.__main__"],
@@ -77,8 +76,8 @@ BELOW = {
 NOT_AT_THE_START = [
     *("argparse", "cloudpickle", "concurrent.futures", "crc32c", "csv", "decimal", "email", "fractions", "gzip"),
     *("importlib.metadata", "llvmlite", "prometheus_client", "pyarrow", "random", "secrets", "subprocess", "tarfile"),
-    *("tempfile", "uuid", "zipfile", "loaderd.client", "loaderd.gateway", "loaderd.observe", "loaderd.remote"),
-    *("loaderd.schemas", "loaderd.server", "loaderd.subscription", "loaderd.tls"),
+    *("tempfile", "uuid", "zipfile", "loaderd.client", "loaderd.observe", "loaderd.remote"),
+    *("loaderd.schemas", "loaderd.serve", "loaderd.subscription", "loaderd.tls"),
     "loaderd.formats.npz",
 ]
 

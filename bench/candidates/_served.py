@@ -2,7 +2,7 @@
 
 ::
 
-    measured process ─┬─ loaderd serve candidates._dataset:dataset ── daemon, workers, gateway, makers
+    measured process ─┬─ loaderd serve candidates._dataset:dataset ── its processes
                       └─ (a daemon with workers of its own, where it reads over the network)
 
 So the CPU time and the memory of the server count as the daemon's of an embedded loader do.
@@ -29,7 +29,7 @@ from harness.interface import Config, Step
 import loaderd
 
 _START_S, _STOP_S = 120.0, 20.0
-_CONNECT = re.compile(r'loaderd\.connect\("((?:unix|grpc)[^"]+)"')
+_CONNECT = re.compile(r'loaderd\.connect\("((?:unix|http)[^"]+)"')
 
 
 @contextmanager
@@ -39,12 +39,12 @@ def served(config: Config, *, network: bool = False) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         command = [str(Path(sys.executable).with_name("loaderd")), "serve", "candidates._dataset:dataset"]
-        command += ["--unix", f"{folder}/socket", "--workers", str(config.workers)]
-        command += ["--listen", "127.0.0.1:0"] if network else []
+        where = ["--listen", "127.0.0.1:0"] if network else ["--unix", f"{folder}/socket"]
+        command += [*where, "--workers", str(config.workers), "--state", folder]
         with log.open("w") as out:
             server = subprocess.Popen(command, stderr=out)
         try:
-            yield _address(server, log, "grpc" if network else "unix")
+            yield _address(server, log, "http" if network else "unix")
         finally:
             server.terminate()
             try:

@@ -14,7 +14,6 @@ and the actor with it.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import threading
@@ -43,17 +42,13 @@ class Server:
         context = ray.get_runtime_context()
         self._machine = ray.util.get_node_ip_address()
         self._state = ServerState(key, context.get_node_id(), self._machine, actor_pid=os.getpid())
-        mark = hashlib.blake2b(f"{spec.name}/{key}".encode(), digest_size=6).hexdigest()
-        # Ray's own folder of sockets: it belongs to this cluster, and its path is short enough for a socket.
-        folder = os.path.join(context.get_temp_dir(), context.get_session_name(), "sockets")
-        self._unix = os.path.join(folder, f"loaderd-{mark}")
         self._process = ServerProcess(self._arguments(spec), spec.token)
 
     def _arguments(self, spec: Spec) -> list[str]:
         host = self._machine if spec.is_open else "127.0.0.1"
         host = f"[{host}]" if ":" in host else host
-        arguments = [*spec.targets, "--listen", f"{host}:{spec.port}"]
-        arguments += ["--unix", self._unix, "--workers", str(spec.cpus)]
+        where = ["--listen", f"{host}:{spec.port}", "--health", "127.0.0.1:0"]
+        arguments = [*spec.targets, *where, "--workers", str(spec.cpus)]
         for name in ("tls_cert", "tls_key", "tls_client_ca"):
             if (value := getattr(spec, name)) is not None:
                 arguments += [f"--{name.replace('_', '-')}", value]
@@ -68,7 +63,9 @@ class Server:
     def state_and_report(self) -> ServerState:
         state = self.state()
         try:
-            return replace(state, report=ask_status(f"unix://{self._unix}", timeout_s=_REPORT_TIMEOUT_S))
+            health = self._process.health
+            report = None if health is None else ask_status(health, timeout_s=_REPORT_TIMEOUT_S)
+            return replace(state, report=report)
         except LoaderdError as error:
             return replace(state, error=state.error or str(error))
 

@@ -48,7 +48,7 @@ def serve(
     - ``name``: what :func:`connect`, :func:`status` and :func:`stop` call them, in any job of this cluster.
     - ``servers``: ``"per-node"``: one on each node that has ``cpus`` cores, also on nodes that come later; or a
       number of servers, each on a node of its own.
-    - ``cpus``: how many cores of its node each server takes, and how many workers it has.
+    - ``cpus``: how many cores of its node each server takes, and how many processes it has.
     - ``token``: what servers ask of consumers; None: made at random. :func:`connect` knows it.
     - ``tls_cert``, ``tls_key``, ``tls_client_ca``: paths on the nodes. Without TLS servers listen at loopback, only
       for consumers of their own node; ``insecure=True``: for all, and anybody on the network can read the records.

@@ -72,7 +72,7 @@ class ServerState:
     machine: str = ""
     """The node's IP address."""
     address: str | None = None
-    """Where consumers find it, such as grpc://10.0.0.7:40121; None: it starts, or does not answer."""
+    """Where consumers find it, such as https://10.0.0.7:40121; None: it starts, or does not answer."""
     pid: int | None = None
     """The process of ``loaderd serve``; None: another one is about to be started."""
     actor_pid: int | None = None

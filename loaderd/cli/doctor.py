@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 6.0
 _AGAIN_S = 0.5
-_ADDRESSES = ("unix:", "grpc:", "grpc+tls:")
+_ADDRESSES = ("unix:", "http:", "https:", "grpc:", "grpc+tls:")  # of the last two it is said what to write now
 _DESCRIPTION = """\
 Tell whether a training waits for data, why, and what would help, judged by its last five seconds. TARGET is the
-number of the training's process, or the address of a server, such as unix: or grpc+tls://HOST:PORT; without TARGET,
+number of the training's process, or the address of a server, such as unix: or https://HOST:PORT; without TARGET,
 all trainings of this user are judged. With --schema, TARGET are shards: they are loaded for some seconds, to tell
 how fast this machine can be, what each stage takes, and how many workers a training needs. The exit status is 0; 1
 if a training waits for more than --max-waiting of its time, or needs more workers; 2 if there is nothing to judge.

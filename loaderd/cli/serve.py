@@ -5,16 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaderd import logs
-from loaderd.errors import LoaderdError
+from loaderd.errors import LoaderdError, OptionError
 from loaderd.remote.address import TOKEN_VARIABLE, default_socket_path
-from loaderd.remote.security import read_token
-from loaderd.server.settings import Address, ServerOptions, default_state_folder, parse_bytes
-from loaderd.server.supervisor import Supervisor
-from loaderd.server.unix_socket import make_private_folder
+from loaderd.serve.options import (
+    Address,
+    HttpOptions,
+    ServerOptions,
+    UnixOptions,
+    default_state_folder,
+    parse_bytes,
+)
+from loaderd.serve.supervisor import Supervisor
+from loaderd.serve.unix_socket import make_private_folder
 from loaderd.user_modules import add_working_directory
 
 if TYPE_CHECKING:
@@ -23,9 +32,9 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Serve data sets to several consumers (loaderd.connect), each with a batch size and a position of its own. A data set
 is an object in a Python module that can be imported, or is in the working directory: train = loaderd.Dataset(shards,
-schema, …) in mypackage/datasets.py is named mypackage.datasets:train. SIGHUP imports the modules again, for groups
-and for consumers that connect afterwards. SIGTERM or Ctrl-C tells the consumers, then ends the server; a second one
-ends it at once."""
+schema, …) in mypackage/datasets.py is named mypackage.datasets:train. With --unix (the default): batches in shared
+memory for consumers of this machine. With --listen: packed records over HTTP for consumers of other machines, which
+unpack them. SIGHUP imports the modules again, and lists the shards anew. SIGTERM or Ctrl-C ends the server."""
 
 
 def add_to(commands: Commands) -> None:
@@ -37,69 +46,38 @@ def add_to(commands: Commands) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="worker processes, shared by all consumers; default: chosen from the cores",
+        help="processes that read and unpack, or that answer requests; default: chosen from the cores",
     )
     parser.add_argument(
         "--unix",
         metavar="PATH",
         help=f"the Unix socket, for consumers of this user on this machine; default: {default_socket_path()}",
     )
-    _add_network(parser.add_argument_group("network"))
-    _add_limits(parser.add_argument_group("limits"))
+    _add_unix(parser.add_argument_group("consumers of this machine (--unix)"))
+    _add_network(parser.add_argument_group("consumers of other machines (--listen); needs the extra server"))
     _add_operation(parser.add_argument_group("operation"))
 
 
-def _add_network(net: argparse._ArgumentGroup) -> None:
-    net.add_argument("--listen", metavar="HOST:PORT", help="such as 0.0.0.0:8471; default: no network")
-    net.add_argument("--tls-cert", metavar="FILE", help="PEM file: the server's certificate and the chain to its CA")
-    net.add_argument("--tls-key", metavar="FILE", help="PEM file: the private key of --tls-cert")
-    net.add_argument("--tls-client-ca", metavar="FILE", help="PEM file: consumers must show a certificate of this CA")
-    net.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help=f"holds the token that every consumer must show; default: the variable {TOKEN_VARIABLE}",
-    )
-    net.add_argument(
-        "--makers",
-        type=int,
-        metavar="N",
-        help="processes that make rows for consumers on other machines; default: as many as workers",
-    )
-    net.add_argument(
-        "--cache",
-        default="256MiB",
-        metavar="BYTES",
-        help="memory for answers that another consumer may ask for again; 0: none; default: %(default)s",
-    )
-    net.add_argument("--insecure", action="store_true", help="allow --listen beyond loopback without TLS or a token")
-
-
-def _add_limits(limits: argparse._ArgumentGroup) -> None:
-    limits.add_argument(
+def _add_unix(unix: argparse._ArgumentGroup) -> None:
+    unix.add_argument(
         "--max-consumers",
         type=int,
-        default=ServerOptions.max_consumers,
         metavar="N",
-        help="connected at a time; default: %(default)s",
+        help=f"connected at a time; default: {UnixOptions.max_consumers}",
     )
-    limits.add_argument(
+    unix.add_argument(
         "--max-held-batches",
         type=int,
-        default=ServerOptions.max_held_batches,
         metavar="N",
-        help="the most that a consumer may ask to hold at a time (held_batches); default: %(default)s",
+        help="the most that a consumer may ask to hold at a time (held_batches); "
+        f"default: {UnixOptions.max_held_batches}",
     )
-    limits.add_argument(
-        "--max-bandwidth",
-        metavar="BYTES",
-        help="a second, to all consumers on the network together, such as 100MB; default: no limit",
-    )
-    limits.add_argument(
+    unix.add_argument(
         "--max-memory",
         metavar="BYTES",
-        help="for the windows and batches of a consumer or group at the Unix socket, such as 2GiB; default: no limit",
+        help="for the windows and batches of a consumer or group, such as 2GiB; default: no limit",
     )
-    limits.add_argument(
+    unix.add_argument(
         "--idle-timeout",
         type=float,
         metavar="S",
@@ -107,9 +85,40 @@ def _add_limits(limits: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_network(net: argparse._ArgumentGroup) -> None:
+    net.add_argument("--listen", metavar="HOST:PORT", help="such as 0.0.0.0:8471")
+    net.add_argument("--tls-cert", metavar="FILE", help="PEM file: the server's certificate and the chain to its CA")
+    net.add_argument("--tls-key", metavar="FILE", help="PEM file: the private key of --tls-cert")
+    net.add_argument("--tls-client-ca", metavar="FILE", help="PEM file: consumers must show a certificate of this CA")
+    net.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="each line is a token, of which every consumer must show one; default: the variable " + TOKEN_VARIABLE,
+    )
+    net.add_argument(
+        "--insecure",
+        action="store_true",
+        default=None,
+        help="allow --listen beyond loopback without TLS or a token",
+    )
+    net.add_argument(
+        "--max-connections",
+        type=int,
+        metavar="N",
+        help=f"of each process, at a time; default: {HttpOptions.max_connections}",
+    )
+    net.add_argument(
+        "--max-bandwidth",
+        metavar="BYTES",
+        help="a second, to all consumers together, such as 100MB; default: no limit",
+    )
+
+
 def _add_operation(operation: argparse._ArgumentGroup) -> None:
     operation.add_argument(
-        "--health", metavar="HOST:PORT", help="serve /livez, /readyz, /healthz and /metrics over HTTP; default: off"
+        "--health",
+        metavar="HOST:PORT",
+        help="serve /livez, /readyz and /metrics here, without a token; default: with --listen, there",
     )
     operation.add_argument(
         "--state",
@@ -128,7 +137,7 @@ def _add_operation(operation: argparse._ArgumentGroup) -> None:
         type=float,
         default=ServerOptions.watchdog,
         metavar="S",
-        help="replace a daemon or gateway that does not answer for so many seconds; default: %(default)g",
+        help="replace a process that does not answer for so many seconds; default: %(default)g",
     )
     operation.add_argument(
         "--grace",
@@ -139,22 +148,27 @@ def _add_operation(operation: argparse._ArgumentGroup) -> None:
     )
 
 
-def options_of(arguments: argparse.Namespace) -> ServerOptions:
+def options_of(arguments: argparse.Namespace) -> UnixOptions | HttpOptions:
     """The options, checked. Raises OptionError, and ServerError if the default socket's folder is another user's."""
-    given = {name: value for name, value in vars(arguments).items() if name != "run"}
-    for name in ("listen", "health"):
-        if given[name] is not None:
-            given[name] = Address.parse(given[name], f"--{name}")
-    for name in ("max_bandwidth", "max_memory"):
-        if given[name] is not None:
-            given[name] = parse_bytes(given[name], f"--{name.replace('_', '-')}")
-    given["cache"] = 0 if given["cache"] == "0" else parse_bytes(given["cache"], "--cache")
-    given["token_file"] = os.path.abspath(arguments.token_file) if arguments.token_file else None
-    given["token"] = read_token(arguments.token_file) if given["listen"] else None
-    given["targets"] = tuple(arguments.targets)
-    given["unix"] = os.path.abspath(arguments.unix or default_socket_path())
-    given["state"] = os.path.abspath(arguments.state) if arguments.state else None
-    options = ServerOptions(**given)
+    values = {name: value for name, value in vars(arguments).items() if name != "run" and value is not None}
+    if "listen" in values and "unix" in values:
+        raise OptionError("--unix and --listen are two servers", hint="Start one of each.")
+    cls = HttpOptions if "listen" in values else UnixOptions
+    known = {each.name for each in fields(cls)}
+    for name in values:
+        if name not in known:
+            other = "--unix" if cls is HttpOptions else "--listen"
+            raise OptionError(f"--{name.replace('_', '-')} is for a server with {other}")
+    for name in {"listen", "health"} & set(values):
+        values[name] = Address.parse(values[name], f"--{name}")
+    for name in {"max_bandwidth", "max_memory"} & set(values):
+        values[name] = parse_bytes(values[name], f"--{name.replace('_', '-')}")
+    for name in {"token_file", "tls_cert", "tls_key", "tls_client_ca", "state", "unix"} & set(values):
+        values[name] = os.path.abspath(values[name])
+    values["targets"] = tuple(arguments.targets)
+    if cls is HttpOptions:
+        return HttpOptions(**values)
+    options = UnixOptions(**{"unix": default_socket_path(), **values})
     if arguments.unix is None and not os.environ.get("XDG_RUNTIME_DIR"):
         make_private_folder(Path(options.unix).parent)
     return options
@@ -167,8 +181,20 @@ def run(arguments: argparse.Namespace) -> int:
         for target in options.targets:
             add_working_directory(target)
         logs.configure(options.log_format, "supervisor")
-        supervisor = Supervisor(options)
+        return 0 if _server_of(options)() else 1
     except LoaderdError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    return 0 if supervisor.run() else 1
+
+
+def _server_of(options: UnixOptions | HttpOptions) -> Callable[[], bool]:
+    """The function that serves; False: the server failed. Raises LoaderdError if it cannot listen."""
+    try:
+        if isinstance(options, UnixOptions):
+            return Supervisor(options).run
+        from loaderd.serve.http_server import serve
+
+        return partial(serve, options)
+    except ImportError as error:
+        option = "--health" if isinstance(options, UnixOptions) else "--listen"
+        raise OptionError(f"{option} needs {error.name}: pip install 'loaderd[server]'") from None

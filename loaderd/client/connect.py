@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,12 +17,12 @@ from loaderd.client.transport import TransportLost, ask_server
 from loaderd.dataset import Concat, Dataset, Mix
 from loaderd.errors import OptionError, ServerError
 from loaderd.ipc.messages import AskStatus, Status
-from loaderd.options import Remainder, as_float, as_shard, require, suggests_options
+from loaderd.options import Remainder, as_float, as_shard, is_path, require, suggests_options
 from loaderd.plan.positions import Position
 from loaderd.progress import ProgressDisplay
 from loaderd.remote.address import TOKEN_VARIABLE, Addresses, checked_addresses, network_address, unix_path
-from loaderd.remote.source import RemoteSet, RemoteStream, Settings
-from loaderd.remote.tickets import Compression, check_compression
+from loaderd.remote.source import RemoteSet, RemoteStream, Settings, Token, check_token_function
+from loaderd.remote.tickets import Compression, ConsumerName, check_compression
 from loaderd.subscription import Sharing, Subscription
 from loaderd.tls import TLS
 
@@ -50,14 +50,14 @@ def connect(
     stall_timeout: float | None = 120.0,
     reconnect_timeout: float = 300.0,
     compression: Compression = None,
-    token: str | None = None,
+    token: Token | None = None,
     tls: TLS | None = None,
     name: str | None = None,
 ) -> ServedLoader:
     """A loader of a data set that ``loaderd serve`` has. Its batches come in the same order as a Loader's.
 
     - ``address``: on this machine ``"unix:///path"``, or ``"unix:"`` for where a server listens by default. On the
-      network ``"grpc+tls://host:port"`` (``"grpc://…"`` of a server without TLS), a list of these, or a function that
+      network ``"https://host:port"`` (``"http://…"`` of a server without TLS), a list of these, or a function that
       returns such a list, and is called again every few seconds: servers may come, go and die meanwhile.
     - ``dataset``: the name of a data set of the server's, which has its own schema, shuffle, seed and on_corrupt.
     - ``batch_size``, ``epochs``, ``remainder``, ``held_batches``, ``start``, ``report``: as in
@@ -74,7 +74,9 @@ def connect(
       fails or names none. (At first, a server on this machine is called only once.) When one is back, the loader goes
       on with exactly the next batch.
     - ``compression``: ``"lz4"`` or ``"zstd"``, over the network.
-    - ``token``: what servers ask of consumers on the network; None: ``$LOADERD_TOKEN``. ``tls``: certificates.
+    - ``token``: what servers ask of consumers on the network; or the path (a ``pathlib.Path``) of a file that holds
+      it, or a function that returns it, which are asked again when a server refuses it; None: ``$LOADERD_TOKEN``.
+      ``tls``: certificates.
     - ``name``: what servers call this consumer; None: the name of the program.
 
     Raises ServerError, here or in the middle of an iteration, if a server cannot be reached or refuses (its token,
@@ -88,7 +90,8 @@ def connect(
             hint="Serve it, `loaderd serve MODULE:NAME`, and give its name; or read it with loaderd.Loader.",
         )
     require(isinstance(dataset, str) and bool(dataset), "dataset", "the name of one of the server's", dataset)
-    require(token is None or isinstance(token, str), "token", "a string or None", token)
+    is_token = token is None or is_path(token) or callable(token)
+    require(is_token, "token", "a string, the path of a file, a function or None", token)
     require(tls is None or isinstance(tls, TLS), "tls", "a loaderd.TLS or None", tls)
     check_compression(compression)
     reconnect_timeout = as_float(reconnect_timeout, "reconnect_timeout", "a number of seconds")
@@ -117,7 +120,9 @@ def connect(
             addresses = first_addresses(address, reconnect_timeout)
         else:
             addresses = checked_addresses([address] if isinstance(address, str) else address)
-        settings = network_settings(addresses, token, tls, compression, subscription.name)
+        rank = "{}/{}".format(*subscription.shard) if subscription.shard[1] > 1 else ""
+        consumer = ConsumerName(subscription.name, socket.gethostname(), str(os.getpid()), rank)
+        settings = network_settings(addresses, token, tls, compression, consumer)
         source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
     loader = ServedLoader(ReconnectingStream(source, first, ProgressDisplay(None)), first)
     loader.sharing = subscription.sharing
@@ -150,33 +155,34 @@ def _refuse_group(subscription: Subscription) -> None:
 
 
 def network_settings(
-    addresses: Sequence[str], token: str | None, tls: TLS | None, compression: Compression, consumer: str
+    addresses: Sequence[str], token: Token | None, tls: TLS | None, compression: Compression, consumer: ConsumerName
 ) -> Settings:
     """How to call servers on the network. Raises OptionError."""
     if tls is not None and not all(network_address(address)[2] for address in addresses):
-        raise OptionError(f"tls is for addresses grpc+tls://HOST:PORT, got {', '.join(addresses)}")
+        raise OptionError(f"tls is for addresses https://HOST:PORT, got {', '.join(addresses)}")
     token = os.environ.get(TOKEN_VARIABLE) or None if token is None else token
+    if callable(token):
+        check_token_function(token)
     return Settings(token, tls, compression, consumer)
 
 
 def ask_status(
-    address: str, *, token: str | None = None, tls: TLS | None = None, timeout_s: float = 10.0
+    address: str, *, token: Token | None = None, tls: TLS | None = None, timeout_s: float = 10.0
 ) -> dict[str, Any]:
     """What a server says of itself: data sets, consumers, limits (``ipc.messages.Status``).
 
     ``address``, ``token`` and ``tls`` as in :func:`connect`. Raises OptionError, and ServerError where the server
     says nothing for ``timeout_s`` seconds.
     """
-    require(isinstance(address, str), "address", '"unix:", "grpc+tls://host:port" or the like', address)
+    require(isinstance(address, str), "address", '"unix:", "https://host:port" or the like', address)
     if unix_path(address) is None:
-        from loaderd.remote.calls import Calls, OutOfReach  # imports Arrow Flight: only for the network
+        from loaderd.remote.calls import Calls, OutOfReach  # imports urllib3: only for the network
 
-        calls = Calls(address, network_settings([address], token, tls, None, "status"))
+        calls = Calls(address, network_settings([address], token, tls, None, ConsumerName("status")))
         try:
-            status: dict[str, Any] = json.loads(calls.act("status", b"", timeout_s))
+            return calls.status(timeout_s)
         except OutOfReach as away:
-            raise ServerError(calls.why_not() or str(away), hint=HOW_TO_START) from None
-        return status
+            raise ServerError(str(away), hint=HOW_TO_START) from None
     require(tls is None, "tls", "None at a Unix socket", tls)
     try:
         return ask_server(address, Status, AskStatus(), timeout_s=timeout_s)[0].report

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import pickle
-import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -31,16 +29,15 @@ from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription
 from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.formats.shard_index import ShardIndex
-from loaderd.ipc.messages import DataIs, Welcome
+from loaderd.ipc.messages import Welcome
+from loaderd.machine import in_mib
 from loaderd.options import StreamOptions
-from loaderd.pickling import pickled
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import Position
 from loaderd.progress import ProgressLines
 from loaderd.remote.tables import welcome_to
 from loaderd.restarts import Backoff
 from loaderd.schema.packed import unpacking_schema
-from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout
 from loaderd.storage.shard_file import ShardFile
 from loaderd.subscription import Subscription
@@ -48,12 +45,7 @@ from loaderd.subscription import Subscription
 _logger = logging.getLogger("loaderd")
 
 TYPICAL_BATCH_SIZE = 512
-_MOST_LISTED = 4
 _MOST_EARLIER = 4
-_MOST_PREPARED = 16  # at a time: each takes its share of the workers' time
-_LISTED_ANEW_S = 2.0
-# A consumer that waits for a listing asks again within 5 s: see ``remote.servers``.
-_COME_FOR_S, _WAITED_FOR_S = 10.0, 30.0
 HOW_TRAININGS_END = "trainings that run on it end when the server is started again after shards were added"
 
 
@@ -74,17 +66,14 @@ class ServedDataset:
     current: Manifest | None
     kept: str = ""
     """The key of ``current``, if it was kept."""
-    _is_noted: bool = False
+    is_ready: bool = False
     _earlier: dict[str, LocalPreparation] = field(default_factory=dict)
     """By key, the data of earlier manifests that consumers came back to, the last one at the end."""
-    _listed: dict[LocalPreparation, float] = field(default_factory=dict)
-    """The listings of a data set that grows, each with the time (``time.monotonic``) when it was last asked for."""
-    _had: set[LocalPreparation] = field(default_factory=set)
-    """Those of ``_listed`` that somebody has had since they were finished."""
     _failure: LoaderdError | None = None
     """The error of the last preparation that is finished; None: it succeeded, or none is finished."""
     _lines: ProgressLines = field(init=False)
     _retry_at_s: float = 0.0
+    _failure_logged: str = ""
     _retries: Backoff = field(default_factory=lambda: Backoff(5.0, 300.0))
 
     def __post_init__(self) -> None:
@@ -96,20 +85,27 @@ class ServedDataset:
             self._lines(self.preparation.progress)
         else:
             self._lines.close()
-        under_way = (self.preparation, *self._listed, *self._earlier.values())
+        under_way = (self.preparation, *self._earlier.values())
         for each in under_way:
             each.advance()
         warnings = [text for each in under_way for text in each.take_warnings()]
-        if self.preparation.data is not None and not self._is_noted:
-            self._is_noted = True
+        if self.preparation.data is not None and not self.is_ready:
+            self.is_ready = True
+            self._log_what_there_is(self.preparation.data)
             warnings += filter(None, [self.preparation.data.left_out])
             warnings += self._note(self.preparation.data)
         if warnings:
             self._lines.said()
         if self.preparation.finished:
             self._retry_if_failed(worker_manager)
-        self._drop_unwanted()
         return warnings
+
+    def _log_what_there_is(self, data: LocalData) -> None:
+        of_what = f"{data.rows.num_records:,} records in {data.num_shards:,} shards"
+        fields = ", ".join(f"{field} {spec}" for field, spec in self._fields().items())
+        _logger.info("%s: %s; fields: %s", self.name, of_what, fields)
+        takes = in_mib(self._typical_bytes())
+        _logger.info("%s: a consumer with batches of %d takes %s", self.name, TYPICAL_BATCH_SIZE, takes)
 
     def _note(self, data: LocalData) -> list[str]:
         """Keep a manifest of the shards of ``data``; returns a warning where that fails."""
@@ -177,6 +173,9 @@ class ServedDataset:
             self._retries.reset()
         elif failure is not before:
             self._retry_at_s = now_s + self._retries.next_s()
+            if str(failure) != self._failure_logged:
+                self._failure_logged = str(failure)
+                _logger.error("%s: failed: %s", self.name, failure)
         elif now_s >= self._retry_at_s:
             self.preparation = LocalPreparation(
                 self.dataset, self.options, worker_manager, found_before=self._found_before
@@ -197,60 +196,6 @@ class ServedDataset:
             return LocalPreparation(dataset, options, worker_manager, listing, known, before, manifests)
 
         return prepare(start.listing), prepare
-
-    def data(self, listing: Listing | None, worker_manager: WorkerManager) -> tuple[DataIs, SharedMemory | None]:
-        """The data of ``listing`` (None: of the shards there are now) in memory, pickled: see :func:`data_of`.
-
-        With None in place of memory, DataIs says why the data are not there yet. Raises LoaderdError if they failed.
-        """
-        found = self._prepared(listing, worker_manager)
-        if found is None:
-            return DataIs(0, f"the server is preparing {_MOST_PREPARED} other listings of data set {self.name}"), None
-        if found.error is not None:
-            raise found.error
-        if not found.finished:
-            return DataIs(0, f"data set {self.name} is being {found.doing}"), None
-        data = pickled((self.dataset, self.options, found.sets, found.indexes, found.listing), self.dataset)
-        # ``data`` is a pickle in a pickle: unpickling it imports modules, so ``sys.path`` must be set before.
-        path = [each for each in sys.path if isinstance(each, str)]
-        contents = pickle.dumps((path, data))
-        return DataIs(len(contents), ""), SharedMemory.holding("data", contents)
-
-    def _prepared(self, listing: Listing | None, worker_manager: WorkerManager) -> LocalPreparation | None:
-        """The preparation of a listing, begun if there is none; None: too many others are under way."""
-        if not self.dataset.grows:
-            return self.preparation
-        preparation = next((each for each in self._listed if each.listing == listing and self._lasts(each)), None)
-        if preparation is None:
-            if sum(not each.finished for each in self._listed) >= _MOST_PREPARED:
-                return None
-            known = next((each.indexes for each in reversed(self._listed) if each.indexes), self.preparation.indexes)
-            preparation = LocalPreparation(
-                self.dataset, self.options, worker_manager, listing, known, self._found_before
-            )
-        self._listed.pop(preparation, None)
-        self._listed[preparation] = time.monotonic()
-        if preparation.finished:
-            self._had.add(preparation)
-        return preparation
-
-    def _lasts(self, prepared: LocalPreparation) -> bool:
-        """Whether it may answer further questions.
-
-        Errors, and the shards there are now, may do so only for a moment; but whoever waits may come later than that.
-        """
-        if prepared.listing is not None and prepared.error is None:
-            return True
-        return prepared.age_s < (_LISTED_ANEW_S if prepared in self._had else _COME_FOR_S)
-
-    def _drop_unwanted(self) -> None:
-        """Drop listings that nobody waits for, the oldest first, while there are more than ``_MOST_LISTED``."""
-        since_s = time.monotonic() - _WAITED_FOR_S
-        unwanted = [each for each, asked_s in self._listed.items() if asked_s < since_s or not self._lasts(each)]
-        for each in unwanted[: max(0, len(self._listed) - _MOST_LISTED)]:
-            each.cancel()
-            del self._listed[each]
-            self._had.discard(each)
 
     def welcome(self) -> Welcome:
         """What a consumer must know to ask for batches."""
@@ -288,17 +233,18 @@ class ServedDataset:
             state = "listing its shards"
         elif preparation.data is not None:
             num_shards, num_records = preparation.data.num_shards, preparation.data.rows.num_records
-        specs = self.dataset.leaves()[0].schema.specs
-        fields = {name: f"{spec.dtype} {spec.shape}" for name, spec in specs.items()}
         return {
             "name": self.name,
             "state": state,
             "num_shards": num_shards,
             "num_records": num_records,
             "manifest": self.kept,
-            "fields": fields,
-            "consumer_bytes": self._typical_bytes(),
+            "fields": self._fields(),
         }
+
+    def _fields(self) -> dict[str, str]:
+        specs = self.dataset.leaves()[0].schema.specs
+        return {name: f"{spec.dtype} {spec.shape}" for name, spec in specs.items()}
 
     def _typical_bytes(self) -> int:
         """Bytes that a consumer takes with batches of a usual size, if the data set is larger than a window."""
@@ -314,16 +260,6 @@ def _uris_of(manifest: Manifest | None, dataset: AnyDataset) -> list[list[str] |
     return manifest.uris if manifest is not None and fits else None
 
 
-def data_of(contents: bytes) -> tuple[AnyDataset, LocalData]:
-    """The way back from :meth:`ServedDataset.data`.
-
-    Sets ``sys.path`` to the daemon's: modules are imported from there.
-    """
-    sys.path[:], data = pickle.loads(contents)
-    dataset, options, sets, indexes, listing = pickle.loads(data)
-    return dataset, LocalData(dataset, options, sets, indexes.__getitem__, listing)
-
-
 def load_catalog(
     targets: Sequence[str],
     workers: int | None,
@@ -337,7 +273,7 @@ def load_catalog(
     """
     catalog: dict[str, ServedDataset] = {}
     for target in targets:
-        name, dataset = _imported(target)
+        name, dataset = imported_dataset(target)
         if name in catalog:
             raise ServerError(f"two data sets have the name {name!r}: the last is {target}")
         common = dataset.leaves()[0]
@@ -356,8 +292,8 @@ def load_catalog(
     return catalog
 
 
-def _imported(target: str) -> tuple[str, AnyDataset]:
-    """(name, data set) of ``module:attribute``."""
+def imported_dataset(target: str) -> tuple[str, AnyDataset]:
+    """(name, data set) of ``module:attribute``. Raises ServerError if it cannot be served."""
     module, _, name = target.partition(":")
     if not module or not name:
         raise ServerError(f"a data set is named module:attribute, such as mypackage.datasets:train; got {target!r}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loaderd.daemon.session import Session
+from loaderd.daemon.totals import Totals
 from loaderd.errors import BusyError, ServerError
 from loaderd.ipc.channel import peer_of
 from loaderd.ipc.messages import PROTOCOL, AskState, AskStatus, Hello, Message
@@ -42,7 +43,7 @@ class Limits:
     def max_connections(self) -> int:
         """How many connections there may be: to bound what those cost that ask for nothing, and no more than that.
 
-        Consumers that have come back or been refused may be counted twice for a moment. Makers, monitors and
+        Consumers that have come back or been refused may be counted twice for a moment. Monitors and
         ``loaderd status`` connect for each question, and must not take the room of consumers.
         """
         return 2 * self.max_consumers + _ROOM_FOR_QUESTIONS
@@ -86,6 +87,7 @@ class Consumer:
     dataset: str = ""
     wanted: Subscription | None = None
     session: Session | None = None
+    counted: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def accepted(cls, number: int, sock: socket.socket) -> Consumer:
@@ -167,6 +169,14 @@ class Consumer:
             hint=f"The server was started with --idle-timeout {limit_s:g}. Connect again, with "
             "start=loader.position, to go on.",
         )
+
+    def add_to(self, totals: Totals) -> None:
+        """Count what it has had. It may write any number in its page: no count falls."""
+        if self.session is None or self.wanted is None:
+            return
+        for what, number in self.session.counts_of(self.number).items():
+            self.counted[what] = number = max(number, self.counted.get(what, 0))
+            totals.add(what, self.dataset, self.wanted.name, number)
 
     def report(self, now_s: float) -> dict[str, Any]:
         """What ``loaderd status`` shows of the consumer: plain values."""

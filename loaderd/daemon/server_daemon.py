@@ -20,17 +20,17 @@ from functools import partial
 from typing import Any
 
 from loaderd import logs
-from loaderd.daemon.catalog import ServedDataset, load_catalog
+from loaderd.daemon.catalog import TYPICAL_BATCH_SIZE, ServedDataset, load_catalog
 from loaderd.daemon.debug_report import describe
 from loaderd.daemon.indexing.shard_manifest import Manifests
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.daemon.server_consumers import Consumer, Limits, asked_once
 from loaderd.daemon.session import Session
+from loaderd.daemon.totals import Totals
 from loaderd.errors import BusyError, LoaderdError, ServerError
 from loaderd.ipc.channel import Channel
 from loaderd.ipc.messages import (
-    AskData,
     AskState,
     AskStatus,
     Bye,
@@ -44,7 +44,7 @@ from loaderd.ipc.messages import (
     Stop,
     Subscribe,
 )
-from loaderd.machine import available_memory, remedy
+from loaderd.machine import available_memory, in_mib, remedy
 from loaderd.options import default_workers
 from loaderd.pickling import pickled_to_send
 from loaderd.plan.positions import Position
@@ -76,8 +76,10 @@ class ServerDaemon(Daemon):
         self._consumers: dict[int, Consumer] = {}
         self._leaving: dict[int, Consumer] = {}
         """Members of groups that were sent away, and may still read the slots that they have: see ``_forget``."""
-        self._left: list[dict[str, Any]] = []
+        self._totals = Totals()
+        """Of consumers and streams that have ended."""
         self._sent_away = 0
+        self._is_ready = False
         self._next_consumer = _FIRST_CONSUMER
         self._next_session = 0
         self._started_s = time.time()
@@ -127,9 +129,7 @@ class ServerDaemon(Daemon):
             self._say_goodbye(message.text)
 
     def _tell_supervisor(self) -> None:
-        """Send the report, and one of each consumer that has left since the report before, so that none is missed."""
-        self._event_loop.post(PARENT, Status({**self.report(), "left": self._left}))
-        self._left = []
+        self._event_loop.post(PARENT, Status(self.report()))
 
     def _serve(self, settings: dict[str, Any], listener: socket.socket) -> None:
         logs.configure(settings["log_format"], "daemon")
@@ -144,6 +144,9 @@ class ServerDaemon(Daemon):
         listener.setblocking(False)
         self._event_loop.watch(_LISTENER, listener)
         self._tell_supervisor()
+        address, name = f"unix://{listener.getsockname()}", next(iter(self._catalog))
+        call = f'loaderd.connect("{address}", dataset="{name}", batch_size={TYPICAL_BATCH_SIZE})'
+        _logger.info("connect with %s", call)
 
     def _close_listener(self) -> None:
         """Take no more consumers. The socket stays open in the supervisor, for the next daemon."""
@@ -214,8 +217,6 @@ class ServerDaemon(Daemon):
             self._event_loop.post(consumer.number, Status(self.report()))
         elif isinstance(message, Bye):
             consumer.said_bye = True
-        elif isinstance(message, AskData):
-            self._give_data(consumer, message)
         elif isinstance(message, Subscribe):
             self._subscribe(consumer, message)
         elif consumer.session is None:
@@ -260,13 +261,6 @@ class ServerDaemon(Daemon):
         consumer.session = session
         session.join(consumer.number)
         _logger.info("%s reads %s, %s", consumer, consumer.dataset, wanted.sharing)
-
-    def _give_data(self, consumer: Consumer, message: AskData) -> None:
-        served = self._served(message.dataset)
-        answer, memory = served.data(message.listing, self._worker_manager)
-        self._event_loop.post(consumer.number, answer, () if memory is None else (memory.fd,))
-        if memory is not None:
-            memory.close_fd()
 
     def _served(self, name: str) -> ServedDataset:
         served = self._catalog.get(name)
@@ -320,7 +314,7 @@ class ServerDaemon(Daemon):
         number, session = consumer.number, consumer.session
         del self._consumers[number]
         if session is not None:
-            self._left.append(consumer.report(time.monotonic()))
+            consumer.add_to(self._totals)
             session.leave(number)
         if session is not None and session.present and session.may_hold(number) and not has_ended:
             consumer.channel.ignore()
@@ -328,6 +322,7 @@ class ServerDaemon(Daemon):
         else:
             self._disconnect(consumer)
         if session is not None and not session.present:
+            session.add_to(self._totals)
             session.close()
             del self._sessions[session.number]
             for one in self._leaving_of(session):
@@ -353,6 +348,11 @@ class ServerDaemon(Daemon):
                 _logger.warning("%s: %s", served.name, text)
             if served.kept != kept:
                 self._tell_supervisor()  # before a consumer hears of these shards: the next daemon must know them
+        if not self._is_ready and self._catalog and all(each.is_ready for each in self._catalog.values()):
+            self._is_ready = True
+            memory = available_memory()
+            text = f"memory: {in_mib(self._memory_bytes)} for consumers now, {self._workers} workers"
+            _logger.info("%s; %s are free (%s)", text, in_mib(memory.free_bytes), memory.limit)
 
     def _session_failed(self, session: Session, error: LoaderdError) -> None:
         if error.traceback:
@@ -379,6 +379,21 @@ class ServerDaemon(Daemon):
     def _describe(self, session: Session, member: int) -> str:
         return f"{session.waits_for(member)}\n{describe(self._worker_manager, [session])}"
 
+    @property
+    def _memory_bytes(self) -> int:
+        return sum(session.memory_bytes for session in self._sessions.values())
+
+    def _all_totals(self) -> Totals:
+        """Also of those that are there now."""
+        totals = self._totals.copy()
+        totals.add("restarts", "", "worker", self._worker_manager.pool.restarts)
+        totals.add("refused", "", "unix", self._sent_away)
+        for consumer in self._consumers.values():
+            consumer.add_to(totals)
+        for session in self._sessions.values():
+            session.add_to(totals)
+        return totals
+
     def report(self) -> dict[str, Any]:
         """What ``loaderd status`` shows: plain values."""
         now_s = time.monotonic()
@@ -388,13 +403,14 @@ class ServerDaemon(Daemon):
             "started_s": self._started_s,
             "workers": len(self._worker_manager.pool.numbers),
             "workers_restarted": self._worker_manager.pool.restarts,
-            "memory_bytes": sum(session.memory_bytes for session in self._sessions.values()),
+            "memory_bytes": self._memory_bytes,
             "free_bytes": available_memory().free_bytes,
             "draining": self._listener is None,
             "sent_away": self._sent_away,
             "datasets": [served.report() for served in self._catalog.values()],
             "consumers": [each.report(now_s) for each in self._consumers.values() if each.dataset],
             "limits": asdict(self._limits),
+            "totals": self._all_totals().to_wire(),
             "text": self.describe(),
         }
 

@@ -24,6 +24,7 @@ from loaderd.daemon.delivery.storage_outage import StorageOutage
 from loaderd.daemon.indexing.preparation import Preparation, Prepare
 from loaderd.daemon.indexing.schema_check import SchemaCheck
 from loaderd.daemon.pool.worker_manager import WorkerManager
+from loaderd.daemon.totals import Totals
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.messages import (
@@ -326,16 +327,35 @@ class Session:
             return f"waits for the data set to be {self._preparation.doing}"
         return "waits for the stream to begin" if self.consumers is None else self.consumers.describe(number)
 
+    def counts_of(self, number: int) -> dict[str, float]:
+        """What a consumer has had, and how long it waited."""
+        batches, records, _ = (0, 0, 0) if self.consumers is None else self.consumers.taken_by(number)
+        waited_s = 0.0
+        if self.opened is not None and not self._num_members:  # of a group's stream, nobody knows whose it is
+            waited_s = self.opened.stream_memory.watched.now().wait_s
+        return {
+            "batches": batches,
+            "records": records,
+            "bytes": records * self._record_bytes % (1 << 63),  # a consumer may write any number in its page
+            "waiting_seconds": waited_s,
+        }
+
+    def add_to(self, totals: Totals) -> None:
+        """Count what its workers spent their time with."""
+        if self.opened is not None:
+            now = self.opened.stream_memory.watched.now()
+            for stage, spent_s in {**now.stage_s, **now.field_s}.items():
+                totals.add("stage_seconds", self.dataset, stage, spent_s)
+
     def report(self, number: int) -> dict[str, Any]:
         """What ``loaderd status`` shows of a consumer: where it stands, what it has taken, what it holds."""
-        batches, records, step, held = 0, 0, 0, 0
+        step, held = 0, 0
         if self.consumers is not None:
-            batches, records, step = self.consumers.taken_by(number)
+            _, _, step = self.consumers.taken_by(number)
             held = self.consumers.lent_to(number)
         plan = None if self.opened is None else self.opened.stream.plan
         epoch, batch = (0, 0) if plan is None else plan.place_of(step)
         watched = None if self.opened is None else self.opened.stream_memory.watched
-        now = None if watched is None else watched.now()
         diagnosis = None
         if watched is not None and not self._num_members:
             from loaderd.observe.diagnose import diagnose_samples  # imported only when somebody asks
@@ -344,14 +364,10 @@ class Session:
         return {
             "epoch": epoch,
             "batch": batch,
-            "batches": batches,
-            "records": records,
-            "bytes": records * self._record_bytes % (1 << 63),  # a consumer may write any number in its page
+            **self.counts_of(number),
             "slots": self._description.options.num_slots,
             "slots_lent": held,
             "state": self.waits_for(number),
             "stream": self.number,
-            "stage_s": {} if now is None else {**now.stage_s, **now.field_s},  # of the whole stream
-            "waiting_seconds": 0.0 if now is None else now.wait_s,
             "diagnosis": diagnosis,
         }

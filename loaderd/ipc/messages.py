@@ -8,14 +8,10 @@
     daemon      ──► worker   see ``worker_messages``
     daemon      ◄── worker
 
-    consumer    ──► server   Hello, Subscribe (in place of Open), AskStatus, AskData
-    consumer    ◄── server   Welcome, Bye, Status, DataIs as well
+    consumer    ──► server   Hello, Subscribe (in place of Open), AskStatus
+    consumer    ◄── server   Welcome, Bye, Status as well
     supervisor  ──► server   Serve, Drain, Stop, AskStatus
     supervisor  ◄── server   Status, Failed
-    supervisor  ──► gateway  Gateway, Stop, AskStatus
-    supervisor  ◄── gateway  Status, Failed
-    gateway     ──► maker    Making, Make
-    gateway     ◄── maker    Made, Waits
 
 On the wire a message is a msgpack array: its number in ``MESSAGES``, then its fields in order. Bulk data does not go
 this way: it lies in shared memory, whose file descriptors come with messages such as Opened and Attach.
@@ -89,74 +85,18 @@ class AskStatus(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Server: what it serves, to whom, and how it goes (``ServerDaemon.report``, ``GatewayServer.report``)."""
+    """Server: what it serves, to whom, and how it goes (``ServerDaemon.report``)."""
 
     report: dict[str, Any]
 
 
 class Serve(NamedTuple):
-    """Supervisor: serve this (``server.settings``).
+    """Supervisor: serve this (``serve.options``).
 
     The listening Unix socket comes with the message.
     """
 
     settings: dict[str, Any]
-
-
-class AskData(NamedTuple):
-    """Maker: send the data of ``listing`` (``plan.passes``). None: those there are now; what grows is listed anew."""
-
-    dataset: str
-    listing: Listing | None
-
-
-class DataIs(NamedTuple):
-    """Daemon: the data come along, in memory (``daemon.catalog.ServedDataset.data``); or ``why_not``: why not yet."""
-
-    num_bytes: int
-    why_not: str
-
-
-class Making(NamedTuple):
-    """Gateway, first: make answers, with these ``settings`` (``gateway.maker``), in the memory that comes along."""
-
-    settings: dict[str, Any]
-
-
-class Make(NamedTuple):
-    """Gateway: write the rows that the ticket ``text`` asks for to cell ``cell``; or if that is -1, send a table.
-
-    ``num_cells``: how many there are for the rows from ``cell`` on. ``one_by_one``: make one row at a time, and name
-    it before, in a Waits. ``without``: rows that are not made, as makers die of them.
-    """
-
-    text: bytes
-    cell: int
-    num_cells: int = 1
-    one_by_one: bool = False
-    without: tuple[int, ...] = ()
-
-
-class Made(NamedTuple):
-    """Maker: the rows are in the cell, but for ``faults``, as msgpack; or it sends a ``table``.
-
-    ``error``: why this cannot be made; ``why_not``: why not now; ``needed_bytes``, not 0: how large the rows are, for
-    which there are too few cells.
-    """
-
-    num_rows: int = 0
-    row_bytes: int = 0
-    faults: bytes = b""
-    table: bytes = b""
-    error: LoaderdError | None = None
-    why_not: str = ""
-    needed_bytes: int = 0
-
-
-class Waits(NamedTuple):
-    """Maker: Made is still to come: storage is asked again, or rows are being made; it begins with ``row``, or -1."""
-
-    row: int = -1
 
 
 class Drain(NamedTuple):
@@ -169,18 +109,12 @@ class Stop(NamedTuple):
     text: str
 
 
-class Gateway(NamedTuple):
-    """Supervisor: listen on the network, for the server whose Unix socket the settings name (``gateway.flight``)."""
-
-    settings: dict[str, Any]
-
-
 class Open(NamedTuple):
     """Consumer: make a stream of this (a pickle of ``dataset.StreamDescription`` or ``remote.source.RemoteStream``).
 
     ``start``: the position, as JSON, from which on it is wanted; it replaces the description's. It says which data
     are needed, and how much memory the first pass needs. None: from the beginning, of the data that there are.
-    ``shards``: as in Found, if a daemon has listed them before; shards that have come since then are left out.
+    ``shards``: as in ShardsFound, if a daemon has listed them before; shards that have come since then are left out.
     """
 
     description: bytes
@@ -226,7 +160,7 @@ class PageSize(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """Daemon: the stream exists. Listed has come before.
+    """Daemon: the stream exists. DataListed has come before.
 
     ``facts`` are fields of ``Statistics``. The memory of the slots and of the page comes along, that of the
     column of a member, and the bells: the consumer's, the daemon's, and one of each seat.
@@ -300,7 +234,6 @@ Message = (
     | Serve
     | Drain
     | Stop
-    | Gateway
     | Open
     | Progress
     | ListData
@@ -313,15 +246,9 @@ Message = (
     | Notice
     | RecordsSkipped
     | WorkerMessage
-    | AskData
-    | DataIs
-    | Making
-    | Make
-    | Made
     | StorageUnavailable
     | Done
     | ShardsFound
-    | Waits
     | OutageReport
     | UseColumn
 )

@@ -47,20 +47,17 @@ _starting = threading.RLock()
 os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_starting.release)
 
 
-def start_process(
-    module: str, output: int | None = None, path: list[str] | None = None
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_process(module: str, path: list[str] | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Run ``main()`` of ``module`` in a new process; returns the process, and our end of the socket to it.
 
-    ``output``: the descriptor to which its standard output and error go; None: where ours go. ``path``: its
-    ``sys.path``; None: :func:`search_path`. Raises DaemonError if the process cannot be started.
+    ``path``: its ``sys.path``; None: :func:`search_path`. Raises DaemonError if the process cannot be started.
     """
     with _starting:
         try:
             ours, theirs = map(socket_above_standard, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
             with theirs:
                 try:
-                    return _run(module, theirs, output, search_path() if path is None else path), ours
+                    return _run(module, theirs, search_path() if path is None else path), ours
                 except BaseException:
                     ours.close()
                     raise
@@ -68,10 +65,10 @@ def start_process(
             raise not_started(module, error) from None
 
 
-def _run(module: str, sock: socket.socket, output: int | None, path: list[str]) -> subprocess.Popen[bytes]:
+def _run(module: str, sock: socket.socket, path: list[str]) -> subprocess.Popen[bytes]:
     """The process. Raises OSError."""
     # Where we have none open, it gets /dev/null: else its output would go into the file that it opens next.
-    stdout, stderr = (output or (None if is_open(fd) else subprocess.DEVNULL) for fd in (1, 2))
+    stdout, stderr = (None if is_open(fd) else subprocess.DEVNULL for fd in (1, 2))
     arguments = above_standard(os.memfd_create("loaderd-arguments"))  # those of a command line may be too long
     try:
         given = marshal.dumps([path, [text for text in sys.argv if isinstance(text, str)]])

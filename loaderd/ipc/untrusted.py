@@ -18,7 +18,6 @@ from loaderd.ipc.codec import Malformed, message_decoder
 from loaderd.ipc.messages import (
     MESSAGES,
     UNICODE_ERRORS,
-    AskData,
     AskState,
     AskStatus,
     Bye,
@@ -31,7 +30,7 @@ from loaderd.ipc.messages import (
 
 CONSUMER_MESSAGES: tuple[type[Message], ...] = (
     *(Hello, Subscribe, ListData, StartPass),
-    *(AskState, AskStatus, AskData, Bye),
+    *(AskState, AskStatus, Bye),
 )
 
 _DECODERS = {cls: message_decoder(cls, strict=True) for cls in CONSUMER_MESSAGES}

@@ -15,7 +15,8 @@ TOKEN_VARIABLE = "LOADERD_TOKEN"
 
 Addresses = str | Sequence[str] | Callable[[], Sequence[str]]
 
-_NETWORK_SCHEMES = {"grpc": False, "grpc+tls": True}
+_NETWORK_SCHEMES = {"http": False, "https": True}
+_FORMER_SCHEMES = {"grpc": "http", "grpc+tls": "https"}
 
 
 def default_socket_path() -> str:
@@ -37,16 +38,22 @@ def unix_path(address: str) -> str | None:
 
 
 def network_address(address: str) -> tuple[str, int, bool]:
-    """(host, port, whether with TLS) of ``grpc+tls://HOST:PORT`` or ``grpc://HOST:PORT``. Raises OptionError."""
+    """(host, port, whether with TLS) of ``https://HOST:PORT`` or ``http://HOST:PORT``. Raises OptionError."""
     try:
         parts = urlsplit(address if isinstance(address, str) else "")
         host, port = parts.hostname, parts.port
         is_plain = not (parts.username or parts.path.strip("/") or parts.query) and can_be_host(host or "")
     except ValueError:  # a port that is no number, an open bracket
         host, port, is_plain = None, None, False
+    if is_plain and host and port and parts.scheme in _FORMER_SCHEMES:
+        name = f"[{host}]" if ":" in host else host
+        raise OptionError(
+            f"{parts.scheme}:// is no more: servers speak HTTP, got {shown(address, 300)}",
+            hint=f"Write {_FORMER_SCHEMES[parts.scheme]}://{name}:{port}, and start the server with this version.",
+        )
     if not (is_plain and host and port and parts.scheme in _NETWORK_SCHEMES):
         raise OptionError(
-            f"address must be unix:///PATH, grpc+tls://HOST:PORT or grpc://HOST:PORT, got {shown(address, 300)}",
+            f"address must be unix:///PATH, https://HOST:PORT or http://HOST:PORT, got {shown(address, 300)}",
             hint="unix: alone is where a server listens by default.",
         )
     return host, port, _NETWORK_SCHEMES[parts.scheme]

@@ -16,7 +16,6 @@ from loaderd.remote.calls import Calls
 from loaderd.remote.servers import Servers
 from loaderd.remote.source import RemoteStream
 from loaderd.remote.tables import Table, table_from_wire
-from loaderd.remote.tickets import TABLE, TableRequest, to_json
 
 _TELL_EVERY_S = 0.5
 
@@ -49,14 +48,12 @@ def ask_table(task: AskTask, tell: Callable[[int], None], say: Callable[[str], N
     stream: RemoteStream = pickle.loads(task.stream)
     of = stream.of
     servers = Servers(of.addresses, of.settings, say)
-    request = TableRequest(of.name, task.listing)
-    body = to_json(request)
 
     def call(calls: Calls, timeout_s: float) -> bytes:
         try:
-            found = calls.act(TABLE, body, timeout_s)
+            found = calls.table(of.name, task.listing, task.belongs_to, timeout_s)
             table = table_from_wire(found, calls.address)
-            compare_listings(request.listing, table.listing)
+            compare_listings(task.listing, table.listing)
             if task.belongs_to:
                 _compare_order(task.belongs_to, table, stream.options)
         except OptionError as error:

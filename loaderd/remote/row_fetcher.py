@@ -15,20 +15,19 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import LoaderdError, RecordMismatchError, ServerError, ShardReadError, from_wire
+from loaderd.errors import LoaderdError, RecordMismatchError, ShardReadError, from_wire
 from loaderd.ipc.worker_messages import CheckTask, LoadTask
 from loaderd.plan.epoch import Slice
 from loaderd.remote.ask_once import wait_telling
-from loaderd.remote.calls import Calls, PackedRows
+from loaderd.remote.calls import Calls, OtherData, PackedRows
 from loaderd.remote.servers import Lacking, Servers
 from loaderd.remote.source import RemoteRows
-from loaderd.remote.tickets import Fault, Range, RowsTicket, to_json
+from loaderd.remote.tickets import MAX_ANSWER_BYTES, RowFault, RowsTicket
 from loaderd.snapshots import Outage
 from loaderd.stages import Stage, StageTimes
 
-# A request costs both sides together some 600 µs, however little it asks for, and a server gives 1 MiB at most, or
-# one row.
-_BYTES_A_REQUEST = 1 << 20
+# A request costs both sides together some 600 µs, however little it asks for.
+_BYTES_A_REQUEST = MAX_ANSWER_BYTES
 _MOST_ROWS_A_REQUEST = 8192
 _MOST_RANGES_A_REQUEST = 4096
 _REQUESTS_AT_A_TIME = 4
@@ -36,15 +35,15 @@ _MOST_AHEAD = 4
 
 Places = npt.NDArray[np.intp]
 Faults = list[tuple[list[int], LoaderdError]]
-Answered = tuple[PackedRows, list[Fault]]
+Answered = tuple[PackedRows, list[RowFault]]
 Answer = futures.Future[Answered]
 
 
 @dataclass
 class Request:
-    """What is asked for at a time. ``ranges``: as in a RowsTicket."""
+    """What is asked for at a time. ``ranges``: as the rows of a RowsTicket."""
 
-    ranges: list[Range] = field(default_factory=list)
+    ranges: list[tuple[int, int, int, int]] = field(default_factory=list)
     num_rows: int = 0
 
 
@@ -74,7 +73,7 @@ def completed(answer: Answered, other: Answered) -> Answered:
     for fault in faults:
         found = [number for number in fault.rows if number not in nowhere]
         rows[found] = other[0][found]
-    left = [Fault([number for number in fault.rows if number in nowhere], fault.error) for fault in faults]
+    left = [RowFault([number for number in fault.rows if number in nowhere], fault.error) for fault in faults]
     return rows, [fault for fault in left if fault.rows]
 
 
@@ -171,16 +170,17 @@ class RowFetcher:
 
     def _rows(self, request: Request) -> Answered:
         data = self._data
-        compression = data.of.settings.compression
-        ticket = to_json(RowsTicket(data.of.name, data.data, tuple(request.ranges), data.listing, compression))
-        expected = request.num_rows, data.row_bytes
+        name = data.of.name
+        ticket = RowsTicket(data.data, np.array(request.ranges), data.listing, data.of.settings.compression)
         before: list[Answered] = []
 
         def call(calls: Calls, timeout_s: float) -> Answered:
-            rows, faults = calls.rows(ticket, timeout_s)
-            if rows.shape != expected:
-                raise ServerError(f"the server at {calls.address} sent rows of {rows.shape}, expected {expected}")
-            answered = completed(before.pop(), (rows, faults)) if before else (rows, faults)
+            try:
+                answered = calls.rows(name, ticket, data.row_bytes, timeout_s)
+            except OtherData:  # more shards were added, perhaps
+                calls.add_shards(name, data.data, data.shards, timeout_s)
+                answered = calls.rows(name, ticket, data.row_bytes, timeout_s)
+            answered = completed(before.pop(), answered) if before else answered
             if any(fault.error["class"] == ShardReadError.__name__ for fault in answered[1]):
                 before.append(answered)
                 raise Lacking(answered)  # another server may have these shards

@@ -6,7 +6,6 @@ client certificate (mTLS) may be asked for besides, not instead.
 
 from __future__ import annotations
 
-import hmac
 import os
 import socket
 import ssl
@@ -14,13 +13,22 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from loaderd.errors import OptionError, ServerError
+from loaderd.errors import OptionError
 from loaderd.remote.address import TOKEN_VARIABLE
 from loaderd.tls import TLS
 
-_PROBE_TIMEOUT_S = 10.0
-_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_TLS_ALERT = b"\x15"
+_PROBE_TIMEOUT_S = 3.0
+_END_TIMEOUT_S = 1.0
+
+
+def read_tokens(path: str | os.PathLike[str] | None) -> list[str]:
+    """The tokens that a server takes: each line of a file, or the one in the environment. Raises OptionError."""
+    if path is None:
+        return [token] if (token := read_token(None)) else []
+    lines = [line for line in _secret(path).split("\n") if line.strip()]
+    if not lines:  # it may be written at this moment: a server that has a file is never open to all
+        raise OptionError(f"the token file {os.fspath(path)!r} has no token")
+    return [check_token(line, f"each line of {os.fspath(path)!r}") for line in lines]
 
 
 def read_token(path: str | os.PathLike[str] | None) -> str | None:
@@ -31,9 +39,14 @@ def read_token(path: str | os.PathLike[str] | None) -> str | None:
     if path is None:
         token = os.environ.get(TOKEN_VARIABLE)
         return None if token is None else check_token(token, f"${TOKEN_VARIABLE}")
+    return check_token(_secret(path), f"the token file {os.fspath(path)!r}")
+
+
+def _secret(path: str | os.PathLike[str]) -> str:
+    """The text of a file that is for its owner alone. Raises OptionError."""
     try:
         mode = os.stat(path).st_mode
-        token = Path(path).read_text()
+        text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"the token file {os.fspath(path)!r} cannot be read: {error}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -41,7 +54,7 @@ def read_token(path: str | os.PathLike[str] | None) -> str | None:
             f"the token file {os.fspath(path)!r} must be for its owner alone, got mode {stat.S_IMODE(mode):04o}",
             hint=f"chmod 600 {os.fspath(path)}",
         )
-    return check_token(token, f"the token file {os.fspath(path)!r}")
+    return text
 
 
 def check_token(token: Any, where: str) -> str:
@@ -55,69 +68,10 @@ def check_token(token: Any, where: str) -> str:
     return stripped
 
 
-def bearer(token: str) -> str:
-    """The value of the header "authorization"."""
-    return f"Bearer {token}"
-
-
-def is_bearer(header: str, token: str) -> bool:
-    """Whether the header holds ``token``. The time that this takes does not reveal where they differ."""
-    return hmac.compare_digest(header.encode(errors="replace"), bearer(token).encode())
-
-
-def trusted_roots(tls: TLS) -> bytes:
-    """The certificates, PEM, that a consumer trusts. Raises OptionError."""
-    paths = ssl.get_default_verify_paths()
-    path = tls.ca or os.environ.get(paths.openssl_cafile_env) or paths.cafile
-    if path is None:
-        raise OptionError("this machine has no file of trusted certificates", hint="Say which: TLS(ca=…).")
-    return read_pem(path)
-
-
-def read_pem(path: str | os.PathLike[str]) -> bytes:
-    """The contents of a file of certificates or of a key. Raises OptionError if it cannot be read."""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise OptionError(f"cannot read {os.fspath(path)}: {error.strerror}") from None
-
-
-def probe(host: str, port: int, tls: TLS | None) -> None:
-    """Check that a server answers, and that its certificate is right. Raises ConnectionError if none answers.
-
-    Raises ServerError, with the reason, if the certificate is wrong: gRPC does not say why it is. Raises OptionError
-    if the certificates in ``tls`` cannot be used.
-    """
-    try:
-        raw = socket.create_connection((host, port), timeout=_PROBE_TIMEOUT_S)
-    except OSError as error:
-        raise ConnectionError(f"nothing answers at {host}:{port}: {error.strerror or error}") from None
-    with raw:
-        if tls is None:
-            _check_speaks_plainly(raw, host, port)
-            return
-        context = _context_of(tls)
-        try:
-            with context.wrap_socket(raw, server_hostname=tls.server_name or host) as secured:
-                # An HTTP/2 server speaks first. If it needs a certificate and got none, it closes now, not before.
-                has_spoken = bool(secured.recv(1))
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # as a proxy whose server is away ends it
-            raise ConnectionError(
-                f"{host}:{port} ended the connection in the TLS handshake. Without TLS: grpc://{host}:{port}"
-            ) from None
-        except ssl.SSLError as error:
-            raise _handshake_error(error, host, port, tls) from None
-        except OSError as error:
-            raise ConnectionError(f"{host}:{port} went away: {error.strerror or error}") from None
-        if not has_spoken:
-            asks = " Maybe it asks for a certificate: TLS(cert=…, key=…)." if tls.cert is None else ""
-            raise ConnectionError(f"{host}:{port} ended the connection without a word.{asks}")
-
-
-def _context_of(tls: TLS) -> ssl.SSLContext:
+def tls_context(tls: TLS) -> ssl.SSLContext:
+    """How a consumer speaks TLS. Raises OptionError if its certificates cannot be used."""
     try:
         context = ssl.create_default_context(cafile=tls.ca)
-        context.set_alpn_protocols(["h2"])
         if tls.cert is not None:
             context.load_cert_chain(tls.cert, tls.key)
     except OSError as error:  # the base class of ssl.SSLError
@@ -125,34 +79,38 @@ def _context_of(tls: TLS) -> ssl.SSLContext:
     return context
 
 
-def _handshake_error(error: ssl.SSLError, host: str, port: int, tls: TLS) -> ServerError:
-    """What went wrong in a handshake, and what to do about it."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return ServerError(
-            f"the certificate of {host}:{port} is not trusted: {error.verify_message}",
-            hint=f"It must be valid now, for the name {tls.server_name or host!r} (TLS.server_name), and signed by "
-            f"{tls.ca or 'one whom this machine trusts'} (TLS.ca).",
-        )
-    words = (error.reason or str(error)).lower().replace("_", " ")
-    if "alert" in words:
-        return ServerError(
-            f"{host}:{port} refuses the connection: {words}",
-            hint="If it asks for a certificate, give one that it trusts: TLS(cert=…, key=…).",
-        )
-    return ServerError(
-        f"the TLS handshake with {host}:{port} failed: {words}",
-        hint="Without TLS, a server's address is grpc://host:port.",
-    )
-
-
-def _check_speaks_plainly(sock: socket.socket, host: str, port: int) -> None:
-    """Raise ConnectionError if the other end does not answer in plain HTTP/2."""
+def speaks_tls(host: str, port: int) -> bool:
+    """Whether the server answers a TLS handshake, whatever its certificate is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        sock.sendall(_HTTP2_PREFACE)
-        has_spoken = sock.recv(1) not in (b"", _TLS_ALERT)
-    except OSError as error:
-        raise ConnectionError(f"{host}:{port} went away: {error.strerror or error}") from None
-    if not has_spoken:
-        raise ConnectionError(
-            f"{host}:{port} ended the connection without a word. Maybe it speaks TLS: grpc+tls://{host}:{port}"
-        )
+        with (
+            socket.create_connection((host, port), _PROBE_TIMEOUT_S) as raw,
+            context.wrap_socket(raw, server_hostname=host),
+        ):
+            return True
+    except ssl.SSLError as error:
+        return "alert" in str(error).lower()
+    except OSError:
+        return False
+
+
+def ends_tls(host: str, port: int, context: ssl.SSLContext, server_name: str | None) -> bool:
+    """Whether the server ends each TLS connection after the handshake, before it was asked for anything.
+
+    So it does where it wants another certificate. A server that is killed meanwhile does so once, but not twice.
+    """
+    for _ in range(2):
+        try:
+            with (
+                socket.create_connection((host, port), _PROBE_TIMEOUT_S) as raw,
+                context.wrap_socket(raw, server_hostname=server_name or host) as sock,
+            ):
+                sock.settimeout(_END_TIMEOUT_S)
+                sock.recv(1)
+        except ssl.SSLError as error:
+            if "alert" not in str(error).lower():
+                return False
+        except OSError:
+            return False
+    return True

@@ -6,10 +6,9 @@
                └──refuses (token, certificate, other data)──► refused, with the reason, for 5 s
 
 The server is drawn at random. Its weight is the inverse of the time that it would need for the requests that are on
-their way to it and for one more, judged by how long its last answers took. So a slow server gets fewer requests, a
+their server to it and for one more, judged by how long its last answers took. So a slow server gets fewer requests, a
 new one gets its share at once, and a server that was slow once is tried again. After each attempt that fails,
-the next one is given more time: a slow answer is better than none. If the request itself is wrong, no other server is
-asked.
+the next one is given more time: a slow answer is better than none. A request that is wrong itself is refused by all.
 
 What is wrong with the files or the processes of one server (ShardError, WorkerError, Lacking) is the answer only if
 the others say so, too. A server that lacked what another one had is asked after the others for the next 5 s.
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
-from loaderd.errors import HOW_TO_GO_ON, LoaderdError, ServerError, ShardError, StorageError, WorkerError
+from loaderd.errors import HOW_TO_GO_ON, LoaderdError, OptionError, ServerError, ShardError, StorageError, WorkerError
 from loaderd.remote.calls import Calls, OutOfReach
 from loaderd.remote.source import Settings
 from loaderd.storage.outage_tracker import OutageTracker
@@ -36,6 +35,7 @@ _LACKS_S = 5.0
 _ENOUGH = 8  # of a thousand servers: a record that kills makers would kill some on each of them
 _ATTEMPTS_S = (1.0, 5.0, 10.0, 20.0, 40.0)
 _ONE_IN_TIME = 4
+_USUAL_TIMES = 4
 _WEIGHT_OF_LAST = 0.2
 MOST_DRAWN = 8
 """If there are more servers, so many are chosen at random, and one of these is drawn by its weight."""
@@ -46,8 +46,8 @@ _Answer = TypeVar("_Answer")
 
 
 @dataclass(eq=False)
-class _Way:
-    """The way to a server; the connection is made when it is first used. Times in seconds."""
+class _Server:
+    """A server; the connection is made when it is first used. Times in seconds."""
 
     address: str
     calls: Calls | None = None
@@ -72,14 +72,14 @@ Failures = dict[str, Lacking | LoaderdError]
 """What is wrong with servers, by their addresses, in one call."""
 
 
-def draw(ways: Sequence[tuple[int, float]], rng: random.Random | ModuleType) -> int:
-    """The index of the server to ask; ``ways``: (requests on their way, seconds that an answer takes) of each.
+def draw(servers: Sequence[tuple[int, float]], rng: random.Random | ModuleType) -> int:
+    """The index of the server to ask; ``servers``: (requests on their way, seconds that an answer takes) of each.
 
     0 s: it has given no answer yet, and counts as the quickest of them.
     """
-    usual_s = min((answer_s for _, answer_s in ways if answer_s), default=1.0)
-    weights = [1 / ((1 + on_the_way) * (answer_s or usual_s)) for on_the_way, answer_s in ways]
-    found: int = rng.choices(range(len(ways)), weights)[0]
+    usual_s = min((answer_s for _, answer_s in servers if answer_s), default=1.0)
+    weights = [1 / ((1 + on_the_way) * (answer_s or usual_s)) for on_the_way, answer_s in servers]
+    found: int = rng.choices(range(len(servers)), weights)[0]
     return found
 
 
@@ -90,8 +90,8 @@ class Servers:
         self._settings = settings
         self._say = say
         self._lock = threading.Lock()
-        self._ways: list[_Way] = []
-        self._spare: list[_Way] = []
+        self._servers: list[_Server] = []
+        self._spare: list[_Server] = []
         self._answered_s = 0.0
         self.outages = OutageTracker()
         self.use(addresses)
@@ -99,43 +99,43 @@ class Servers:
     def use(self, addresses: tuple[str, ...]) -> None:
         """Ask these servers from now on; answers of others that were asked before are still taken."""
         with self._lock:
-            self._ways = [way for way in self._ways if way.address in addresses]
-            known = {way.address for way in self._ways}
-            self._spare = [_Way(address) for address in addresses if address not in known]
+            self._servers = [server for server in self._servers if server.address in addresses]
+            known = {server.address for server in self._servers}
+            self._spare = [_Server(address) for address in addresses if address not in known]
             random.shuffle(self._spare)
-            while self._spare and len(self._ways) < MOST_CONNECTED:
-                self._ways.append(self._spare.pop())
+            while self._spare and len(self._servers) < MOST_CONNECTED:
+                self._servers.append(self._spare.pop())
 
     def ask(self, call: Callable[[Calls, float], _Answer], limit_s: float) -> _Answer:
         """What ``call(calls, timeout_s)`` returns for the first server that answers.
 
         Raises ServerError if none answers for ``limit_s`` seconds, neither this call nor another, a server's reason
-        if all refuse or fail, and at once the error of a request that is wrong itself. If all are Lacking, the last
-        one's answer is returned.
+        if all refuse or fail. If all are Lacking, the last one's answer is returned.
         """
         began_s = time.monotonic()
         self.outages.begin()
-        failures = 0
+        attempts = 0
         last = "there is no address of one"
-        said: Failures = {}
+        failed: Failures = {}
         while True:
             is_over = time.monotonic() - max(began_s, self._answered_s) > limit_s
-            if is_over and failures:
+            if is_over and attempts:
                 break
-            way = self._choose(said, all_of_them=is_over)
-            if way is None:
+            server = self._choose(failed, all_of_them=is_over)
+            if server is None:
                 if is_over:
                     break
-                time.sleep(self._until_next_s(said))
+                time.sleep(self._until_next_s(failed))
                 continue
-            attempt_s = _ATTEMPTS_S[min(failures + (len(self._ways) == 1), len(_ATTEMPTS_S) - 1)]
+            step_s = _ATTEMPTS_S[min(attempts + (len(self._servers) == 1), len(_ATTEMPTS_S) - 1)]
+            attempt_s = max(step_s, _USUAL_TIMES * server.answer_s)
             try:
-                return self._try(way, call, attempt_s, said)
+                return self._try(server, call, attempt_s, failed)
             except OutOfReach as error:
-                failures += 1
+                attempts += 1
                 last = str(error)
                 self.outages.failed(last)
-            end = self._end(said)
+            end = self._end(failed)
             if isinstance(end, Lacking):
                 return end.answer  # type: ignore[no-any-return]  # which is of the call
             if end is not None:
@@ -146,123 +146,120 @@ class Servers:
             + HOW_TO_GO_ON,
         )
 
-    def _choose(self, said: Failures, all_of_them: bool) -> _Way | None:
-        """Draw one of those that are not set aside, or of all, but for those in ``said``; None: there is none."""
+    def _choose(self, failed: Failures, all_of_them: bool) -> _Server | None:
+        """Draw one of those that are not set aside, or of all, but for those in ``failed``; None: there is none."""
         now_s = time.monotonic()
         with self._lock:
             # Drawing one of a thousand takes 90 µs, which is 44 ns for each of 2,048 records; one of eight, 2 µs.
-            for ways in (random.sample(self._ways, min(MOST_DRAWN, len(self._ways))), self._ways):
-                there = [way for way in ways if (all_of_them or way.until_s <= now_s) and way.address not in said]
+            for servers in (random.sample(self._servers, min(MOST_DRAWN, len(self._servers))), self._servers):
+                there = [
+                    server
+                    for server in servers
+                    if (all_of_them or server.until_s <= now_s) and server.address not in failed
+                ]
                 if there:
                     break
             else:
                 return None
-            there = [way for way in there if way.lacks_until_s <= now_s] or there
-            way = there[draw([(way.on_the_way, way.answer_s) for way in there], random)]
-            way.on_the_way += 1
-            return way
+            there = [server for server in there if server.lacks_until_s <= now_s] or there
+            server = there[draw([(server.on_the_way, server.answer_s) for server in there], random)]
+            server.on_the_way += 1
+            return server
 
-    def _try(self, way: _Way, call: Callable[[Calls, float], _Answer], attempt_s: float, said: Failures) -> _Answer:
+    def _try(
+        self, server: _Server, call: Callable[[Calls, float], _Answer], attempt_s: float, failed: Failures
+    ) -> _Answer:
         """The answer of this server. Raises OutOfReach where another one is to be asked."""
         began_s = time.monotonic()
         try:
-            calls = way.calls = way.calls or Calls(way.address, self._settings)
+            calls = server.calls = server.calls or Calls(server.address, self._settings)
             found = call(calls, attempt_s)
         except OutOfReach as error:
-            why = self._why(way, error)
-            self._set_aside(way, why, time.monotonic() - began_s)
-            raise OutOfReach(str(why)) from None
-        except ServerError as error:
-            self._set_aside(way, error, 0.0)
+            self._set_aside(server, str(error), time.monotonic() - began_s)
+            raise
+        except (ServerError, OptionError) as error:  # of another version, or with another certificate, say
+            self._set_aside(server, error, 0.0)
             raise OutOfReach(str(error)) from None
         except (Lacking, ShardError, WorkerError) as error:
-            said[way.address] = error
-            raise OutOfReach(f"the server at {way.address}: {error}") from None
+            failed[server.address] = error
+            raise OutOfReach(f"the server at {server.address}: {error}") from None
         finally:
             with self._lock:
-                way.on_the_way -= 1
+                server.on_the_way -= 1
         took_s = time.monotonic() - began_s
         with self._lock:
             self._answered_s = time.monotonic()
             self.outages.answered()
-            weight = _WEIGHT_OF_LAST if way.answer_s else 1.0
-            way.answer_s += weight * (took_s - way.answer_s)
-            is_back, way.away_s, way.refusal = way.away_s > _MOST_AWAY_S / 2, _FIRST_AWAY_S, None
+            weight = _WEIGHT_OF_LAST if server.answer_s else 1.0
+            server.answer_s += weight * (took_s - server.answer_s)
+            is_back, server.away_s, server.refusal = server.away_s > _MOST_AWAY_S / 2, _FIRST_AWAY_S, None
         if is_back:
-            self._say(f"the server at {way.address} answers again")
-        self._ask_later(said)
+            self._say(f"the server at {server.address} answers again")
+        self._ask_later(failed)
         return found
 
-    def _why(self, way: _Way, error: OutOfReach) -> LoaderdError | str:
-        """Why the server did not answer. If it cannot be reached, a probe finds out why: gRPC does not say it."""
-        calls = way.calls or Calls(way.address, self._settings)
-        try:
-            return (error.unconnected and calls.why_not()) or str(error)
-        except LoaderdError as refusal:
-            return refusal
-
-    def _set_aside(self, way: _Way, why: LoaderdError | str, lost_s: float) -> None:
+    def _set_aside(self, server: _Server, why: LoaderdError | str, lost_s: float) -> None:
         """Do not ask this server for a while.
 
         If there are others: for two to four times ``lost_s``, the seconds of the failed attempt, or longer.
         """
         now_s = time.monotonic()
         with self._lock:
-            is_only = len(self._ways) == 1
-            is_first = way.away_s == _FIRST_AWAY_S
+            is_only = len(self._servers) == 1
+            is_first = server.away_s == _FIRST_AWAY_S
             if isinstance(why, LoaderdError):
-                way.refusal, way.until_s = why, now_s + _REFUSED_S
-                self._replace(way)
+                server.refusal, server.until_s = why, now_s + _REFUSED_S
+                self._replace(server)
             else:
-                way.refusal = None
-                way.calls = None  # the connection may be dead without a sign: make another one
-                away_s = way.away_s if is_only else max(way.away_s, _ONE_IN_TIME * lost_s)
-                way.until_s = now_s + away_s * random.uniform(0.5, 1)  # so that many consumers do not come at once
-                way.away_s = min(2 * way.away_s, _MOST_AWAY_S)
-                self._replace(way)
+                server.refusal = None
+                server.calls = None  # the connection may be dead without a sign: make another one
+                away_s = server.away_s if is_only else max(server.away_s, _ONE_IN_TIME * lost_s)
+                server.until_s = now_s + away_s * random.uniform(0.5, 1)  # so that many consumers do not come at once
+                server.away_s = min(2 * server.away_s, _MOST_AWAY_S)
+                self._replace(server)
         if is_first and not (is_only and isinstance(why, LoaderdError)):  # that refusal is raised
             self._say(f"{why}; {'it is asked again' if is_only else 'others are asked, and it again'}")
 
-    def _replace(self, way: _Way) -> None:
+    def _replace(self, server: _Server) -> None:
         """Call a spare server instead of this one, if there is one; not one that refuses, if this one does."""
-        spare = next((each for each in self._spare if not (way.refusal and each.refusal)), None)
-        if spare is not None and way in self._ways:
+        spare = next((each for each in self._spare if not (server.refusal and each.refusal)), None)
+        if spare is not None and server in self._servers:
             self._spare.remove(spare)
-            self._ways[self._ways.index(way)] = spare
-            self._spare.append(_Way(way.address, until_s=way.until_s, refusal=way.refusal))
+            self._servers[self._servers.index(server)] = spare
+            self._spare.append(_Server(server.address, until_s=server.until_s, refusal=server.refusal))
 
-    def _ask_later(self, said: Failures) -> None:
+    def _ask_later(self, failed: Failures) -> None:
         """Ask these servers after the others for a while: another one had what they lack."""
-        if not said:
+        if not failed:
             return
         now_s = time.monotonic()
         with self._lock:
-            lacking = [way for way in self._ways if way.address in said]
-            new = [way for way in lacking if not way.lacks_until_s]
-            for way in lacking:
-                way.lacks_until_s = now_s + _LACKS_S
-        for way in new:
-            self._say(f"the server at {way.address}: {said[way.address]}; others are asked first")
+            lacking = [server for server in self._servers if server.address in failed]
+            new = [server for server in lacking if not server.lacks_until_s]
+            for server in lacking:
+                server.lacks_until_s = now_s + _LACKS_S
+        for server in new:
+            self._say(f"the server at {server.address}: {failed[server.address]}; others are asked first")
 
-    def _end(self, said: Failures) -> Lacking | LoaderdError | None:
+    def _end(self, failed: Failures) -> Lacking | LoaderdError | None:
         """What ends a call: that all servers refuse, or what is wrong with all that do not; None: it goes on."""
         with self._lock:
-            others = [way for way in self._ways + self._spare if way.address not in said]
-        refusals = [way.refusal for way in others if way.refusal is not None]
-        if said and (len(refusals) == len(others) or len(said) >= _ENOUGH):
-            return _chief_of(said)
+            others = [server for server in self._servers + self._spare if server.address not in failed]
+        refusals = [server.refusal for server in others if server.refusal is not None]
+        if failed and (len(refusals) == len(others) or len(failed) >= _ENOUGH):
+            return _worst_of(failed)
         return refusals[0] if refusals and len(refusals) == len(others) else None
 
-    def _until_next_s(self, said: Failures) -> float:
+    def _until_next_s(self, failed: Failures) -> float:
         now_s = time.monotonic()
         with self._lock:
-            waits = [way.until_s - now_s for way in self._ways if way.address not in said]
+            waits = [server.until_s - now_s for server in self._servers if server.address not in failed]
         return max(0.01, min([0.5, *waits]))
 
 
-def _chief_of(said: Failures) -> Lacking | LoaderdError:
+def _worst_of(failed: Failures) -> Lacking | LoaderdError:
     """What to do if nobody has an answer: ask storage again, as no record is lost then; else take what there is."""
-    last_first = list(reversed(said.values()))
+    last_first = list(reversed(failed.values()))
     for kind in (StorageError, Lacking):
         for each in last_first:
             if isinstance(each, kind):

@@ -5,27 +5,58 @@ The consumer sends these as pickles, which only its own daemon and workers read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from loaderd.errors import OptionError
 from loaderd.options import StreamOptions
+from loaderd.pickling import pickled
 from loaderd.plan.passes import Listing
-from loaderd.remote.tickets import Compression
+from loaderd.redaction import shown
+from loaderd.remote.security import read_token
+from loaderd.remote.tickets import Compression, ConsumerName
 from loaderd.tls import TLS
+
+Token = str | os.PathLike[str] | Callable[[], str]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to call servers. ``consumer``: a name, for people to read."""
+    """How to ask servers. ``token``: itself; or a file or a function that it is read from, again when refused."""
 
-    token: str | None = None
+    token: Token | None = field(default=None, repr=False)
     tls: TLS | None = None
     compression: Compression = None
-    consumer: str = ""
+    consumer: ConsumerName = field(default_factory=ConsumerName)
+
+    def read_token(self) -> str | None:
+        """The token as it is now. Raises OptionError."""
+        if self.token is None or isinstance(self.token, str):
+            return self.token
+        if not callable(self.token):
+            return read_token(self.token)
+        try:
+            return self.token()
+        except Exception as error:
+            raise OptionError(f"the token's function failed: {type(error).__name__}: {error}") from error
+
+
+def check_token_function(function: Callable[[], str]) -> None:
+    """Raise OptionError if worker processes cannot have this function."""
+    try:
+        pickled(function)
+    except Exception as error:
+        raise OptionError(
+            f"token must be a function that can be pickled, for the worker processes, got {shown(function, 200)}: "
+            f"{type(error).__name__}: {error}",
+            hint="Create what it uses inside the function, or give the path of a file that holds the token.",
+        ) from None
 
 
 @dataclass(frozen=True)
 class RemoteSet:
-    """Data set ``name`` of the servers at ``addresses``. If none answers, they are called for ``limit_s`` seconds."""
+    """Data set ``name`` of the servers at ``addresses``. If none answers, they are asked for ``limit_s`` seconds."""
 
     addresses: tuple[str, ...]
     settings: Settings
@@ -35,11 +66,12 @@ class RemoteSet:
 
 @dataclass(frozen=True)
 class RemoteRows:
-    """Rows of a remote set, ``row_bytes`` each. ``data``: the digest of its data; ``listing``: as in a ticket."""
+    """Rows of a remote set, ``row_bytes`` each. ``data``: the digest of its table; ``shards``: as in the table."""
 
     of: RemoteSet
     data: str
     row_bytes: int
+    shards: bytes
     listing: Listing | None = None
 
 

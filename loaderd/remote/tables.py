@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from numbers import Rational
@@ -24,15 +24,32 @@ from loaderd.errors import Damage, LoaderdError, ServerError
 from loaderd.ipc.messages import Welcome
 from loaderd.options import Shuffle, StreamOptions
 from loaderd.plan.passes import Listing, listing_of
+from loaderd.remote.tickets import SHARD_BYTES
 from loaderd.schema import Schema
 from loaderd.schema.packed import unpacking_schema
 from loaderd.schema.wire import from_wire as schema_from_wire
 from loaderd.schema.wire import to_wire as schema_to_wire
+from loaderd.storage.shard_file import ShardFile
 from loaderd.version import VERSION
 
 Int64s = npt.NDArray[np.int64]
 
-_MAX_BLOCKS_BYTES = 1 << 30
+_MAX_BLOCKS = 1 << 26
+"""Of a data set; a server that is not honest may send little that becomes much."""
+_MAX_ROW_BYTES = 1 << 30
+
+_UNREADABLE = (
+    LoaderdError,
+    ArithmeticError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    zlib.error,
+    msgpack.UnpackException,
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +57,9 @@ class Table:
     """``dataset``: its leaves have the schema that unpacks rows, and no shards that could be read here.
 
     ``counts``: of each leaf, int64, (blocks,): the records of each block. ``of``, ``listing``: as in positions.
-    ``left_out``: as in Listed. ``row_bytes``: of a row on the server, from which the size of windows follows, so that
-    both sides have the same. ``digest`` differs where data do.
+    ``left_out``: as in DataListed. ``row_bytes``: of a row on the server, from which the size of windows follows, so
+    that both sides have the same. ``digest`` differs where data do. ``shards``: the :func:`shard_hash` of each of
+    its shards; a server that lists more shards by now finds by them which the digest belongs to.
     """
 
     dataset: AnyDataset
@@ -53,6 +71,7 @@ class Table:
     left_out: str
     row_bytes: int
     digest: str
+    shards: bytes
 
     @property
     def schema(self) -> Schema:
@@ -81,6 +100,7 @@ def table_to_wire(
     listing: Listing | None,
     damages: list[Damage],
     left_out: str,
+    files: Iterable[ShardFile],
 ) -> tuple[bytes, str]:
     """(table, its digest) of a data set whose records are here. Raises SchemaError if its schema cannot be sent."""
     leaf = dataset.leaves()[0]
@@ -101,9 +121,15 @@ def table_to_wire(
             "damages": [damage.to_wire() for damage in damages],
             "left_out": left_out,
             "digest": digest,
+            "shards": b"".join(map(shard_hash, files)),
         }
     )
     return wire, digest
+
+
+def shard_hash(file: ShardFile) -> bytes:
+    """SHARD_BYTES bytes that tell a shard from others of its data set, by its name without folders and its size."""
+    return hashlib.blake2b(f"{file.name}/{file.size_bytes}".encode(), digest_size=SHARD_BYTES).digest()
 
 
 def table_from_wire(data: bytes, where: str) -> Table:
@@ -111,6 +137,10 @@ def table_from_wire(data: bytes, where: str) -> Table:
     try:
         wire = msgpack.unpackb(data, strict_map_key=False)
         schema = schema_from_wire(wire["schema"])
+        if not 0 < sum(num_blocks for num_blocks, _ in wire["counts"]) <= _MAX_BLOCKS:
+            raise ValueError(f"it must have 1 to {_MAX_BLOCKS} blocks")
+        if not 0 < schema.row_bytes <= _MAX_ROW_BYTES or not 0 < int(wire["row_bytes"]) <= _MAX_ROW_BYTES:
+            raise ValueError(f"a row must have 1 to {_MAX_ROW_BYTES} bytes")
         return Table(
             _tree_from_wire(wire["tree"], schema, where),
             [_counts(*each) for each in wire["counts"]],
@@ -121,8 +151,9 @@ def table_from_wire(data: bytes, where: str) -> Table:
             str(wire["left_out"]),
             int(wire["row_bytes"]),
             str(wire["digest"]),
+            bytes(memoryview(wire["shards"])),
         )
-    except (LoaderdError, ValueError, TypeError, KeyError, zlib.error, msgpack.UnpackException) as error:
+    except _UNREADABLE as error:
         raise ServerError(
             f"the description of the data set from {where} cannot be read: {type(error).__name__}: {error!s:.300}",
             hint="Install the same version of loaderd on both sides.",
@@ -130,7 +161,7 @@ def table_from_wire(data: bytes, where: str) -> Table:
 
 
 def _counts(num_blocks: int, column: bytes) -> Int64s:
-    if not 0 < 4 * num_blocks <= _MAX_BLOCKS_BYTES:
+    if num_blocks <= 0:
         raise ValueError(f"{num_blocks} blocks")
     inflated = zlib.decompressobj().decompress(column, 4 * num_blocks)
     return np.frombuffer(inflated, "<u4", num_blocks).astype(np.int64)

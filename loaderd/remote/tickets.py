@@ -1,140 +1,163 @@
-"""What is asked of a server on the network, and the form of its answers.
+"""What consumers ask of servers over HTTP, and the form of the answers.
 
 ::
 
-    DoGet      ticket: a RowsTicket as JSON             ──► one record batch: COLUMN, a row a record;
-                                                            app_metadata: the Faults, as msgpack; none: no metadata
-    DoAction   TABLE, body: a TableRequest as JSON      ──► what the data set holds, and how its blocks are cut
-    header     authorization: Bearer TOKEN;  loaderd-consumer: a name, for people to read
+    POST /v1/{dataset}/rows       a RowsTicket            ──► 200: packed rows, then the RowFaults as msgpack
+    GET  /v1/{dataset}            ?listing= or ?of=       ──► 200: the table (``remote.tables``), with an ETag
+    PUT  /v1/{dataset}/{digest}   the shards of a table   ──► 204: the server answers tickets for these, too
+    GET  /v1                                              ──► 200: what is served, to whom: a JSON object
 
-A row holds the features of the schema that unpacks it, packed (``schema.packed``); the fields that only the server
-can make are finished in it. The answer follows from the ticket alone, so any server that has the data can give it.
+    Authorization: Bearer TOKEN     with each request, if the server has a token
+    Loaderd-Consumer: NAME; HOST; PROCESS; RANK     for people to read
+
+A ticket, and any error, is a msgpack map (``Content-Type: application/msgpack``) or a JSON object. A row holds the
+features of the schema that unpacks it, packed (``schema.packed``); the fields that only the server can make are
+finished in it. An answer follows from its ticket alone, so any server that has the data can give it.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, cast
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 
 from loaderd.errors import OptionError
-from loaderd.options import is_count, require
+from loaderd.options import require
 from loaderd.plan.passes import Listing, listing_of
 from loaderd.redaction import shown
 
 Compression = Literal["lz4", "zstd"] | None
-Range = tuple[int, int, int, int]
-"""(its set's epoch, block, first, stop): of the block's records in the data set, ``first`` to ``stop - 1``."""
+Ranges = npt.NDArray[np.int64]
 
-TABLE = "table"
-COLUMN = "row"
-AUTHORIZATION = "authorization"
+PROTOCOL = 2
+"""The version of this protocol and of the layout of rows. Each ticket names it, and servers refuse any other."""
+JSON, MSGPACK, BYTES = "application/json", "application/msgpack", "application/octet-stream"
 CONSUMER = "loaderd-consumer"
-REMOTE_PROTOCOL = 1
-"""The version of this protocol. A TableRequest names it, and servers refuse any other."""
+SHAPE, NUM_FAULT_BYTES, PACKED_WITH = "loaderd-rows", "loaderd-fault-bytes", "loaderd-compression"
+"""Headers of an answer with rows: ``ROWS x ROW_BYTES``; bytes of the faults behind the rows; lz4 or zstd."""
 
-MAX_RANGES = 1 << 16
+MAX_TICKET_BYTES = 256 << 10
+MAX_SHARDS_BYTES = 4 << 20
+MAX_RANGES = 8192
 MAX_ROWS = 1 << 16
-MAX_REQUEST_BYTES = 4 << 20  # enough for MAX_RANGES ranges of large numbers, and a listing
+MAX_ANSWER_BYTES = 1 << 20
+"""Of rows, before they are compressed; a single row may be larger."""
+SHARD_BYTES = 8
+"""Of a shard in the body of a PUT: see ``tables.shard_hash``."""
 _COMPRESSIONS = (None, "lz4", "zstd")
-_MAX_EPOCH = 1 << 62
-
-_Request = TypeVar("_Request", bound="RowsTicket | TableRequest")
+_MOST = 1 << 62
+_MAX_HEADER = 200
 
 
 @dataclass(frozen=True)
 class RowsTicket:
     """A request for records of a data set. Raises OptionError.
 
-    ``data``: the digest of its data (``remote.tables``); ``listing``: if it grows, its shards, as in a position.
+    ``data``: the digest of its table (``remote.tables``). ``rows``: int64, (ranges, 4), each [epoch of its set,
+    block, first, stop]: of the block's records in the data set, ``first`` to ``stop - 1``. ``listing``: if the data
+    set grows, its shards, as in a position.
     """
 
-    dataset: str
     data: str
-    rows: tuple[Range, ...]
+    rows: Ranges
     listing: Listing | None = None
     compression: Compression = None
+    protocol: int = PROTOCOL
 
     def __post_init__(self) -> None:
-        check_name(self.dataset)
         require(isinstance(self.data, str), "data", "the digest of the data", self.data)
-        is_list = isinstance(self.rows, (list, tuple)) and 0 < len(self.rows) <= MAX_RANGES
-        require(is_list, "rows", f"a list of 1 to {MAX_RANGES} ranges", self.rows)
-        for each in self.rows:
-            is_range = (
-                isinstance(each, (list, tuple)) and len(each) == 4 and all(is_count(value, 0) for value in each)
-            )
-            is_range = is_range and each[0] <= _MAX_EPOCH and each[2] < each[3]
-            require(is_range, "a range of rows", "[epoch, block, first, stop] with first < stop", each)
-        object.__setattr__(self, "rows", tuple(tuple(each) for each in self.rows))
+        object.__setattr__(self, "rows", _checked_ranges(self.rows))
         require(self.num_rows <= MAX_ROWS, "rows", f"of at most {MAX_ROWS} records", self.num_rows)
-        object.__setattr__(self, "listing", _checked_listing(self.listing))
+        object.__setattr__(self, "listing", checked_listing(self.listing))
         check_compression(self.compression)
 
     @property
     def num_rows(self) -> int:
-        return sum(stop - first for _, _, first, stop in self.rows)
+        return int((self.rows[:, 3] - self.rows[:, 2]).sum())
 
+    def encode(self) -> bytes:
+        """The body of the request, msgpack."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        body: bytes = msgpack.packb({**values, "rows": self.rows.tolist()})
+        return body
 
-@dataclass(frozen=True)
-class TableRequest:
-    """A request for a data set's table. ``listing`` as in RowsTicket; None: what there is now. Raises OptionError."""
-
-    dataset: str
-    listing: Listing | None = None
-    protocol: int = REMOTE_PROTOCOL
-
-    def __post_init__(self) -> None:
-        check_name(self.dataset)
-        object.__setattr__(self, "listing", _checked_listing(self.listing))
-
-
-def to_json(request: RowsTicket | TableRequest) -> bytes:
-    """The bytes of a ticket, or of the body of an action."""
-    return json.dumps(asdict(request)).encode()
-
-
-def parse(cls: type[_Request], text: bytes) -> _Request:
-    """What :func:`to_json` wrote; ``text`` may come from anybody. Raises OptionError."""
-    found = parse_object(text, "a ticket")
-    known = {each.name for each in fields(cls)}
-    if not set(found) <= known:
-        raise OptionError(f"a ticket may have {sorted(known)}; got {sorted(found)!r:.200}")
-    try:
+    @classmethod
+    def decode(cls, body: bytes, content_type: str) -> RowsTicket:
+        """A ticket that anybody may have sent. Raises OptionError."""
+        found = decode_map(body, content_type, "a ticket")
+        known = {each.name for each in fields(cls)}
+        if not {"data", "rows"} <= set(found) <= known:
+            raise OptionError(
+                f"a ticket may have {sorted(known)}, and must have data and rows; got {shown(found, 200)}"
+            )
+        protocol = found.get("protocol", PROTOCOL)
+        if type(protocol) is not int or protocol != PROTOCOL:
+            raise OptionError(
+                f"this server speaks protocol {PROTOCOL}, and the consumer {protocol!r:.40}",
+                hint="Install the same version of loaderd on both sides.",
+            )
         return cls(**found)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise OptionError(f"a ticket has a wrong value: {error}") from None
 
 
-def parse_object(text: bytes, what: str) -> dict[str, Any]:
-    """The JSON object in ``text``. Raises OptionError, which names ``what``."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise OptionError(f"{what} must be a JSON object, got {text[:100]!r}")
-    return found
+def _checked_ranges(rows: Any) -> Ranges:
+    """int64, (ranges, 4). Raises OptionError for anything that is none."""
+    must = f"1 to {MAX_RANGES} ranges [epoch, block, first, stop] with first < stop"
+    if not isinstance(rows, np.ndarray):  # it came from anybody
+        is_list = isinstance(rows, (list, tuple)) and 0 < len(rows) <= MAX_RANGES
+        is_list = is_list and all(isinstance(each, (list, tuple)) and len(each) == 4 for each in rows)
+        is_list = is_list and all(type(value) is int and 0 <= value <= _MOST for each in rows for value in each)
+        require(is_list, "rows", must, rows)
+    ranges: Ranges = np.asarray(rows, np.int64).reshape(-1, 4)
+    require(bool((ranges[:, 2] < ranges[:, 3]).all()), "rows", must, rows)
+    require(bool((ranges[:, 3] - ranges[:, 2] <= MAX_ROWS).all()), "rows", f"of at most {MAX_ROWS} records", rows)
+    return ranges
 
 
-class Fault(NamedTuple):
+class RowFault(NamedTuple):
     """Rows that could not be had: their numbers in the answer; and why, as ``errors.to_wire`` says it."""
 
     rows: list[int]
     error: dict[str, Any]
 
 
-def faults_to_wire(faults: list[Fault]) -> bytes:
-    """The ``app_metadata`` of an answer."""
+def encode_faults(faults: list[RowFault]) -> bytes:
+    """What is behind the rows; of no fault, nothing."""
     packed: bytes = msgpack.packb(faults) if faults else b""
     return packed
 
 
-def faults_from_wire(metadata: bytes) -> list[Fault]:
-    """What :func:`faults_to_wire` encoded."""
-    return [Fault(*fault) for fault in msgpack.unpackb(metadata)] if metadata else []
+class ConsumerName(NamedTuple):
+    """Who asks: for people to read, as anybody can say anything. ``rank``: in a training of several, such as 1/8."""
+
+    name: str = ""
+    host: str = ""
+    process: str = ""
+    rank: str = ""
+
+    def encode(self) -> str:
+        """The value of the header."""
+        return "; ".join(part.encode("ascii", "replace").decode().replace(";", ",") for part in self)
+
+    @classmethod
+    def decode(cls, value: str) -> ConsumerName:
+        """What :meth:`encode` wrote; of anything else, something of the kind."""
+        parts = [part.strip() for part in value[:_MAX_HEADER].split(";", 3)]
+        return cls(*(part if part.isprintable() else ascii(part) for part in parts))
+
+
+def decode_map(body: bytes, content_type: str, what: str) -> dict[str, Any]:
+    """The map in ``body``, msgpack or JSON. Raises OptionError, which names ``what``."""
+    found: Any = None
+    with suppress(ValueError, RecursionError, msgpack.UnpackException):
+        found = msgpack.unpackb(body) if content_type == MSGPACK else json.loads(body)
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise OptionError(f"{what} must be a JSON object, or a map of msgpack, got {body[:100]!r}")
+    return found
 
 
 def check_compression(value: Any) -> Compression:
@@ -144,13 +167,30 @@ def check_compression(value: Any) -> Compression:
     return cast(Compression, value)
 
 
-def check_name(name: Any) -> None:
-    """Raise OptionError if ``name`` cannot be the name of a data set."""
-    require(isinstance(name, str) and bool(name), "dataset", "the name of a data set", name)
-
-
-def _checked_listing(listing: Any) -> Listing | None:
+def checked_listing(listing: Any) -> Listing | None:
+    """A listing that anybody may have sent. Raises OptionError."""
     try:
         return listing_of(listing)
     except (TypeError, ValueError) as error:
         raise OptionError(f"listing must be as in a position, got {shown(listing, 200)}: {error}") from None
+
+
+def compress_rows(rows: memoryview, compression: str) -> bytes:
+    """``rows``, compressed."""
+    import pyarrow as pa  # few ask for it
+
+    compressed: bytes = pa.compress(rows, codec=compression, asbytes=True)
+    return compressed
+
+
+def decompress_rows(data: memoryview, compression: str, num_bytes: int) -> bytes:
+    """What :func:`compress_rows` compressed, which had ``num_bytes``. Raises ValueError for anything else."""
+    import pyarrow as pa
+
+    try:
+        rows: bytes = pa.decompress(data, decompressed_size=num_bytes, codec=compression, asbytes=True)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"rows that are not compressed with {compression}: {error!s:.200}") from None
+    if len(rows) != num_bytes:
+        raise ValueError(f"{len(rows)} bytes of rows, expected {num_bytes}")
+    return rows

@@ -143,6 +143,6 @@ def test_every_module_is_registered_and_in_the_table_of_the_readme() -> None:
 
 def test_a_comparison_of_all_has_each_candidate_of_one_process(config: Config) -> None:
     left_out = set(CANDIDATES) - {configure(spec, config)[0] for spec in all_specs()}
-    of_a_server = {name for name in CANDIDATES if name.startswith(("loaderd_served", "loaderd_flight"))}
+    of_a_server = {name for name in CANDIDATES if name.startswith(("loaderd_served", "loaderd_http"))}
     assert len(of_a_server) == 5
     assert left_out == of_a_server | {"lczero_chunkparser", "katago_npz"}

@@ -24,7 +24,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["loaderd_served", "loaderd_flight_two"])
+@pytest.mark.parametrize("spec", ["loaderd_served", "loaderd_http_two"])
 def test_it_delivers_what_was_written(spec: str, config: Config) -> None:
     assert run_candidate(spec, config, None, timeout_s=60)["digest"] == asdict(expected_digest(config))
 
@@ -49,7 +49,7 @@ print(json.dumps([examples, left]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["loaderd_served_twice", "loaderd_flight"])
+@pytest.mark.parametrize("name", ["loaderd_served_twice", "loaderd_http"])
 def test_no_process_is_left_when_it_is_closed(name: str, config: Config) -> None:
     job = json.dumps(asdict(replace(config, epochs=None)))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

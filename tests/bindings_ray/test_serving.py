@@ -40,7 +40,7 @@ def served(cluster):
 
 def test_a_loader_has_the_planned_order(served, datasets):
     assert len({state.node for state in served}) == len(served) == 2
-    assert all(state.address.startswith("grpc://127.0.0.1:") for state in served)
+    assert all(state.address.startswith("http://127.0.0.1:") for state in served)
     with loaderd_ray.connect("numbers", batch_size=64, epochs=2) as loader:
         assert [batch["id"].tolist() for batch in loader] == expected(datasets, epochs=2)
 

@@ -16,8 +16,8 @@ from rich.console import Console
 
 import loaderd
 from loaderd import testing
-from loaderd.cli.status import screen
-from loaderd.errors import LoaderdError
+from loaderd.cli.status import Answers, screen
+from loaderd.errors import LoaderdError, ServerError
 from tests.helpers import commands
 from tests.helpers.record_bytes import field, varint
 
@@ -130,9 +130,13 @@ def test_who_watches_a_training_of_that_name(tmp_path: Path):
 def test_what_a_server_says():
     """Its address may be one of a server of somebody else's."""
     consumer = {"number": 1, "name": EVIL, "pid": 7, "dataset": EVIL, "state": EVIL}
+    reader = {"name": EVIL, "host": EVIL, "process": EVIL, "rank": EVIL, "dataset": EVIL}
+    reader |= {"records": 1, "bytes": 1, "seen": 0.0}
     dataset = {"name": EVIL, "state": f"failed: {EVIL}", "num_shards": 1, "num_records": 1, "fields": {EVIL: EVIL}}
-    report = {"version": EVIL, "pid": 7, "started_s": 0.0, "workers": 1, "workers_restarted": 0, "memory_bytes": 0}
-    now = 1.0, {**report, "datasets": [dataset], "consumers": [consumer]}
+    report = {"version": EVIL, "pid": 7, "started_s": 0.0, "datasets": [dataset]}
+    of_unix = {**report, "workers": 1, "workers_restarted": 0, "memory_bytes": 0, "consumers": [consumer]}
+    answers = {f"unix:{EVIL}": of_unix, f"http:{EVIL}": {**report, "consumers": [reader]}, "a": ServerError(EVIL)}
+    now = Answers(1.0, answers)
     console = Console(file=io.StringIO(), width=200)
     console.print(screen(now, now))
     assert isinstance(console.file, io.StringIO)

@@ -15,13 +15,13 @@ import pytest
 from loaderd.cli.main import main, parser
 from loaderd.cli.serve import options_of
 from loaderd.errors import OptionError
-from loaderd.server.settings import Address, ServerOptions
+from loaderd.serve.options import Address, HttpOptions, UnixOptions
 from tests.helpers.commands import COMMAND
 
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 
 
-def options(*arguments: str) -> ServerOptions:
+def options(*arguments: str) -> UnixOptions | HttpOptions:
     return options_of(parser().parse_args(["serve", "a.b:train", *arguments]))
 
 
@@ -32,59 +32,64 @@ def _no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_defaults(tmp_path: Path):
-    assert options() == ServerOptions(("a.b:train",), str(tmp_path / "loaderd.sock"))
+    assert options() == UnixOptions(("a.b:train",), unix=str(tmp_path / "loaderd.sock"))
+    assert options("--listen", "127.0.0.1:0") == HttpOptions(("a.b:train",))
 
 
 def test_every_option_arrives(tmp_path: Path):
-    files = {}
-    for name in ("cert", "key", "ca", "token"):
-        files[name] = tmp_path / name
-        files[name].write_text("secret\n")
-        files[name].chmod(0o600)
-    text = (
-        f"c:valid --workers 3 --unix x.sock --listen 0.0.0.0:8471 --tls-cert {files['cert']} "
-        f"--tls-key {files['key']} --tls-client-ca {files['ca']} --token-file {files['token']} --insecure "
-        "--max-consumers 5 --max-held-batches 6 "
-        "--max-bandwidth 100MB --max-memory 2GiB --makers 4 --cache 0 --watchdog 60 "
-        "--idle-timeout 7.5 --health [::1]:9 --log-format json --grace 0 --state /state"
-    )
+    both = "c:valid --workers 3 --watchdog 60 --health [::1]:9 --log-format json --grace 0 --state /state "
     expected: dict[str, Any] = {
         "targets": ("a.b:train", "c:valid"),
-        "unix": os.path.abspath("x.sock"),
         "workers": 3,
-        "listen": Address("0.0.0.0", 8471),
-        "tls_cert": str(files["cert"]),
-        "tls_key": str(files["key"]),
-        "tls_client_ca": str(files["ca"]),
-        "token": "secret",
-        "insecure": True,
-        "max_consumers": 5,
-        "max_held_batches": 6,
-        "token_file": str(files["token"]),
-        "makers": 4,
-        "cache": 0,
-        "max_bandwidth": 100_000_000,
-        "max_memory": 2 << 30,
         "watchdog": 60.0,
-        "idle_timeout": 7.5,
         "health": Address("::1", 9),
         "log_format": "json",
         "grace": 0.0,
         "state": "/state",
     }
-    assert options(*text.split()) == ServerOptions(**expected)
-    assert set(expected) == set(ServerOptions.__dataclass_fields__)
+    text = "--unix x.sock --max-consumers 5 --max-held-batches 6 --max-memory 2GiB --idle-timeout 7.5"
+    of_unix = {
+        "unix": os.path.abspath("x.sock"),
+        "max_consumers": 5,
+        "max_held_batches": 6,
+        "max_memory": 2 << 30,
+        "idle_timeout": 7.5,
+    }
+    assert options(*(both + text).split()) == UnixOptions(**expected, **of_unix)
+    assert set(expected | of_unix) == set(UnixOptions.__dataclass_fields__)
+    files = {name: str(tmp_path / name) for name in ("cert", "key", "ca", "token")}
+    for path in files.values():
+        Path(path).write_text("secret\n")
+        Path(path).chmod(0o600)
+    text = (
+        "--listen 0.0.0.0:8471 --insecure --max-connections 8 --max-bandwidth 100MB --tls-cert {cert} "
+        "--tls-key {key} --tls-client-ca {ca} --token-file {token}"
+    )
+    of_http = {
+        "listen": Address("0.0.0.0", 8471),
+        "insecure": True,
+        "max_connections": 8,
+        "max_bandwidth": 100_000_000,
+        "tls_cert": files["cert"],
+        "tls_key": files["key"],
+        "tls_client_ca": files["ca"],
+        "token_file": files["token"],
+    }
+    assert options(*(both + text.format(**files)).split()) == HttpOptions(**expected, **of_http)
+    assert set(expected | of_http) == set(HttpOptions.__dataclass_fields__)
 
 
 def test_the_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOADERD_TOKEN", "secret")
-    assert options("--listen", "127.0.0.1:0").token == "secret"
-    assert options().token is None, "there is no network"
+    found = options("--listen", "127.0.0.1:0")
+    assert isinstance(found, HttpOptions) and found.tokens() == ["secret"]
 
 
 def test_without_a_folder_of_the_user_it_makes_one_in_tmp(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    found = Path(options().unix)
+    default = options()
+    assert isinstance(default, UnixOptions)
+    found = Path(default.unix)
     assert found == Path(f"/tmp/loaderd-{os.getuid()}/loaderd.sock")
     assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
 
@@ -100,13 +105,14 @@ def test_without_a_folder_of_the_user_it_makes_one_in_tmp(monkeypatch: pytest.Mo
         (["--listen", "127.0.0.1:0", "--max-bandwidth", "99999999999GiB"], "max_bandwidth must be from 1 to"),
         (["--listen", "a..b:80"], "--listen must be HOST:PORT"),
         (["--health", f"{'a' * 64}:80"], "--health must be HOST:PORT"),
-        (["--max-bandwidth", "fast"], "--max-bandwidth must be like 100MB"),
-        (["--max-bandwidth", "100"], "must be like 100MB, with a unit of B, kB, MB"),
+        (["--listen", "127.0.0.1:0", "--max-bandwidth", "fast"], "--max-bandwidth must be like 100MB"),
+        (["--listen", "127.0.0.1:0", "--max-bandwidth", "100"], "must be like 100MB, with a unit of B, kB, MB"),
         (["--listen", "127.0.0.1:0", "--token-file", "missing"], "missing"),
-        (["--token-file", "missing"], "--token-file is for the network"),
-        (["--makers", "3"], "--makers is for the network"),
-        (["--max-bandwidth", "1MB"], "--max-bandwidth is for the network"),
-        (["--insecure"], "--insecure is for the network"),
+        (["--listen", "127.0.0.1:0", "--unix", "x.sock"], "--unix and --listen are two servers"),
+        (["--listen", "127.0.0.1:0", "--max-consumers", "1"], "--max-consumers is for a server with --unix"),
+        (["--token-file", "missing"], "--token-file is for a server with --listen"),
+        (["--max-bandwidth", "1MB"], "--max-bandwidth is for a server with --listen"),
+        (["--insecure"], "--insecure is for a server with --listen"),
         (["--unix", "missing/x.sock"], "No such file or directory"),
         (["--workers", "0"], "workers must be a positive integer"),
     ],
@@ -151,7 +157,7 @@ def test_the_table_of_the_docs_has_every_option():
 
 
 def test_what_it_needs_not_it_does_not_import():
-    names = ("prometheus_client", "pyarrow.flight")
+    names = ("asyncio", "prometheus_client", "pyarrow", "uvicorn")
     code = f"import sys, loaderd.cli.serve; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr

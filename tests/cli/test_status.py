@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from loaderd.cli.status import screen
+from loaderd.cli.status import Answers, screen
 from tests.helpers.commands import run
 
 
@@ -51,10 +52,12 @@ def consumer(number: int, records: int, name: str = "trainer", **more: Any) -> d
     }
 
 
-def shown(before: dict[str, Any], now: dict[str, Any], seconds: float = 2.0) -> list[list[str]]:
-    """The words of each line."""
+def shown(*reports: dict[str, Any], seconds: float = 2.0) -> list[list[str]]:
+    """The words of each line; ``reports``: of each server, the one before and the one now."""
     console = Console(file=io.StringIO(), width=200)
-    console.print(screen((10.0, before), (10.0 + seconds, now)))
+    pairs = {f"https://{number}:8471": reports[at : at + 2] for number, at in enumerate(range(0, len(reports), 2))}
+    before = Answers(10.0, {address: pair[0] for address, pair in pairs.items()})
+    console.print(screen(before, Answers(10.0 + seconds, {address: pair[1] for address, pair in pairs.items()})))
     assert isinstance(console.file, io.StringIO)
     return [line.split() for line in console.file.getvalue().splitlines()]
 
@@ -87,15 +90,49 @@ def test_one_who_has_just_come_and_nobody():
     assert shown(report(), report())[-1] == ["no", "consumers"]
 
 
+def http_report(*records: int) -> dict[str, Any]:
+    of_unix = ("workers", "workers_restarted", "memory_bytes")
+    who = {"name": "train.py", "host": "gpu1", "dataset": "train"}
+    consumers = [
+        {
+            **who,
+            "process": str(number),
+            "rank": f"{number}/2",
+            "records": each,
+            "bytes": 100 * each,
+            "seen": time.time(),
+        }
+        for number, each in enumerate(records)
+    ]
+    return {**{name: value for name, value in report().items() if name not in of_unix}, "consumers": consumers}
+
+
+def test_servers_over_the_network_are_one_table():
+    """What a consumer has had of each is added up."""
+    first, second = http_report(1000, 10), http_report(3000, 20)
+    lines = shown(http_report(0, 0), first, http_report(0, 0), second)
+    assert [line[-1] for line in lines[:2]] == ["(https://0:8471)", "(https://1:8471)"]
+    assert lines[3][:7] == ["train", "ready", "on", "2", "servers", "16", "1,234,567"]
+    rows = {line[1]: line for line in lines if line[0] == "train.py"}
+    assert rows["(0)"][2:8] == ["gpu1", "0/2", "train", "4,000", "2,000", "0.2"]
+    assert rows["(1)"][5] == "30"
+
+
+def test_four_hundred_consumers_are_no_four_hundred_lines():
+    now = http_report(*range(400))
+    lines = shown(now, now)
+    assert len(lines) < 50 and lines[-1][:4] == ["…", "and", "360", "more:"]
+
+
 def test_a_variable_that_is_set_to_nothing_is_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("LOADERD_TOKEN", "")
-    for address, error in ((f"unix://{tmp_path}/x.sock", "loaderd serve"), ("grpc://127.0.0.1:1", "nothing answers")):
+    for address, error in ((f"unix://{tmp_path}/x.sock", "loaderd serve"), ("http://127.0.0.1:1", "nothing answers")):
         done = run("status", address)
         assert done.returncode == 1 and error in done.stderr and "LOADERD_TOKEN" not in done.stderr
 
 
 def test_a_host_that_there_cannot_be_is_no_address():
-    done = run("status", "grpc://a..b:80")
+    done = run("status", "http://a..b:80")
     assert done.returncode == 1 and "address must be" in done.stderr and "Traceback" not in done.stderr
 
 

@@ -17,8 +17,8 @@ from loaderd.client.elements import Elements
 from loaderd.errors import DaemonError, LoaderdError, OptionError, SchemaError
 from loaderd.options import MAX_EPOCHS, MAX_STEP
 from loaderd.plan.passes import Pass
-from loaderd.remote.tickets import RowsTicket, TableRequest, parse
-from loaderd.server.settings import ServerOptions
+from loaderd.remote.tickets import JSON, MSGPACK, RowsTicket
+from loaderd.serve.options import HttpOptions, UnixOptions
 
 Write = Callable[..., list[Path]]
 Make = Callable[[Any], object]
@@ -42,7 +42,8 @@ NO_PATHS = [0, 1.5, True, NAN, "", b"x", [], ["x"], {}, np.array([1, 2]), object
 
 loader = partial(loaderd.Loader, "no such shard", SCHEMA)
 given = testing.loader_of([ARRAYS] * 4)
-serve = partial(ServerOptions, ("a:b",), "socket")
+serve = partial(UnixOptions, ("a:b",), unix="socket")
+serve_http = partial(HttpOptions, ("a:b",))
 
 
 def of_loader(name: str) -> Make:
@@ -72,7 +73,7 @@ COUNTS: dict[str, tuple[Make, str, set[Any]]] = {
         for name in ("batch_size", "epochs", "held_batches", "consumers")
     },
     "connect(workers=)": (
-        lambda n: loaderd.connect("grpc://127.0.0.1:1", "a", batch_size=1, workers=n, reconnect_timeout=0),
+        lambda n: loaderd.connect("http://127.0.0.1:1", "a", batch_size=1, workers=n, reconnect_timeout=0),
         "workers",
         {None},
     ),
@@ -110,8 +111,8 @@ COUNTS: dict[str, tuple[Make, str, set[Any]]] = {
         set(),
     ),
     "serve --workers": (lambda n: serve(workers=n), "workers", {None}),
-    "serve --makers": (lambda n: serve(makers=n), "makers", {None}),
-    "serve --cache": (lambda n: serve(cache=n), "cache", set()),
+    "serve --max-connections": (lambda n: serve_http(max_connections=n), "max_connections", set()),
+    "serve --max-bandwidth": (lambda n: serve_http(max_bandwidth=n), "max_bandwidth", {None}),
     "serve --max-consumers": (
         lambda n: serve(max_consumers=n),
         "max_consumers",
@@ -256,7 +257,7 @@ def test_paths(of: str):
         (lambda: loader(batch_size=2, epochs=2**31), f"epochs must be at most {2**30}, got {2**31}"),
         (lambda: loader(batch_size=10**5000), "batch_size must be at most"),
         (lambda: loader(batch_size=2, seed=2**64), f"seed must be an integer from 0 to 2**63 - 1, got {2**64}"),
-        (lambda: loader(batch_size=2, workers=10**6), "workers must be at most 249, got 1000000"),
+        (lambda: loader(batch_size=2, workers=10**6), "workers must be at most 248, got 1000000"),
         (
             lambda: loader(batch_size=2, start=Position(2**32, 0)),
             f"the epoch to begin with must be at most {2**30 - 1}, got {2**32}",
@@ -329,24 +330,27 @@ def test_text_that_is_no_pass(text: Any):
 
 @pytest.mark.parametrize("name", [*(each for each in NO_JSON if each != b""), '{"dataset": "a", "more": 1}'])
 def test_text_that_is_no_ticket(name: Any):
-    for kind in (RowsTicket, TableRequest):
+    for kind in (JSON, MSGPACK):
         with pytest.raises(OptionError):
-            parse(kind, name if isinstance(name, bytes) else name.encode())
+            RowsTicket.decode(name if isinstance(name, bytes) else name.encode(), kind)
 
 
 @pytest.mark.parametrize("value", [v for v in NO_COUNTS if isinstance(v, (bool, int, float, str))])
 def test_a_ticket_of_no_rows(value: Any):
-    ticket = {"dataset": "a", "data": "d", "rows": [[0, 0, 0, 1]]}
-    parse(RowsTicket, json.dumps(ticket).encode())
+    def decode(ticket: dict[str, Any]) -> None:
+        RowsTicket.decode(json.dumps(ticket).encode(), JSON)
+
+    ticket = {"data": "d", "rows": [[0, 0, 0, 1]]}
+    decode(ticket)
     for place in range(4):
         row = [0, 0, 0, 1]
         row[place] = value
         with pytest.raises(OptionError):
-            parse(RowsTicket, json.dumps({**ticket, "rows": [row]}).encode())
-    for name in ("dataset", "data", "rows", "listing", "compression"):
-        if not (isinstance(value, str) and name in ("dataset", "data")):
+            decode({**ticket, "rows": [row]})
+    for name in ("data", "rows", "listing", "compression", "protocol"):
+        if not (isinstance(value, str) and name == "data"):
             with pytest.raises(OptionError):
-                parse(RowsTicket, json.dumps({**ticket, name: value}).encode())
+                decode({**ticket, name: value})
 
 
 class Arrays(Elements):

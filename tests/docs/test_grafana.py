@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import loaderd
-from loaderd.server.metrics import Metrics
+from loaderd.daemon.totals import OF_CONSUMERS, Totals
+from loaderd.serve.counters import page_of
+from loaderd.serve.metrics import samples
 
 _DASHBOARD = (Path(__file__).parents[2] / "docs" / "grafana.json").read_text()
 _FROM_PROMETHEUS = {"instance"}
@@ -30,34 +34,33 @@ def names_of(text: str) -> dict[str, set[str]]:
 
 
 def of_server() -> dict[str, set[str]]:
-    consumer = {
-        **dict.fromkeys(("number", "stream", "batches", "records", "bytes", "slots", "slots_lent", "idle_s"), 1),
-        **{
-            "name": "",
-            "dataset": "train",
-            "sharing": "independent",
-            "waiting_seconds": 1.0,
-            "stage_s": {"read": 1.0},
-        },
-    }
-    report = {
-        "sent_away": 0,
-        "workers": 1,
-        "workers_restarted": 0,
-        "memory_bytes": 1,
-        "datasets": [],
-        "consumers": [consumer],
-    }
-    metrics = Metrics()
-    metrics.heard_daemon(None, report)
-    counts = dict.fromkeys(("requests", "records", "bytes", "cache_hits"), 1)
-    remote = [{"dataset": "train", "consumer": "", **counts}]
-    metrics.heard_gateway(None, {"remote": remote, "makers_restarted": 0, "refused": 0})
-    return names_of(metrics.page(True, [report], {"daemon": 0}).body.decode())
+    dataset = {"name": "train", "state": "ready", "num_shards": 1, "num_records": 1}
+    report = {"workers": 1, "memory_bytes": 1, "datasets": [dataset], "consumers": []}
+    totals = Totals()
+    for what in (*OF_CONSUMERS, "stage_seconds", "restarts", "refused"):
+        totals.add(what, "train", "", 1)
+    return names_of(page_of(samples(True, [report], totals)).decode())
+
+
+def of_network(folder: Path) -> dict[str, set[str]]:
+    """prometheus_client decides when it is imported how its counters are kept."""
+    program = """
+from loaderd.errors import LoaderdError, to_wire
+from loaderd.remote.tickets import ConsumerName, RowFault
+from loaderd.serve.counters import Counters
+counters = Counters()
+counters.answered("train", ConsumerName("trainer"), 8, 800, [RowFault([0], to_wire(LoaderdError("gone")))])
+print(counters.page().decode())
+"""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    return names_of(done.stdout)
 
 
 def test_it_draws_what_there_is(
-    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
+    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema, tmp_path: Path
 ):
     with loaderd.Loader(write_numbered([50]), numbered_schema, batch_size=50, workers=1) as loader:
         port = loader.serve_metrics(0, "127.0.0.1")
@@ -67,14 +70,15 @@ def test_it_draws_what_there_is(
     drawn = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in found["panels"]}
     expressions = [expression for each in drawn.values() for expression in each]
     assert len(expressions) > 8
-    of_network = {name for name in of_server() if name.startswith("loaderd_remote_")}
-    assert len(of_network) == 4 and all(any(name in each for each in expressions) for name in of_network)
+    there = of_server() | {name: labels for name, labels in of_network(tmp_path).items() if "remote" in name}
+    remote = [name for name in there if name.startswith("loaderd_remote_")]
+    assert len(remote) == 4 and all(any(name in each for each in expressions) for name in remote)
     assert any("loaderd_remote_records_total" in each for each in drawn["Records"]), "a server of the network alone"
     for expression in expressions:
         (name,) = re.findall(r"loaderd_\w+", expression)
-        assert name in of_loader | dict.fromkeys(of_network) and name in of_server(), expression
+        assert name in of_loader | dict.fromkeys(remote) and name in there, expression
         labels = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(", ")}
-        assert labels - _FROM_PROMETHEUS <= of_server()[name], expression
+        assert labels - _FROM_PROMETHEUS <= there[name], expression
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in found["panels"]]
     assert len(set(places)) == len(places) and all(panel["id"] for panel in found["panels"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -110,18 +109,20 @@ def test_pytest(runner: Runner, workers: int):
 
 @pytest.fixture(scope="module")
 def addresses(runner: Runner) -> Iterator[list[str]]:
-    """Of a real server: on this machine, and on the network."""
-    served = Server(
-        runner.folder, "datasets:train", "--listen", "127.0.0.1:0", "--workers", "1", **runner.environment
-    )
+    """Of real servers: on this machine, and on the network."""
+    servers = [
+        Server(runner.folder, "datasets:train", "--workers", "1", network=network, **runner.environment)
+        for network in (False, True)
+    ]
     try:
-        said = re.search(r'connect\("(grpc[^"]*)"', served.wait_line('connect("grpc'))
-        assert said is not None
-        yield [f"unix://{served.path}", said[1]]
+        servers[1].wait_ready()
+        yield [f"unix://{servers[0].path}", servers[1].address]
     finally:
-        served.process.terminate()
-        served.process.wait()
-        served.close()
+        for server in servers:
+            server.process.terminate()
+        for server in servers:
+            server.wait_end()
+            server.close()
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from harness.process_tree import process_tree
 
 from loaderd.ipc.channel import Channel
 from loaderd.ipc.messages import PROTOCOL, AskStatus, Hello, Message, Status
+from loaderd.processes import name_of
 from loaderd.version import VERSION
 
 COMMAND = str(Path(sys.executable).with_name("loaderd"))
@@ -40,7 +42,8 @@ valid = loaderd.Dataset("shards/000.tfrecord", schema, shuffle=False)
 class Server:
     """``loaderd serve``, run in ``folder``, with its log as JSON. ``unix``: its socket; None: one in the folder.
 
-    ``through``: a command that runs a command.
+    ``network``: it listens at a port of loopback, and says how it is at another one. ``through``: a command that runs
+    a command.
     """
 
     def __init__(
@@ -48,18 +51,25 @@ class Server:
         folder: Path,
         *arguments: str,
         unix: str | None = None,
+        network: bool = False,
         through: Sequence[str] = (),
         **environment: str,
     ) -> None:
         self.path = unix or str(folder / "x.sock")
+        where = ["--unix", self.path]
+        if network:
+            where = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
+            where += ["--health", "127.0.0.1:0", "--state", str(folder / "state")]
         self.process = subprocess.Popen(
-            [*through, COMMAND, "serve", *arguments, "--unix", self.path, "--log-format", "json"],
+            [*through, COMMAND, "serve", *arguments, *where, "--log-format", "json"],
             cwd=folder,
             env={**os.environ, **environment},
             stderr=subprocess.PIPE,
             text=True,
         )
         self.said: list[str] = []
+        self.log: list[str] = []
+        """All lines so far."""
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -67,6 +77,7 @@ class Server:
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
+            self.log.append(line)
             self._lines.put(line)
         self._lines.put(None)
 
@@ -85,6 +96,26 @@ class Server:
                 self.said.append(line)
             if text in self.said[-1]:
                 return self.said[-1]
+
+    @cached_property
+    def address(self) -> str:
+        """Where consumers find it on the network."""
+        return self.wait_line("connect with").split('"')[1]
+
+    @cached_property
+    def health(self) -> str:
+        """The address of its health pages."""
+        assert self.address  # comes before
+        return self.wait_line("health: ").split()[1].removesuffix("/readyz")
+
+    def wait_ready(self) -> None:
+        """Wait until a process on the network has its data."""
+        assert self.health
+        self.wait_line("is ready")
+
+    def processes(self) -> list[int]:
+        """Those that answer on the network."""
+        return [pid for pid in self.family()[1:] if name_of(pid) == "loaderd-http"]
 
     def wait_end(self) -> int:
         """The exit status; all that it said is in ``said``."""

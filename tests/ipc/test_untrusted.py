@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import (
-    AskData,
     AskState,
     AskStatus,
     Bye,
@@ -56,8 +55,6 @@ VALID = [
     AskState(),
     AskStatus(),
     Bye(""),
-    AskData("train", None),
-    AskData("train", LISTING),
 ]
 
 

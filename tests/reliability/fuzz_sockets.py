@@ -44,7 +44,7 @@ from loaderd.ipc.messages import (
 )
 from loaderd.version import VERSION
 from tests.reliability import hostile
-from tests.reliability.fuzz_network import PREFACE, Caller, say_below_flight
+from tests.reliability.fuzz_network import Caller
 from tests.reliability.fuzzed_server import LIMIT_S, TOKEN, Served, Usage, has_grown, least
 from tests.reliability.hostile import OPTIONS, STRANGE, WRONG, Maker
 
@@ -53,8 +53,6 @@ _SUBSCRIBE = encode(Subscribe(OPTIONS, None))
 
 # A message, or the first one of a connection, may take 10 s; and the server looks once a second.
 _SLOW_LIMIT_S = 14.0
-# gRPC waits for its first words: 20 s in older versions of pyarrow, 60 s in 26.
-_SLOW_ON_NETWORK_LIMIT_S = 75.0
 _FLOOD = 200
 _EVERY = 5_000
 """After how many messages there is a flood, and a consumer that does not read."""
@@ -182,28 +180,25 @@ class NetworkFuzzer:
         self._port = served.port
         self._rng = rng
         self._figures = figures
-        self._slow = SlowOnes(num_slow, SLOW_ON_NETWORK, self._connect, _SLOW_ON_NETWORK_LIMIT_S, rng, figures)
+        self._slow = SlowOnes(num_slow, SLOW_ON_NETWORK, self._connect, _SLOW_LIMIT_S, rng, figures)
 
     def _connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self._port), LIMIT_S)
 
     def run(self, count: int) -> None:
-        with contextlib.closing(Caller(self._port, TOKEN, self._rng)) as caller:
-            for number in range(count):
-                began_s = time.monotonic()
-                if self._rng.random() < 0.7:
-                    what, answer = caller.call()
-                else:
-                    what, answer = "below Flight", say_below_flight(self._port, self._rng)
-                self._figures.messages[f"network: {what}"] += 1
-                self._figures.ended[f"network: {answer}"] += 1
-                self._figures.longest_answer_s = max(self._figures.longest_answer_s, time.monotonic() - began_s)
-                if answer == "timeout":
-                    self._figures.wrong.append(f"network: {what}: no answer for {LIMIT_S} s")
-                if number % 50 == 0:
-                    self._slow.tend()
-                if number % _EVERY == 0:
-                    flood(self._connect, self._figures)
+        caller = Caller(self._port, TOKEN, self._rng)
+        for number in range(count):
+            began_s = time.monotonic()
+            what, answer = caller.call()
+            self._figures.messages[f"network: {what}"] += 1
+            self._figures.ended[f"network: {answer}"] += 1
+            self._figures.longest_answer_s = max(self._figures.longest_answer_s, time.monotonic() - began_s)
+            if answer == "timeout":
+                self._figures.wrong.append(f"network: {what}: no answer for {LIMIT_S} s")
+            if number % 50 == 0:
+                self._slow.tend()
+            if number % _EVERY == 0:
+                flood(self._connect, self._figures)
         self._slow.finish()
 
 
@@ -222,8 +217,12 @@ SLOW = {
 """What is said at once, and what is then said a byte at a time."""
 SLOW_ON_NETWORK = {
     "says nothing to the port": (b"", b""),
-    "says HTTP/2, and nothing more": (PREFACE + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), b""),
-    "says HTTP/2 a byte at a time": (PREFACE[:1], PREFACE[1:] + bytes(100)),
+    "says half a request, and nothing more": (b"POST /v1/train/rows HTTP/1.1\r\nHost:", b""),
+    "says a request a byte at a time": (b"GET", b" /v1/train HTTP/1.1\r\n" + b"X: y\r\n" * 100),
+    "says a body a byte at a time": (
+        f"POST /v1/train/rows HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 99\r\n\r\n".encode(),
+        b"x" * 99,
+    ),
 }
 
 
@@ -322,7 +321,7 @@ def fuzz(folder: Path, warm_up: int, num_unix: int, num_network: int, num_slow: 
         "-m",
         "tests.reliability.readers",
         served.unix,
-        f"grpc://127.0.0.1:{served.port}",
+        f"http://127.0.0.1:{served.port}",
     ]
     environment = {**os.environ, "LOADERD_TOKEN": TOKEN}
     readers = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""A server that is fuzzed: ``loaderd serve`` in a folder, what its processes have, and by how much they may grow."""
+"""Servers that are fuzzed, one for each socket: what their processes have, and by how much they may grow."""
 
 from __future__ import annotations
 
@@ -35,36 +35,50 @@ train = loaderd.Dataset("shards/*", SCHEMA, shuffle=loaderd.Shuffle(window_recor
 TOKEN = "that-of-the-fuzz-test"
 Usage = dict[int, tuple[str, int, int, float]]
 LIMIT_S = 30.0
-_MOST_MIB, _MOST_MIB_ON_NETWORK = 8.0, 256.0
-"""By how much a process may have grown. gRPC keeps what has come of a message, here up to 9 MiB, in many threads; a
-ticket of 65,536 ranges is some 100 MiB of objects, which Python keeps for the next one."""
-_MOST_THREADS_OF_GATEWAY = 4
-"""By how many the gateway's may have become more: gRPC has a pool of them, and decides on its size."""
+_MOST_MIB, _MOST_MIB_ON_NETWORK = 8.0, 64.0
+"""By how much a process may have grown. Over the network: a ticket, an answer, and what Python keeps of them."""
+_MOST_THREADS_ON_NETWORK = 8
+"""Those that make rows, and that open listings, come when they are first needed."""
+_HTTP = "loaderd-http"
 
 
 class Served:
-    """``loaderd serve`` in ``folder``, with its log in a file there."""
+    """``loaderd serve`` twice in ``folder``, at a Unix socket and at a port, with their logs in files there."""
 
     def __init__(self, folder: Path) -> None:
         write_shards(folder / "shards", _SIZES)
         (folder / "sets.py").write_text(_MODULE.format(folder=str(_FOLDER)))
         self.unix = str(folder / "socket")
-        self.log = folder / "log"
-        arguments = ["sets:train", "--workers", "2", "--unix", self.unix, "--listen", "127.0.0.1:0"]
+        where = {"unix": ["--unix", self.unix], "http": ["--listen", "127.0.0.1:0"]}
+        self.logs = {name: folder / f"{name}.log" for name in where}
         environment = {**os.environ, "LOADERD_TOKEN": TOKEN}
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen([_COMMAND, "serve", *arguments], cwd=folder, stderr=log, env=environment)
+        self.processes = []
+        for name, arguments in where.items():
+            command = [
+                _COMMAND,
+                "serve",
+                "sets:train",
+                "--workers",
+                "2",
+                "--state",
+                str(folder / "state"),
+                *arguments,
+            ]
+            with open(self.logs[name], "wb") as log:
+                self.processes.append(subprocess.Popen(command, cwd=folder, stderr=log, env=environment))
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
         until_s = time.monotonic() + LIMIT_S
         while True:
             with contextlib.suppress(OSError, ChannelClosed):
-                listens = re.search(r"grpc://127.0.0.1:(\d+)", self.log.read_text())
-                if listens and self.report()["datasets"][0]["state"] == "ready":
+                text = self.logs["http"].read_text()
+                listens = re.search(r"http://127.0.0.1:(\d+)", text)
+                if listens and "is ready" in text and self.report()["datasets"][0]["state"] == "ready":
                     self.port = int(listens[1])
                     return
-            assert time.monotonic() < until_s and self.process.poll() is None, self.log.read_text()
+            are_there = all(process.poll() is None for process in self.processes)
+            assert time.monotonic() < until_s and are_there, [log.read_text() for log in self.logs.values()]
             time.sleep(0.1)
 
     def connect(self) -> Channel:
@@ -88,15 +102,21 @@ class Served:
     def state(self) -> Usage:
         """Of each process, by its number: name, descriptors, threads, memory of its own in MiB."""
         found = {}
-        for pid in process_tree(self.process.pid):
+        for pid in self.family():
             status = dict(line.split(":\t", 1) for line in read(pid, "status").decode().splitlines())
             own_kib = int(status["RssAnon"].split()[0])
             found[pid] = name_of(pid), num_fds(pid), int(status["Threads"]), own_kib / 1024
         return found
 
+    def family(self) -> list[int]:
+        """All processes of both servers."""
+        return [pid for process in self.processes for pid in process_tree(process.pid)]
+
     def close(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait()
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            process.wait()
 
 
 def least(served: Served, seconds: float, before: Usage | None = None) -> Usage:
@@ -111,7 +131,7 @@ def least(served: Served, seconds: float, before: Usage | None = None) -> Usage:
         for pid, (name, *now) in served.state().items():
             fds, threads, mib = map(min, now, found.get(pid, (name, *now))[1:])
             found[pid] = name, fds, threads, mib
-    return {pid: state for pid, state in found.items() if pid in process_tree(served.process.pid)}
+    return {pid: state for pid, state in found.items() if pid in served.family()}
 
 
 def grown(before: Usage, after: Usage) -> list[int]:
@@ -122,10 +142,9 @@ def grown(before: Usage, after: Usage) -> list[int]:
 def has_grown(before: tuple[str, int, int, float], after: tuple[str, int, int, float]) -> bool:
     """Whether a process has more than it may."""
     name, fds, threads, mib = before
-    is_gateway = name == "loaderd-gateway"
-    is_on_network = name in ("loaderd-gateway", "loaderd-maker")
-    most_threads = threads + (_MOST_THREADS_OF_GATEWAY if is_gateway else 0)
-    # A maker has the shards of four listings open; whoever asks may make some up.
-    most_fds = fds + (3 * len(_SIZES) if name == "loaderd-maker" else 0)
+    is_on_network = name == _HTTP
+    most_threads = threads + (_MOST_THREADS_ON_NETWORK if is_on_network else 0)
+    # The shards of four listings may be open; whoever asks may make some up.
+    most_fds = fds + (3 * len(_SIZES) if is_on_network else 0)
     most_mib = mib + (_MOST_MIB_ON_NETWORK if is_on_network else _MOST_MIB)
     return after[1] > most_fds or after[2] > most_threads or after[3] > most_mib

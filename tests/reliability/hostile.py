@@ -17,7 +17,6 @@ import msgpack
 
 from loaderd.ipc.messages import (
     PROTOCOL,
-    AskData,
     AskState,
     AskStatus,
     Hello,
@@ -49,7 +48,6 @@ VALID = [
     StartPass(1, Pass(0, 1, ((100, 100),)), 4),
     AskState(),
     AskStatus(),
-    AskData("train", None),
 ]
 
 

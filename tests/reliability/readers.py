@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.reliability.readers UNIX_PATH [grpc://HOST:PORT]
+    python -m tests.reliability.readers UNIX_PATH [http://HOST:PORT]
 
 Each reads epochs until a line comes on standard input, and then to the end of the epoch: of each epoch every record
 must come once, and those that get whole epochs must get them in the same order. Prints a line when all have begun;

@@ -121,21 +121,21 @@ def test_the_commands_that_load(trapped: Path, home: Path):
     run(trapped, COMMAND, "doctor", os.environ["SHARDS"], *schema, "--seconds", 4)
 
 
-def test_a_server_and_its_consumers(trapped: Path, home: Path, tmp_path: Path):
-    """On this machine and over the network, after a reload, and after the death of each process."""
+@pytest.mark.parametrize("network", [False, True], ids=["unix", "network"])
+def test_a_server_and_its_consumers(trapped: Path, home: Path, tmp_path: Path, network: bool):
+    """After a reload, and after the death of each process."""
     bring(home, trapped)
-    server = Server(trapped, "mine:train", "--listen", "127.0.0.1:0", unix=str(tmp_path / "x.sock"))
+    server = Server(trapped, "mine:train", "--workers", "2", network=network, unix=str(tmp_path / "x.sock"))
     try:
-        network = server.wait_line("grpc://").split('"')[1]
-        for address in (network, f"unix://{server.path}"):
-            assert run(trapped, sys.executable, home / "consume.py", address) == TOTAL
-        before = server.daemon
+        address = server.address
+        assert run(trapped, sys.executable, home / "consume.py", address) == TOTAL
+        before = server.family()[1:]
         server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: server.daemon != before)
+        server.wait_line("reloaded")
         for pid in server.family()[1:]:
-            with contextlib.suppress(ProcessLookupError):  # the daemon before
+            with contextlib.suppress(ProcessLookupError):  # those before
                 os.kill(pid, signal.SIGKILL)
-        for address in (network, f"unix://{server.path}"):
-            assert run(trapped, sys.executable, home / "consume.py", address) == TOTAL
+        wait_until(lambda: bool(set(server.family()[1:]) - set(before)))
+        assert run(trapped, sys.executable, home / "consume.py", address) == TOTAL
     finally:
         server.close()

@@ -1,12 +1,15 @@
-"""A server on the network as the supervisor starts it: a daemon and a gateway, real processes."""
+"""Servers on the network, as users start them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import loaderd
 from tests.remote.certificates import Certificates, make_certificates
 from tests.remote.network_server import NetworkServer
+
+StartServer = Callable[..., NetworkServer]
 
 
 @pytest.fixture(scope="session")
@@ -15,52 +18,34 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
-StartServer = Callable[..., NetworkServer]
-
-
 @pytest.fixture
 def start_server(tmp_path: Path, write_numbered_to: Callable[..., list[Path]]) -> Iterator[StartServer]:
-    """Starts a server of the data set "train", 1,000 numbered records; the settings are the gateway's."""
+    """Starts a server of 1,000 numbered records; the arguments are those of ``loaderd serve``."""
     yield from _starter(tmp_path, write_numbered_to)
 
 
 @pytest.fixture(scope="module")
-def start_shared_server(
+def server(
     tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Callable[..., list[Path]]
-) -> Iterator[StartServer]:
-    """The same, for tests that do no harm to it."""
-    yield from _starter(tmp_path_factory.mktemp("server"), write_numbered_to)
-
-
-@pytest.fixture
-def borrow_server(start_shared_server: StartServer, lent_before: list[NetworkServer]) -> Iterator[StartServer]:
-    """A server without settings, which a test may harm. If it is whole afterwards, the next test gets it."""
-    borrowed: list[NetworkServer] = []
-
-    def borrow() -> NetworkServer:
-        borrowed.append(lent_before.pop() if lent_before else start_shared_server())
-        return borrowed[-1]
-
-    yield borrow
-    for server in borrowed:
-        if server.is_whole():
-            lent_before.append(server)
-        else:
-            server.close()
+) -> Iterator[NetworkServer]:
+    """One of these, for all tests of a module: they leave it as it was."""
+    for start in _starter(tmp_path_factory.mktemp("server"), write_numbered_to):
+        yield start()
 
 
 @pytest.fixture(scope="module")
-def lent_before() -> list[NetworkServer]:
-    """The servers that no test has at the moment."""
-    return []
+def embedded(server: NetworkServer) -> list[list[int]]:
+    """The ids that an embedded loader makes of its data set, in ten epochs of batches of 64."""
+    with loaderd.Loader(server.dataset(), batch_size=64, epochs=10, workers=1) as loader:
+        return [batch["id"].tolist() for batch in loader]
 
 
 def _starter(folder: Path, write: Callable[..., list[Path]]) -> Iterator[StartServer]:
     write(folder / "shards", [300, 400, 300])
     servers: list[NetworkServer] = []
 
-    def start(**settings: object) -> NetworkServer:
-        servers.append(NetworkServer(folder, settings, f"server-{len(servers)}"))
+    def start(*arguments: str, **others: str) -> NetworkServer:
+        servers.append(NetworkServer(folder, *arguments, **others))
         return servers[-1]
 
     yield start

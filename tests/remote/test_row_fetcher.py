@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import http.client
+import socket
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
+import msgpack
 import numpy as np
-import pyarrow as pa
-import pyarrow.flight as flight
 import pytest
 
 from loaderd.errors import RecordMismatchError, ShardReadError, to_wire
@@ -18,8 +19,9 @@ from loaderd.plan.epoch import Slice
 from loaderd.remote import row_fetcher
 from loaderd.remote.row_fetcher import RowFetcher, requests_of
 from loaderd.remote.source import RemoteRows, RemoteSet, Settings
-from loaderd.remote.tickets import COLUMN, Fault, faults_to_wire
+from loaderd.remote.tickets import RowFault, encode_faults
 from loaderd.stages import Stage
+from tests.remote.evil_server import EvilServer, answer
 
 EPOCH = 7
 
@@ -64,65 +66,76 @@ def test_a_request_has_not_too_many_ranges(monkeypatch: pytest.MonkeyPatch):
 ROW_BYTES = 100_000  # ten a request
 
 
-class Misfits(flight.FlightServerBase):
-    """Serves blocks whose records fit no schema, but for those from number ``fit_from`` on."""
+class RowsServer(EvilServer):
+    """Answers each ticket with what ``answer_to`` says of its ranges: the rows, and faults."""
 
-    fit_from = 10**9
+    def __init__(self, answer_to: Callable[[list[list[int]]], tuple[bytes, int, list[RowFault]]]) -> None:
+        self._answer_to = answer_to
+        super().__init__(())
 
-    def do_get(self, _: Any, ticket: flight.Ticket) -> flight.GeneratorStream:
-        ((_, _, first, stop),) = json.loads(ticket.ticket)["rows"]
-        wrong = list(range(max(0, min(stop, self.fit_from) - first)))
-        rows = np.zeros((stop - first, ROW_BYTES), np.uint8)
-        column = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(ROW_BYTES), len(rows), [None, pa.py_buffer(rows.tobytes())]
-        )
-        batch = pa.record_batch([column], names=[COLUMN])
-        faults = faults_to_wire([Fault(wrong, to_wire(RecordMismatchError("they do not fit")))] if wrong else [])
-        return flight.GeneratorStream(batch.schema, iter([(batch, faults)]))
+    def _answer(self, sock: socket.socket) -> None:
+        with sock, sock.makefile("rb") as file, contextlib.suppress(ConnectionError):
+            while file.readline():
+                headers = http.client.parse_headers(file)
+                ticket = msgpack.unpackb(file.read(int(headers["content-length"])))
+                rows, num_rows, faults = self._answer_to(ticket["rows"])
+                behind = encode_faults(faults)
+                sock.sendall(
+                    answer(
+                        f"loaderd-rows: {num_rows} x {len(rows) // num_rows}",
+                        f"loaderd-fault-bytes: {len(behind)}",
+                        f"content-length: {len(rows) + len(behind)}",
+                        body=rows + behind,
+                    )
+                )
+
+
+def fetcher_of(servers: list[RowsServer], row_bytes: int) -> RowFetcher:
+    of = RemoteSet(tuple(each.address for each in servers), Settings(), "train", 10.0)
+    rows = RemoteRows(of, "digest", row_bytes, bytes(8))
+    return RowFetcher(rows, lambda _: None, print, lambda: None, [0] * len(Stage))
 
 
 @pytest.mark.parametrize("fit_from", [3, 45, 10**9])
 def test_a_probe_of_records_that_come_in_several_requests(fit_from: int):
-    with Misfits("grpc://127.0.0.1:0") as server:
-        server.fit_from = fit_from
-        of = RemoteSet((f"grpc://127.0.0.1:{server.port}",), Settings(), "train", 10.0)
-        spent = [0] * len(Stage)
-        rows = RowFetcher(RemoteRows(of, "digest", ROW_BYTES), lambda _: None, print, lambda: None, spent)
+    """Records before number ``fit_from`` fit no schema."""
+
+    def misfits(ranges: list[list[int]]) -> tuple[bytes, int, list[RowFault]]:
+        ((_, _, first, stop),) = ranges
+        wrong = list(range(max(0, min(stop, fit_from) - first)))
+        faults = [RowFault(wrong, to_wire(RecordMismatchError("they do not fit")))] if wrong else []
+        return bytes((stop - first) * ROW_BYTES), stop - first, faults
+
+    with contextlib.closing(RowsServer(misfits)) as server:
+        fetcher = fetcher_of([server], ROW_BYTES)
         task = CheckTask(0, 0, 50, None, True)
         if fit_from < 50:
-            rows.check_fits(task, 1000)
+            fetcher.check_fits(task, 1000)
         else:
             with pytest.raises(RecordMismatchError, match="they do not fit"):
-                rows.check_fits(task, 1000)
-        rows.close()
-
-
-class Half(flight.FlightServerBase):
-    """Serves rows filled with 7; of block b it cannot read records that are in ``gone[b]``."""
-
-    gone: dict[int, list[int]]
-
-    def do_get(self, _: Any, ticket: flight.Ticket) -> flight.GeneratorStream:
-        rows, lost = [], []
-        for _, block, first, stop in json.loads(ticket.ticket)["rows"]:
-            for number in range(first, stop):
-                is_gone = number in self.gone.get(block, [])
-                lost += [len(rows)] if is_gone else []
-                rows.append(bytes([0 if is_gone else 7]) * 8)
-        column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(8), len(rows), [None, pa.py_buffer(b"".join(rows))])
-        batch = pa.record_batch([column], names=[COLUMN])
-        faults = faults_to_wire([Fault([number], to_wire(ShardReadError("it is gone"))) for number in lost])
-        return flight.GeneratorStream(batch.schema, iter([(batch, faults)]))
+                fetcher.check_fits(task, 1000)
+        fetcher.close()
 
 
 @pytest.mark.parametrize("both", [[], [3]])
 def test_rows_that_one_server_cannot_read_come_from_another(both: list[int]):
     """Each lacks a block of a request; only what no server can read is a fault, in its place."""
+
+    def half(gone: dict[int, list[int]]) -> RowsServer:
+        def rows_of(ranges: list[list[int]]) -> tuple[bytes, int, list[RowFault]]:
+            asked = [(block, record) for _, block, first, stop in ranges for record in range(first, stop)]
+            is_gone = [record in gone.get(block, []) for block, record in asked]
+            rows = b"".join(bytes([0 if each else 7]) * 8 for each in is_gone)
+            error = to_wire(ShardReadError("it is gone"))
+            return rows, len(asked), [RowFault([number], error) for number, each in enumerate(is_gone) if each]
+
+        return RowsServer(rows_of)
+
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(Half("grpc://127.0.0.1:0")) for _ in range(2)]
-        servers[0].gone, servers[1].gone = {4: list(range(5))}, {5: list(range(4)), 4: both}
-        of = RemoteSet(tuple(f"grpc://127.0.0.1:{each.port}" for each in servers), Settings(), "train", 10.0)
-        fetcher = RowFetcher(RemoteRows(of, "digest", 8), lambda _: None, print, lambda: None, [0] * len(Stage))
+        servers = [half({4: list(range(5))}), half({5: list(range(4)), 4: both})]
+        for server in servers:
+            stack.callback(server.close)
+        fetcher = fetcher_of(servers, 8)
         stack.callback(fetcher.close)
         for number in range(8):  # whichever is asked first
             window = np.zeros((9, 8), np.uint8)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import threading
+import time
 
 import pytest
+import urllib3
 
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import OptionError, ServerError
-from loaderd.remote.security import check_token, is_bearer, probe, read_token
+from loaderd.remote.security import check_token, read_token, read_tokens
 from tests.helpers.commands import run
+from tests.remote.network_server import NetworkServer
 
 TOKEN = "n0t-f0r-everybody"
 
@@ -23,13 +23,36 @@ def datasets(server, address=None, **options):
 
 
 @pytest.fixture(scope="module")
-def server(start_shared_server, certificates):
-    return start_shared_server(tls_cert=certificates.server_cert, tls_key=certificates.server_key, token=TOKEN)
+def token_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("token") / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, write_numbered_to, certificates, token_file):
+    folder = tmp_path_factory.mktemp("server")
+    write_numbered_to(folder / "shards", [300, 400, 300])
+    secrets = ("--tls-cert", certificates.server_cert, "--tls-key", certificates.server_key)
+    started = NetworkServer(folder, *secrets, "--token-file", str(token_file))
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="module")
 def tls(certificates):
     return loaderd.TLS(ca=certificates.ca)
+
+
+def refused(server, address=None, **options):
+    """The error of a training, which comes at once: no later attempt would change anything."""
+    began_s = time.monotonic()
+    with pytest.raises(ServerError) as caught:
+        loaderd.connect(address or server.address, "train", batch_size=100, workers=1, **options)
+    assert time.monotonic() - began_s < 30 and caught.value.hint
+    assert TOKEN not in str(caught.value)
+    return caught.value
 
 
 def test_who_has_the_token_gets_batches(server, tls, monkeypatch):
@@ -40,30 +63,28 @@ def test_who_has_the_token_gets_batches(server, tls, monkeypatch):
         assert sum(batch.num_records for batch in loader) == 1000
 
 
-@pytest.mark.parametrize("command", ["status", "doctor"])
-def test_commands_show_the_token_and_believe_the_ca_that_they_are_given(command, server, certificates, tmp_path):
-    (tmp_path / "token").write_text(TOKEN)
-    (tmp_path / "token").chmod(0o600)
-    options = [command, server.address, "--json", "--token-file", tmp_path / "token"]
-    with loaderd.connect(server.unix_address, dataset="train", batch_size=100, name="trainer") as loader:
-        next(iter(loader))
-        said = json.loads(run(*options, "--tls-ca", certificates.ca).stdout)
-        assert "trainer" in (said[0]["who"] if command == "doctor" else said["consumers"][0]["name"])
-        for wrong, why in (
-            (["--tls-ca", certificates.other_ca], "is not trusted"),
-            (["--tls-cert", certificates.client_cert], "TLS.cert and TLS.key belong together"),
-        ):
-            done = run(*options, *wrong)
-            assert done.returncode and why in done.stderr
+@pytest.mark.parametrize(
+    ("command", "words"), [("status", '"train"'), ("doctor", "has no consumer that can be diagnosed")]
+)
+def test_commands_show_the_token_and_believe_the_ca_that_they_are_given(
+    command, words, server, certificates, token_file
+):
+    options = [command, server.address, "--json", "--token-file", token_file]
+    done = run(*options, "--tls-ca", certificates.ca)
+    assert words in done.stdout + done.stderr
+    for wrong, why in (
+        (["--tls-ca", certificates.other_ca], "is not trusted"),
+        (["--tls-cert", certificates.client_cert], "TLS.cert and TLS.key belong together"),
+    ):
+        done = run(*options, *wrong)
+        assert done.returncode and why in done.stderr
 
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x"])
 def test_another_token_is_refused(server, tls, token):
-    with pytest.raises(ServerError, match="refuses the token") as caught:
-        loaderd.connect(server.address, dataset="train", batch_size=100, token=token, tls=tls)
-    assert "LOADERD_TOKEN" in caught.value.hint
-    assert TOKEN not in str(caught.value)
+    error = refused(server, token=token, tls=tls)
+    assert "refuses the token" in error.message and "LOADERD_TOKEN" in error.hint
 
 
 def test_the_name_may_be_said(server, certificates):
@@ -77,77 +98,66 @@ def test_the_name_may_be_said(server, certificates):
 
 
 def test_a_certificate_of_somebody_else(server, certificates):
-    with pytest.raises(ServerError, match=r"is not trusted: .*certificate") as caught:
-        datasets(server, token=TOKEN, tls=loaderd.TLS(ca=certificates.other_ca))
-    assert certificates.other_ca in caught.value.hint
+    error = refused(server, token=TOKEN, tls=loaderd.TLS(ca=certificates.other_ca))
+    assert "is not trusted: " in error.message and certificates.other_ca in error.hint
     with pytest.raises(ServerError, match=r"is not trusted: .*certificate"):
         datasets(server, token=TOKEN)
 
 
 def test_an_expired_certificate(start_server, certificates, tls):
-    server = start_server(tls_cert=certificates.expired, tls_key=certificates.server_key)
-    with pytest.raises(ServerError, match="is not trusted: certificate has expired"):
-        datasets(server, tls=tls)
+    """Its server lives, and is not ready; and consumers are told."""
+    server = start_server("--tls-cert", certificates.expired, "--tls-key", certificates.server_key)
+    assert "is not trusted: certificate has expired" in refused(server, tls=tls).message
+    ready = urllib3.request("GET", f"{server.server.health}/readyz", retries=False)
+    assert (ready.status, ready.data) == (503, b"the certificate has expired\n")
+    assert urllib3.request("GET", f"{server.server.health}/livez", retries=False).status == 200
 
 
 def test_tls_on_one_side_only(server, start_server, tls):
     plain = start_server()
-    with pytest.raises(ServerError, match=r"the TLS handshake with .* failed: "):
-        datasets(plain, plain.address.replace("grpc", "grpc+tls"), tls=tls)
-    with pytest.raises(ServerError, match="Maybe it speaks TLS"):
-        datasets(server, server.address.replace("grpc+tls", "grpc"), token=TOKEN)
+    error = refused(plain, plain.address.replace("http", "https"), tls=tls)
+    assert "does not speak TLS" in error.message and f"http://127.0.0.1:{plain.port}" in error.hint
+    error = refused(server, server.address.replace("https", "http"), token=TOKEN)
+    assert "speaks TLS" in error.message and f"https://127.0.0.1:{server.port}" in error.hint
 
 
-def test_a_proxy_whose_server_is_away_is_called_again(tls):
-    """It takes the connection, and ends it in the handshake."""
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
-
-        def answer():
-            connection, _ = proxy.accept()
-            with connection:
-                connection.recv(4096)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(ConnectionError, match="ended the connection in the TLS handshake"):
-            probe("127.0.0.1", proxy.getsockname()[1], tls)
-        thread.join()
-
-
-def test_a_server_that_asks_for_a_certificate(start_server, certificates, tls):
+def test_a_server_that_asks_for_a_certificate(start_server, certificates, tls, token_file):
     server = start_server(
-        tls_cert=certificates.server_cert,
-        tls_key=certificates.server_key,
-        tls_client_ca=certificates.ca,
-        token=TOKEN,
+        *("--tls-cert", certificates.server_cert, "--tls-key", certificates.server_key),
+        *("--tls-client-ca", certificates.ca, "--token-file", str(token_file)),
     )
     own = loaderd.TLS(ca=certificates.ca, cert=certificates.client_cert, key=certificates.client_key)
-    assert datasets(server, token=TOKEN, tls=own) == ["train"]
+    with loaderd.connect(server.address, "train", batch_size=100, workers=1, token=TOKEN, tls=own) as loader:
+        assert sum(batch.num_records for batch in loader) == 1000
     with pytest.raises(ServerError, match="refuses the token"):
         datasets(server, token="wrong", tls=own)
-    with pytest.raises(ServerError, match=r"ended the connection without a word.*TLS\(cert=…, key=…\)"):
-        datasets(server, token=TOKEN, tls=tls)
     strange = loaderd.TLS(ca=certificates.ca, cert=certificates.other_ca, key=certificates.other_ca[:-3] + "key")
-    with pytest.raises(ServerError, match="ended the connection"):
-        datasets(server, token=TOKEN, tls=strange)
+    for wrong in (tls, strange):
+        error = refused(server, token=TOKEN, tls=wrong)
+        assert "refuses the connection" in error.message and "TLS(cert=…, key=…)" in error.hint
 
 
-def test_certificates_that_cannot_be_used(server, certificates, tmp_path):
-    with pytest.raises(OptionError, match=r"cannot read .*none\.pem"):
-        datasets(server, token=TOKEN, tls=loaderd.TLS(ca=tmp_path / "none.pem"))
+def test_certificates_that_cannot_be_used(server, tmp_path):
+    for name in ("none.pem", "empty.pem"):
+        (tmp_path / "empty.pem").write_text("nothing")
+        with pytest.raises(OptionError, match=rf"{name}.*cannot be used"):
+            datasets(server, token=TOKEN, tls=loaderd.TLS(ca=tmp_path / name))
+
+
+def test_certificates_with_which_no_server_starts(server, certificates, tmp_path):
     (tmp_path / "empty.pem").write_text("nothing")
-    with pytest.raises(OptionError, match="cannot be used"):
-        datasets(server, token=TOKEN, tls=loaderd.TLS(ca=tmp_path / "empty.pem"))
-    for settings in ({"tls_cert": certificates.server_cert, "tls_key": str(tmp_path / "empty.pem")},):
-        with pytest.raises(OptionError, match="cannot listen"):
-            server.start_gateway(**settings)
-    with pytest.raises(OptionError, match="cannot read"):
-        server.start_gateway(tls_cert=str(tmp_path / "none.pem"), tls_key=certificates.server_key)
+    for key, words in (
+        (tmp_path / "empty.pem", "must be a private key without a passphrase"),
+        (certificates.client_key, "does not belong to the certificate"),
+    ):
+        options = ["--tls-cert", certificates.server_cert, "--tls-key", key]
+        done = run("serve", "datasets_of_test:train", "--listen", "127.0.0.1:0", *options, folder=server.folder)
+        assert done.returncode and words in done.stderr
 
 
 def test_an_address_that_is_taken(server):
-    with pytest.raises(OptionError, match=f"cannot listen at 127.0.0.1:{server.port}"):
-        server.start_gateway(port=server.port)
+    done = run("serve", "datasets_of_test:train", "--listen", f"127.0.0.1:{server.port}", folder=server.folder)
+    assert done.returncode and f"cannot listen at 127.0.0.1:{server.port}" in done.stderr
 
 
 @pytest.mark.parametrize("token", ["", "  \n", "two words", "a\nb", "tökén", None])
@@ -175,10 +185,12 @@ def test_where_the_token_comes_from(tmp_path, monkeypatch):
         assert f"chmod 600 {path}" in caught.value.hint
     path.chmod(0o600)
     assert read_token(path) == "of-the-file"
-
-
-def test_the_header():
-    assert check_token(" abc\n", "the file") == "abc"
-    assert is_bearer("Bearer abc", "abc")
-    for header in ("", "abc", "bearer abc", "Bearer abcd", "Bearer ab", "Bearer äbc", "Bearer \ud800"):
-        assert not is_bearer(header, "abc")
+    path.write_text("one\n\n two \n")
+    assert read_tokens(path) == ["one", "two"]
+    for text in ("", "\n \n"):  # it may be written at this moment; to need no token would open the server to all
+        path.write_text(text)
+        with pytest.raises(OptionError, match="has no token"):
+            read_tokens(path)
+    path.write_text("one\ntwo words\n")
+    with pytest.raises(OptionError, match="must hold a token"):
+        read_tokens(path)

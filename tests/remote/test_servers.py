@@ -7,7 +7,15 @@ from collections import Counter
 
 import pytest
 
-from loaderd.errors import LoaderdError, NoShardsError, ServerError, ShardReadError, StorageError, WorkerError
+from loaderd.errors import (
+    LoaderdError,
+    NoShardsError,
+    OptionError,
+    ServerError,
+    ShardReadError,
+    StorageError,
+    WorkerError,
+)
 from loaderd.remote.calls import Calls, OutOfReach
 from loaderd.remote.servers import MOST_CONNECTED, Lacking, Servers
 from loaderd.remote.source import Settings
@@ -28,7 +36,7 @@ def test_the_only_server_is_asked_again_at_once_after_a_long_attempt():
 
     for _ in range(3):  # this process may be the one that stalls, but not each time
         asked_s.clear()
-        servers = Servers(("grpc://127.0.0.1:9",), Settings(), lambda text: None)
+        servers = Servers(("http://127.0.0.1:9",), Settings(), lambda text: None)
         assert servers.ask(call, 60.0) == "an answer"
         if asked_s[1] - asked_s[0] < lost_s:
             break
@@ -46,7 +54,7 @@ def test_an_old_refusal_is_forgotten_when_the_server_is_away(monkeypatch: pytest
             raise answer
         return answer
 
-    servers = Servers(("grpc://127.0.0.1:9",), Settings(), lambda text: None)
+    servers = Servers(("http://127.0.0.1:9",), Settings(), lambda text: None)
     with pytest.raises(ServerError, match="refuses the token"):
         servers.ask(call, 60.0)
     assert servers.ask(call, 60.0) == "an answer"
@@ -56,7 +64,7 @@ def test_an_old_refusal_is_forgotten_when_the_server_is_away(monkeypatch: pytest
 def test_all_servers_are_asked_before_refusals_end_a_call(monkeypatch: pytest.MonkeyPatch, one_answers: bool):
     """Even those that are not called at first, as there are so many others."""
     monkeypatch.setattr("loaderd.remote.servers._REFUSED_S", 600.0)
-    addresses = tuple(f"grpc://127.0.0.1:{port}" for port in range(1, MOST_CONNECTED + 4))
+    addresses = tuple(f"http://127.0.0.1:{port}" for port in range(1, MOST_CONNECTED + 4))
     asked: list[str] = []
 
     def call(calls: Calls, timeout_s: float) -> str:
@@ -75,7 +83,7 @@ def test_all_servers_are_asked_before_refusals_end_a_call(monkeypatch: pytest.Mo
     assert sorted(asked) == sorted(addresses)
 
 
-HERE, THERE = "grpc://127.0.0.1:9", "grpc://127.0.0.1:10"
+HERE, THERE = "http://127.0.0.1:9", "http://127.0.0.1:10"
 
 
 @pytest.mark.parametrize(
@@ -96,6 +104,20 @@ def test_what_is_wrong_with_one_server_is_asked_of_another(error: LoaderdError |
     assert [servers.ask(call, 60.0) for _ in range(50)] == 50 * ["an answer"]
     assert (asked[HERE], asked[THERE]) == (1, 50)
     assert len(heard) == 1 and f"the server at {HERE}: {error}" in heard[0]
+
+
+def test_a_server_of_another_version_ends_nothing():
+    """In a rolling upgrade, the others still answer; if none does, its sentence is raised."""
+
+    def call(calls: Calls, timeout_s: float) -> str:
+        if calls.address == HERE:
+            raise OptionError("this server speaks protocol 3, and the consumer 2")
+        return "an answer"
+
+    servers = Servers((HERE, THERE), Settings(), lambda text: None)
+    assert [servers.ask(call, 60.0) for _ in range(20)] == 20 * ["an answer"]
+    with pytest.raises(OptionError, match="protocol 3"):
+        Servers((HERE,), Settings(), lambda text: None).ask(call, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +184,7 @@ def test_not_all_of_many_servers_are_asked_for_a_record_that_kills_makers():
         asked.append(calls.address)
         raise WorkerError("3 processes of the server died")
 
-    servers = Servers(tuple(f"grpc://127.0.0.1:{port}" for port in range(1, 21)), Settings(), lambda text: None)
+    servers = Servers(tuple(f"http://127.0.0.1:{port}" for port in range(1, 21)), Settings(), lambda text: None)
     with pytest.raises(WorkerError, match="3 processes"):
         servers.ask(call, 60.0)
     assert len(set(asked)) == len(asked) == 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ from loaderd.daemon.indexing.error_context import naming
 from loaderd.errors import Damage, LoaderdError, WorkerError
 from loaderd.ipc.worker_messages import FilePlace
 from loaderd.options import StreamOptions
+from loaderd.pickling import pickled
 from loaderd.plan.epoch import Slice
 from loaderd.plan.rows import DatasetRows
 from loaderd.remote.source import RemoteRows, RemoteSet
@@ -45,7 +45,7 @@ class RemoteData:
     @property
     def source(self) -> bytes:
         table = self._table
-        return pickle.dumps(RemoteRows(self._of(), table.digest, table.schema.row_bytes, table.listing))
+        return pickled(RemoteRows(self._of(), table.digest, table.schema.row_bytes, table.shards, table.listing))
 
     def count(self, block: int) -> int:
         return int(self._counts[block])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError
 from loaderd.ipc.messages import Welcome
 from loaderd.ipc.worker_messages import AskDone, AskTask, Done
+from loaderd.pickling import pickled
 from loaderd.plan.passes import Listing
 from loaderd.remote.source import RemoteStream
 from loaderd.remote.tables import Table, table_from_wire, welcome_to
@@ -69,7 +69,7 @@ class RemotePreparation(Preparation, TaskSource):
             return None
         self._is_begun = True
         stream = self._stream()
-        work = AskTask(stream.of.name, pickle.dumps(stream), self.listing, self._belongs_to)
+        work = AskTask(stream.of.name, pickled(stream), self.listing, self._belongs_to)
         return Task(self, work, survives_stalls=False)
 
     def done(self, task: Task, result: Done) -> None:

@@ -1,7 +1,7 @@
 """What the programs of these tests have: data, and a way to say that their last line is reached.
 
 ``SOURCE`` in the environment says who makes the batches: ``loader`` (a daemon of the program's own), the address of a
-server (``unix:…``, ``grpc://…``), or ``plain``: nobody, and what the same program does without loaderd is seen.
+server (``unix:…``, ``http://…``), or ``plain``: nobody, and what the same program does without loaderd is seen.
 loaderd is imported only when it is used: programs may have things to do before that.
 """
 

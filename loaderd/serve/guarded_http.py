@@ -1,0 +1,111 @@
+"""HTTP by uvicorn, with bounds to what it leaves open: how many connections there are, how long a request may take to
+come, and how large it may be."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from loaderd.errors import ServerError
+from loaderd.remote.tickets import MAX_SHARDS_BYTES
+from loaderd.serve.options import Address
+
+_MAX_HEAD_BYTES = 64 << 10
+_MAX_REQUEST_BYTES = MAX_SHARDS_BYTES + _MAX_HEAD_BYTES
+_HEAD_LIMIT_S = 10.0
+
+
+class GuardedHttp(HttpToolsProtocol):
+    """A connection, whose requests must come in time and be of a bounded size.
+
+    Where there are as many connections as there may be, the one that has been idle longest makes room; if none is
+    idle, the new one is closed.
+    """
+
+    max_connections = 1024
+    on_refused: Any = staticmethod(lambda host, why: None)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_bytes = self._request_bytes = 0
+        self._limit = self.loop.call_later(_HEAD_LIMIT_S, self._too_slow)
+        self.idle_since_s = self.loop.time()
+        if len(self.connections) > self.max_connections:
+            idle = [each for each in self.connections if isinstance(each, GuardedHttp) and each.is_idle]
+            min(idle, key=lambda each: each.idle_since_s, default=self).drop("the server has too many connections")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def drop(self, why: str) -> None:
+        """End the connection."""
+        self.on_refused(self.client[0] if self.client else "somewhere", why)
+        self._limit.cancel()
+        self.transport.abort()
+
+    def _too_slow(self) -> None:
+        self.drop(f"no whole request came within {_HEAD_LIMIT_S:g} s")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._limit.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        self._request_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._head_bytes > _MAX_HEAD_BYTES or self._request_bytes > _MAX_REQUEST_BYTES:
+            self.drop("its request is too large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = self._request_bytes = 0
+        self._limit.cancel()
+        self._limit = self.loop.call_later(_HEAD_LIMIT_S, self._too_slow)
+
+    def on_headers_complete(self) -> None:
+        self._limit.cancel()
+        self._head_bytes = -_MAX_REQUEST_BYTES  # what comes now is the body, which the app limits
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self.idle_since_s = self.loop.time()
+        self._head_bytes = 0
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        # An answer that is not read would keep the memory, and the connection, for ever.
+        self.transport.abort() if self.transport.get_write_buffer_size() else super().timeout_keep_alive_handler()
+
+    def send_400_response(self, msg: str) -> None:
+        self.on_refused(self.client[0] if self.client else "somewhere", "it is no HTTP request")
+        super().send_400_response(msg)
+
+
+async def serve_pages(app: Any, sock: socket.socket) -> None:
+    """Serve an ASGI app at a socket that listens, without TLS, as long as the event loop runs."""
+    config = uvicorn.Config(app, http=GuardedHttp, ws="none", lifespan="off", interface="asgi3", log_config=None)
+    config.load()
+    loop = asyncio.get_running_loop()
+    state = ServerState()
+    await loop.create_server(
+        lambda: GuardedHttp(config=config, server_state=state, app_state={}, _loop=loop), sock=sock
+    )
+
+
+def bound(address: Address, what: str) -> socket.socket:
+    """A socket that listens at ``address``, which the option ``what`` names. Raises ServerError."""
+    try:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        return socket.create_server((address.host, address.port), family=family, backlog=1024)
+    except OSError as error:
+        raise ServerError(f"{what} cannot listen at {address}: {error.strerror}") from None

@@ -1,0 +1,109 @@
+"""From a data set to its data, in one process: list the shards, take their indexes from where they are kept, or make
+them. Threads do it: inflating and waiting for storage release the GIL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+
+from loaderd.daemon.indexing.local_data import LocalData, of_listing
+from loaderd.dataset import AnyDataset
+from loaderd.formats.index_cache import groups_of
+from loaderd.formats.indexer import find_indexes
+from loaderd.formats.shard_index import ShardIndex
+from loaderd.machine import usable_cores
+from loaderd.options import StreamOptions
+from loaderd.plan.passes import Listing
+from loaderd.progress import ProgressLines
+from loaderd.snapshots import Progress
+from loaderd.storage.access import Access
+from loaderd.storage.files import list_shards, path_order
+from loaderd.storage.shard_file import ShardFile
+
+Indexes = Mapping[ShardFile, ShardIndex]
+Choose = Callable[[list[list[ShardFile]]], list[list[ShardFile]]]
+"""Which of the shards that were listed for each set are meant. Raises OptionError where they are not there."""
+
+_logger = logging.getLogger("loaderd")
+
+
+def options_of(dataset: AnyDataset) -> StreamOptions:
+    """What the data set says itself of how it is read."""
+    leaf = dataset.leaves()[0]
+    return StreamOptions(
+        1,
+        shuffle=leaf.shuffle,
+        seed=leaf.seed,
+        on_corrupt=leaf.on_corrupt,
+        index_cache=leaf.index_cache,
+        storage=leaf.storage,
+        workers=1,
+    )
+
+
+class OpenData:
+    """The data of a data set. ``show`` is called with how far it is. ``known``: indexes that are here already.
+
+    Raises LoaderdError.
+    """
+
+    def __init__(
+        self,
+        dataset: AnyDataset,
+        name: str,
+        *,
+        listing: Listing | None = None,
+        choose: Choose = lambda listed: listed,
+        known: Indexes | None = None,
+        show: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        options = options_of(dataset)
+        self.access = Access(options.storage)
+        lines = ProgressLines(partial(_logger.info, "%s: %s", name))
+
+        def progress(now: Progress) -> None:
+            lines(now)
+            show(now)
+
+        try:
+            listed = [
+                list_shards(leaf.shards, lambda number: progress(Progress("listing shards", number)), self.access)
+                for leaf in dataset.leaves()
+            ]
+            self.sets = of_listing(choose(listed), listing)
+            files = sorted({file for files in self.sets for file in files}, key=path_order)
+            self.indexes = self._index(files, dataset, options, known or {}, progress)
+        finally:
+            lines.close()
+        self.data = LocalData(dataset, options, self.sets, self.indexes.__getitem__, listing, known or ())
+
+    def _index(
+        self,
+        files: Sequence[ShardFile],
+        dataset: AnyDataset,
+        options: StreamOptions,
+        known: Indexes,
+        progress: Callable[[Progress], None],
+    ) -> dict[ShardFile, ShardIndex]:
+        find = partial(find_indexes, options.index_cache, options.block_records, dataset.schema.records)
+        groups = [group for group in groups_of(files) if not all(file in known for file in group)]
+        indexes = {file: known[file] for file in files if file in known}
+        done_bytes, total_bytes = 0, sum(file.size_bytes for group in groups for file in group)
+        unkept: OSError | None = None
+        with ThreadPoolExecutor(usable_cores(), thread_name_prefix="index") as pool:
+            futures = [pool.submit(find, group, access=self.access) for group in groups]
+            try:
+                for future in as_completed(futures):
+                    for result in future.result():
+                        indexes[result.index.file] = result.index
+                        unkept = unkept or result.unkept
+                        done_bytes += result.index.file.size_bytes
+                    progress(Progress("indexing shards", len(indexes), len(files), done_bytes, total_bytes))
+            finally:
+                for future in futures:
+                    future.cancel()
+        if unkept is not None:
+            _logger.warning("the index could not be kept, so the next process makes it again: %s", unkept)
+        return indexes

@@ -1,0 +1,179 @@
+"""The options of the two servers, checked when they are made."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from loaderd.errors import OptionError
+from loaderd.logs import FORMATS, LogFormat
+from loaderd.options import MAX_WORKERS, as_count, as_float, is_count, require
+from loaderd.remote.address import TOKEN_VARIABLE, can_be_host
+from loaderd.remote.security import read_tokens
+
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def parse_bytes(text: str, what: str = "a number of bytes") -> int:
+    """The number of bytes in ``text``, such as "100MB" or "1.5 GiB". Raises OptionError, which names ``what``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMG]i?B|B)", text.strip())
+    wanted = float(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else 0.0
+    number = round(wanted) if math.isfinite(wanted) else 0
+    require(number > 0, what, f"like 100MB, with a unit of {', '.join(_UNITS)}", text)
+    return number
+
+
+def default_state_folder() -> str:
+    """Where a server keeps what outlives it: systemd's ``$STATE_DIRECTORY``, else in the user's state folder."""
+    if folder := os.environ.get("STATE_DIRECTORY", "").partition(":")[0]:
+        return folder
+    return os.path.join(os.path.expanduser(os.environ.get("XDG_STATE_HOME") or "~/.local/state"), "loaderd")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where on the network to listen; port 0: any that is free."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, what: str = "an address") -> Address:
+        """The address in ``text``, "HOST:PORT" (IPv6 in brackets). Raises OptionError, which names ``what``."""
+        host, colon, port = text.rpartition(":")
+        is_port = bool(colon) and port.isascii() and port.isdigit() and int(port) < 1 << 16
+        bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        require(
+            is_port and bool(bare) and (":" not in host or bare != host) and can_be_host(bare),
+            what,
+            "HOST:PORT, such as 127.0.0.1:8471 or [::]:8471",
+            text,
+        )
+        return cls(bare, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect to it. Raises OptionError for a name that cannot be resolved."""
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise OptionError(f"cannot listen at {self}: {error.strerror}") from None
+        return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What both servers have: options of the same names as those of ``loaderd serve``. Raises OptionError.
+
+    ``targets``: the data sets, each ``mypackage.module:dataset``. ``workers``: processes. ``grace``, ``watchdog``:
+    seconds. ``state``: a folder for what outlives the server; None: :func:`default_state_folder`.
+    """
+
+    targets: tuple[str, ...]
+    workers: int | None = None
+    health: Address | None = None
+    log_format: LogFormat = "lines"
+    grace: float = 10.0
+    watchdog: float = 30.0
+    state: str | None = None
+
+    def __post_init__(self) -> None:
+        require(len(self.targets) > 0, "what is served", "at least one mypackage.module:dataset", self.targets)
+        for target in self.targets:
+            is_target = all(part.isidentifier() for part in re.split(r"[.:]", target)) and target.count(":") == 1
+            require(is_target, "a data set", "named like mypackage.module:dataset", target)
+        if self.workers is not None:
+            as_count(self.workers, "workers", most=MAX_WORKERS)
+        require(self.log_format in FORMATS, "log_format", " or ".join(FORMATS), self.log_format)
+        as_float(self.grace, "grace", "at least 0 s")
+        as_float(self.watchdog, "watchdog", "at least 1 s", 1)
+
+
+@dataclass(frozen=True)
+class UnixOptions(ServerOptions):
+    """Of the server of this machine. ``unix``: the path of its socket.
+
+    ``max_memory``: bytes of the windows and batches of a consumer, or of a group. ``idle_timeout``: seconds.
+    """
+
+    unix: str = ""
+    max_consumers: int = 64
+    max_held_batches: int = 64
+    max_memory: int | None = None
+    idle_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("max_consumers", "max_held_batches"):
+            as_count(getattr(self, name), name)
+        require(
+            self.max_memory is None or is_count(self.max_memory),
+            "max_memory",
+            "from 1 to 2**63 - 1 bytes",
+            self.max_memory,
+        )
+        if self.idle_timeout is not None:
+            as_float(self.idle_timeout, "idle_timeout", "a positive number of seconds", sys.float_info.min)
+
+    def for_daemon(self, manifests: str | None, current: Mapping[str, str]) -> dict[str, Any]:
+        """The settings of the message Serve.
+
+        ``manifests``: the folder of ``daemon.indexing.shard_manifest``. ``current``: the keys of those that the
+        daemon before had, by the names of their data sets.
+        """
+        names = ("workers", "max_consumers", "max_held_batches", "max_memory", "idle_timeout", "log_format")
+        settings = {name: getattr(self, name) for name in names}
+        return {"targets": list(self.targets), **settings, "manifests": manifests, "current": dict(current)}
+
+
+@dataclass(frozen=True)
+class HttpOptions(ServerOptions):
+    """Of the server of other machines. ``listen``: where. ``tls_…``, ``token_file``: paths of files.
+
+    ``max_bandwidth``: bytes/s, to all consumers together.
+    """
+
+    listen: Address = Address("127.0.0.1", 0)
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    token_file: str | None = None
+    insecure: bool = False
+    max_connections: int = 1024
+    max_bandwidth: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        as_count(self.max_connections, "max_connections")
+        bandwidth = self.max_bandwidth
+        require(bandwidth is None or is_count(bandwidth), "max_bandwidth", "from 1 to 2**63 - 1 bytes", bandwidth)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise OptionError("--tls-cert and --tls-key go together, got one of them")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise OptionError("--tls-client-ca needs --tls-cert and --tls-key")
+        for path in (self.tls_cert, self.tls_key, self.tls_client_ca):
+            if path is not None and not os.access(path, os.R_OK):
+                raise OptionError(f"cannot read {path}", hint="It must be a PEM file that this user may read.")
+        missing = [
+            *([] if self.tls_cert else ["TLS (--tls-cert and --tls-key)"]),
+            *([] if self.tokens() else [f"a token (--token-file, or the environment's {TOKEN_VARIABLE})"]),
+        ]
+        if missing and not self.insecure and not self.listen.is_loopback:
+            raise OptionError(
+                f"--listen {self.listen} can be reached from other machines, and needs {' and '.join(missing)}",
+                hint="Listen at 127.0.0.1, give what is missing, or pass --insecure if everybody may read the data.",
+            )
+
+    def tokens(self) -> list[str]:
+        """The tokens that are in the file, or in the environment, now. Raises OptionError."""
+        return read_tokens(self.token_file)

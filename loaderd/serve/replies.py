@@ -1,0 +1,74 @@
+"""Answers of both servers over HTTP: what is sent, and the pages for monitoring."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_SEND_LIMIT_S = 60.0
+
+
+class Reply(NamedTuple):
+    """What is sent. ``parts``: of the body; ``close``: end the connection, whose caller's body may not be read."""
+
+    status: int
+    content_type: str
+    parts: tuple[bytes | memoryview, ...] = ()
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    close: bool = False
+
+
+def text_reply(status: int, text: str) -> Reply:
+    """A line of text."""
+    return Reply(status, "text/plain; charset=utf-8", (f"{text}\n".encode(),))
+
+
+def health_reply(why_not: str) -> Reply:
+    """The answer of /livez and /readyz: 200, or 503 with the reason; "" is none."""
+    return text_reply(503 if why_not else 200, why_not or "ok")
+
+
+class HealthPages:
+    """An ASGI app for operators, without a token. ``pages``: what makes the answer, by path."""
+
+    def __init__(self, pages: Mapping[str, Callable[[], Reply]]) -> None:
+        self._pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        page = self._pages.get(scope["path"])
+        if page is None:
+            reply = text_reply(404, f"there is {', '.join(self._pages)}")
+        elif scope["method"] not in ("GET", "HEAD"):
+            allow = (b"allow", b"GET, HEAD")
+            reply = text_reply(405, "only GET and HEAD are served")._replace(headers=(allow,), close=True)
+        else:
+            reply = page()
+        await send_reply(send, reply)
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
+    """Raises ConnectionAbortedError, which ends the connection, of a caller that does not read: it holds memory."""
+    headers = [
+        (b"content-type", reply.content_type.encode()),
+        (b"content-length", str(sum(map(len, reply.parts))).encode()),
+        *reply.headers,
+        *([(b"connection", b"close")] if reply.close else []),
+    ]
+    parts = [part for part in reply.parts if len(part)] or [b""]
+
+    async def send_all() -> None:
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        for number, part in enumerate(parts):
+            await send({"type": "http.response.body", "body": part, "more_body": number < len(parts) - 1})
+
+    try:
+        await asyncio.wait_for(send_all(), _SEND_LIMIT_S)
+    except asyncio.TimeoutError:
+        raise ConnectionAbortedError(f"an answer was not read within {_SEND_LIMIT_S:g} s") from None
+    except RuntimeError:  # uvloop's, where the caller is gone
+        await asyncio.sleep(0)  # until uvicorn knows that, too: else it would log an answer that was not finished

@@ -1,0 +1,179 @@
+"""Shards, tokens and certificates that change while trainings run: an epoch ends as it began."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import loaderd
+from loaderd.client.connect import ask_status
+from loaderd.errors import ServerError
+from tests.remote.network_server import NetworkServer
+
+
+def connect(server, **options):
+    return loaderd.connect(server.address, "train", **{"batch_size": 64, "workers": 1, **options})
+
+
+def ids(loader):
+    return [batch["id"].tolist() for batch in loader]
+
+
+@pytest.fixture
+def add_shard(tmp_path, write_numbered_to):
+    def add() -> None:
+        (path,) = write_numbered_to(tmp_path / "new", [100])
+        path.rename(tmp_path / "shards" / "added.tfrecord")
+
+    return add
+
+
+@pytest.mark.one_variant
+@pytest.mark.parametrize("how", ["reload", "restart", "restart without its state"])
+def test_a_training_goes_on_with_its_shards(start_server, add_shard, tmp_path, how):
+    """And a consumer that comes afterwards has all of them."""
+    server = start_server()
+    with connect(server, epochs=4) as loader:
+        expected = ids(loader)
+    with connect(server, epochs=4) as loader:
+        batches, found = iter(loader), []
+        for _ in range(5):
+            found.append(next(batches)["id"].tolist())
+        position = loader.position
+        add_shard()
+        if how == "reload":
+            server.reload()
+        else:
+            server.close()
+            if how.endswith("state"):
+                for path in (tmp_path / "state" / "manifests").iterdir():
+                    path.unlink()
+            server.start()
+        found += [batch["id"].tolist() for batch in batches]
+    assert found == expected
+    with connect(server) as loader:
+        assert sum(map(len, ids(loader))) == 1100
+    if not how.endswith("state"):  # it began before, and nobody else knows its shards
+        with connect(server, epochs=4, start=position) as loader:
+            assert ids(loader) == expected[5:]
+
+
+def test_a_reload_under_load_costs_no_request(start_server, embedded):
+    server = start_server()
+    refused = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                ask_status(server.address)
+            except ServerError as error:
+                refused.append(str(error))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with connect(server, epochs=10) as loader:
+        batches = iter(loader)
+        found = [next(batches)["id"].tolist()]
+        server.reload()
+        found += [batch["id"].tolist() for batch in batches]
+    over.set()
+    asking.join()
+    assert found == embedded
+    # A connection that was idle may end while the next request is on its way: consumers ask again.
+    assert not [text for text in refused if "ended the connection" not in text]
+
+
+def test_a_reload_that_fails_changes_nothing(start_server, tmp_path):
+    server = start_server()
+    before = server.server.processes()
+    module = tmp_path / "datasets_of_test.py"
+    module.write_text(module.read_text() + "\nraise RuntimeError('half written')\n")
+    server.server.process.send_signal(signal.SIGHUP)
+    assert "half written" in server.server.wait_line("cannot import")
+    server.server.wait_line("reload failed, the server goes on as it was")
+    assert server.server.processes() == before
+    with connect(server) as loader:
+        assert sum(map(len, ids(loader))) == 1000
+
+
+@pytest.mark.parametrize("kind", ["a file", "a function"])
+def test_a_token_is_rotated_under_a_training(start_server, tmp_path, kind, embedded):
+    """The server takes both for a while; the consumer reads its own again when the old one is refused."""
+    own, servers = tmp_path / "own", tmp_path / "servers"
+    for path in (own, servers):
+        path.write_text("the-old-token-of-all")
+        path.chmod(0o600)
+    server = start_server("--token-file", str(servers))
+    token = own if kind == "a file" else lambda: Path(own).read_text()
+    with connect(server, epochs=10, token=token) as loader:
+        batches = iter(loader)
+        found = [next(batches)["id"].tolist()]
+        for own_text, servers_text in (
+            ("the-old-token-of-all", "the-old-token-of-all\nthe-new-token-of-all"),
+            ("the-new-token-of-all", "the-new-token-of-all"),
+        ):
+            own.write_text(own_text)
+            servers.write_text(servers_text)
+            server.reload()
+            found.append(next(batches)["id"].tolist())
+        found += [batch["id"].tolist() for batch in batches]
+    assert found == embedded
+    with pytest.raises(ServerError, match="refuses the token"):
+        connect(server, token="the-old-token-of-all")
+
+
+@pytest.mark.slow
+def test_a_certificate_is_renewed_under_a_training(tmp_path, start_server, certificates, embedded):
+    paths = {name: tmp_path / f"{name}.pem" for name in ("cert", "key")}
+    paths["cert"].write_bytes(Path(certificates.server_cert).read_bytes())
+    paths["key"].write_bytes(Path(certificates.server_key).read_bytes())
+    server: NetworkServer = start_server("--tls-cert", str(paths["cert"]), "--tls-key", str(paths["key"]))
+    with connect(server, epochs=10, tls=loaderd.TLS(ca=certificates.ca)) as loader:
+        batches = iter(loader)
+        found = [next(batches)["id"].tolist()]
+        paths["cert"].write_bytes(Path(certificates.expired).read_bytes())
+        server.server.process.send_signal(signal.SIGHUP)
+        server.server.wait_line("the certificate")
+        server.server.wait_line("reloaded")
+        paths["cert"].write_bytes(Path(certificates.server_cert).read_bytes())
+        server.reload()
+        found += [batch["id"].tolist() for batch in batches]
+    assert found == embedded
+
+
+SCRIPT = """
+import sys, threading
+import loaderd
+
+address, path, how = sys.argv[1:]
+lock = threading.Lock()
+token = (lambda: open(path).read()) if how == "a lambda" else (lambda: lock and open(path).read())
+with loaderd.connect(address, "train", batch_size=100, workers=1, token=token) as loader:
+    print(sum(batch.num_records for batch in loader))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("a lambda", ""), ("with a lock", "token must be a function that can be pickled, for the worker processes")],
+)
+def test_a_token_of_a_function_of_the_users_script(start_server, tmp_path, how, words):
+    (tmp_path / "token").write_text("the-token-of-everybody")
+    (tmp_path / "token").chmod(0o600)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    server = start_server("--token-file", str(tmp_path / "token"))
+    done = subprocess.run(
+        [sys.executable, "script.py", server.address, str(tmp_path / "token"), how],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout.strip(), words in done.stderr) == ("" if words else "1000", True), done.stderr

@@ -1,0 +1,136 @@
+"""What a server may be told at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loaderd.errors import OptionError
+from loaderd.serve.options import Address, HttpOptions, UnixOptions, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4096B", 4096),
+        ("100MB", 100_000_000),
+        ("1.5 GiB", 3 << 29),
+        ("2kB", 2000),
+        ("2KiB", 2048),
+        (" 7 MiB ", 7 << 20),
+    ],
+)
+def test_numbers_of_bytes(text: str, expected: int):
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "fast", "4096", "-1MB", "0", "1mb", "1 TB", "1e3", "MB", "kiB"])
+def test_what_is_no_number_of_bytes(text: str):
+    with pytest.raises(OptionError, match="like 100MB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "is_loopback"),
+    [
+        ("127.0.0.1:8471", "127.0.0.1", 8471, True),
+        ("127.9.9.9:1", "127.9.9.9", 1, True),
+        ("localhost:0", "localhost", 0, True),
+        ("[::1]:80", "::1", 80, True),
+        ("[::]:8471", "::", 8471, False),
+        ("0.0.0.0:8471", "0.0.0.0", 8471, False),
+        ("10.0.0.1:8471", "10.0.0.1", 8471, False),
+    ],
+)
+def test_addresses(text: str, host: str, port: int, is_loopback: bool):
+    address = Address.parse(text)
+    assert (address.host, address.port, address.is_loopback, str(address)) == (host, port, is_loopback, text)
+
+
+@pytest.mark.parametrize(
+    "text", ["8471", ":8471", "host", "host:", "host:70000", "host:-1", "host:x", "::1:80", "[]:1"]
+)
+def test_what_is_no_address(text: str):
+    with pytest.raises(OptionError, match="HOST:PORT"):
+        Address.parse(text)
+
+
+def test_a_name_that_nobody_knows():
+    with pytest.raises(OptionError, match=r"cannot listen at nowhere\.invalid:1"):
+        _ = Address("nowhere.invalid", 1).is_loopback
+
+
+def unix(**options: Any) -> UnixOptions:
+    return UnixOptions(**{"targets": ("a.b:train",), "unix": "/tmp/x.sock", **options})
+
+
+def http(**options: Any) -> HttpOptions:
+    return HttpOptions(**{"targets": ("a.b:train",), **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "message"),
+    [
+        (unix, {"targets": ()}, "what is served must be"),
+        (unix, {"targets": ("a.b",)}, "mypackage.module:dataset"),
+        (unix, {"targets": ("a.b:c:d",)}, "mypackage.module:dataset"),
+        (unix, {"targets": ("../a:b",)}, "mypackage.module:dataset"),
+        (unix, {"workers": 0}, "workers must be"),
+        (unix, {"workers": 250}, "workers must be at most 248, got 250"),
+        (unix, {"max_consumers": 0}, "max_consumers must be"),
+        (unix, {"max_held_batches": -1}, "max_held_batches must be"),
+        (unix, {"idle_timeout": 0.0}, "idle_timeout must be"),
+        (unix, {"grace": -1.0}, "grace must be"),
+        (unix, {"watchdog": 0.1}, "watchdog must be"),
+        (unix, {"max_memory": 0}, "max_memory must be"),
+        (unix, {"log_format": "xml"}, "log_format must be"),
+        (http, {"max_connections": 0}, "max_connections must be"),
+        (http, {"max_bandwidth": 0}, "max_bandwidth must be"),
+        (http, {"tls_cert": __file__}, "go together"),
+        (http, {"tls_client_ca": __file__}, "--tls-client-ca needs"),
+        (http, {"tls_cert": "/missing", "tls_key": __file__}, "cannot read /missing"),
+    ],
+)
+def test_what_is_refused(make: Callable[..., object], wrong: dict[str, Any], message: str):
+    with pytest.raises(OptionError, match=message):
+        make(**wrong)
+
+
+def test_the_network_beyond_loopback_needs_tls_and_a_token_or_a_word(tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("LOADERD_TOKEN", raising=False)
+    everywhere, here = Address("0.0.0.0", 8471), Address("127.0.0.1", 8471)
+    (tmp_path / "token").write_text("secret\nanother\n")
+    (tmp_path / "token").chmod(0o600)
+    token = {"token_file": str(tmp_path / "token")}
+    tls = {"tls_cert": __file__, "tls_key": __file__}
+    for options, missing in (
+        ({}, ["TLS", "a token"]),
+        (token, ["TLS"]),
+        (tls, ["a token"]),
+        ({**tls, "tls_client_ca": __file__}, ["a token"]),
+    ):
+        needs = "needs " + " and ".join(rf"{each} \([^)]*\)" for each in missing)
+        with pytest.raises(OptionError, match=needs) as caught:
+            http(listen=everywhere, **options)
+        assert "--insecure" in caught.value.hint and "secret" not in str(caught.value)
+        http(listen=everywhere, insecure=True, **options)
+        http(listen=here, **options)
+    options = http(listen=everywhere, **token, **tls)
+    assert options.tokens() == ["secret", "another"] and "secret" not in repr(options)
+
+
+def test_what_the_daemon_is_told():
+    assert unix(workers=3, idle_timeout=5.0).for_daemon("/m", {"train": "k"}) == {
+        "targets": ["a.b:train"],
+        "workers": 3,
+        "max_consumers": 64,
+        "max_held_batches": 64,
+        "max_memory": None,
+        "idle_timeout": 5.0,
+        "log_format": "lines",
+        "manifests": "/m",
+        "current": {"train": "k"},
+    }
