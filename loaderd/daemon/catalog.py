@@ -272,24 +272,37 @@ def load_catalog(
     ``current``: the keys of the manifests, by name, of the data sets that the daemon before this one served.
     """
     catalog: dict[str, ServedDataset] = {}
-    for target in targets:
-        name, dataset = imported_dataset(target)
-        if name in catalog:
-            raise ServerError(f"two data sets have the name {name!r}: the last is {target}")
-        common = dataset.leaves()[0]
-        options = StreamOptions(
-            1,
-            shuffle=common.shuffle,
-            seed=common.seed,
-            on_corrupt=common.on_corrupt,
-            index_cache=common.index_cache,
-            storage=common.storage,
-            workers=workers,
-        )
+    for target, (name, dataset) in zip(targets, imported_datasets(targets).items(), strict=True):
+        options = stream_options(dataset, workers)
         manifest = None if manifests is None else manifests.get(current.get(name, ""))
         preparation = LocalPreparation(dataset, options, worker_manager, found_before=_uris_of(manifest, dataset))
         catalog[name] = ServedDataset(name, dataset, options, preparation, target, manifests, manifest)
     return catalog
+
+
+def stream_options(dataset: AnyDataset, workers: int | None) -> StreamOptions:
+    """What a data set says itself of how it is read."""
+    leaf = dataset.leaves()[0]
+    return StreamOptions(
+        1,
+        shuffle=leaf.shuffle,
+        seed=leaf.seed,
+        on_corrupt=leaf.on_corrupt,
+        index_cache=leaf.index_cache,
+        storage=leaf.storage,
+        workers=workers,
+    )
+
+
+def imported_datasets(targets: Sequence[str]) -> dict[str, AnyDataset]:
+    """The data sets of ``targets``, by name, in their order. Raises ServerError if one cannot be served."""
+    datasets: dict[str, AnyDataset] = {}
+    for target in targets:
+        name, dataset = imported_dataset(target)
+        if name in datasets:
+            raise ServerError(f"two data sets have the name {name!r}: the last is {target}")
+        datasets[name] = dataset
+    return datasets
 
 
 def imported_dataset(target: str) -> tuple[str, AnyDataset]:

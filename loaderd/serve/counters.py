@@ -13,14 +13,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from loaderd.daemon.totals import MAX_NAMES, OTHERS
 from loaderd.errors import from_wire
 from loaderd.remote.tickets import ConsumerName, RowFault
 from loaderd.snapshots import StorageCounts
 from loaderd.version import VERSION
 
-MAX_NAMES = 64
 MAX_CONSUMERS = 1024
-OTHERS = "(others)"
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """prometheus_client looks at it when it is imported."""
 _SAY_EVERY_S = 10.0
@@ -97,7 +96,7 @@ class Counters:
         if key not in self._consumers:
             if len(self._consumers) >= MAX_CONSUMERS:
                 consumer = ConsumerName(OTHERS)
-            elif len(self._consumers) < MAX_CONSUMERS:
+            else:
                 _logger.info("%s (%s, process %s) reads %s", *consumer[:3], dataset)
                 self._consumers.add(key)
         self._of_status.labels(dataset, *consumer).inc(num_rows)

@@ -36,13 +36,14 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from loaderd import logs
-from loaderd.daemon.catalog import HOW_TRAININGS_END, TYPICAL_BATCH_SIZE, imported_dataset
+from loaderd.daemon.catalog import TYPICAL_BATCH_SIZE, imported_datasets
 from loaderd.daemon.indexing.shard_manifest import Manifests
-from loaderd.errors import LoaderdError, ServerError
+from loaderd.errors import LoaderdError
 from loaderd.ipc.child import die_with_parent, name_process
 from loaderd.machine import raise_max_open_files
 from loaderd.options import default_workers
 from loaderd.remote.address import TOKEN_VARIABLE
+from loaderd.restarts import Backoff
 from loaderd.serve.app import RowsApp
 from loaderd.serve.bandwidth import Bandwidth
 from loaderd.serve.certificates import check_secrets, expiry_of
@@ -51,7 +52,7 @@ from loaderd.serve.datasets import ServedDataset
 from loaderd.serve.deaths import Deaths
 from loaderd.serve.guarded_http import GuardedHttp, bound, serve_pages
 from loaderd.serve.opening import OpenData
-from loaderd.serve.options import Address, HttpOptions, default_state_folder
+from loaderd.serve.options import Address, HttpOptions, manifest_folder
 from loaderd.serve.replies import HealthPages, Receive, Scope, Send
 
 _KEEP_ALIVE_S = 60
@@ -119,14 +120,14 @@ class ProcessApp:
         uvicorn_logger = logging.getLogger("uvicorn.error")
         uvicorn_logger.handlers, uvicorn_logger.propagate = logging.getLogger("loaderd").handlers, False
         uvicorn_logger.setLevel(logging.ERROR)
-        manifests = _manifests(self.options.state)
+        folder = manifest_folder(self.options.state)
+        manifests = None if folder is None else Manifests(folder)
         openers = ThreadPoolExecutor(_OPENERS, thread_name_prefix="open")
-        datasets: dict[str, ServedDataset] = {}
-        for target in self.options.targets:
-            name, dataset = imported_dataset(target)
-            if name in datasets:
-                raise ServerError(f"two data sets have the name {name!r}: the last is {target}")
-            datasets[name] = ServedDataset(name, target, dataset, openers, manifests)
+        imported = imported_datasets(self.options.targets)
+        datasets = {
+            name: ServedDataset(name, target, dataset, openers, manifests)
+            for target, (name, dataset) in zip(self.options.targets, imported.items(), strict=True)
+        }
         options, counters = self.options, Counters()
         limit = options.max_bandwidth
         bandwidth = None if limit is None else Bandwidth(limit / self.num_processes)
@@ -144,7 +145,7 @@ class ProcessApp:
 
     async def _open(self, dataset: ServedDataset) -> None:
         """Open a data set, again and again if that fails: storage may come back, or missing shards be added."""
-        retry_s = _FIRST_RETRY_S
+        retries = Backoff(_FIRST_RETRY_S, _MAX_RETRY_S)
         while True:
             try:
                 async with self._alone():
@@ -160,8 +161,7 @@ class ProcessApp:
                 if data.left_out:
                     _logger.warning("%s: %s", dataset.name, data.left_out)
                 return
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, _MAX_RETRY_S)
+            await asyncio.sleep(retries.next_s())
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> Any:
@@ -228,26 +228,13 @@ def _open_once(options: HttpOptions, parent: int, cwd: str) -> None:
     os.chdir(cwd)
     logs.configure(options.log_format, "reload")
     try:
-        for target in options.targets:
-            name, dataset = imported_dataset(target)
+        for name, dataset in imported_datasets(options.targets).items():
             OpenData(dataset, name)
     except LoaderdError as error:
         _logger.error("%s", error)
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
-
-
-def _manifests(state: str | None) -> Manifests | None:
-    """Where lists of shards are kept; None: the default folder cannot be used. Raises ServerError for another one."""
-    folder = os.path.join(state or default_state_folder(), "manifests")
-    try:
-        return Manifests(folder)
-    except ServerError as error:
-        if state is not None:
-            raise
-        _logger.warning("%s: %s. Choose another one with --state", error.message, HOW_TRAININGS_END)
-        return None
 
 
 def _remove_stale() -> None:

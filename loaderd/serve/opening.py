@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 
+from loaderd.daemon.catalog import stream_options
 from loaderd.daemon.indexing.local_data import LocalData, of_listing
 from loaderd.dataset import AnyDataset
 from loaderd.formats.index_cache import groups_of
@@ -29,20 +30,6 @@ Choose = Callable[[list[list[ShardFile]]], list[list[ShardFile]]]
 _logger = logging.getLogger("loaderd")
 
 
-def options_of(dataset: AnyDataset) -> StreamOptions:
-    """What the data set says itself of how it is read."""
-    leaf = dataset.leaves()[0]
-    return StreamOptions(
-        1,
-        shuffle=leaf.shuffle,
-        seed=leaf.seed,
-        on_corrupt=leaf.on_corrupt,
-        index_cache=leaf.index_cache,
-        storage=leaf.storage,
-        workers=1,
-    )
-
-
 class OpenData:
     """The data of a data set. ``show`` is called with how far it is. ``known``: indexes that are here already.
 
@@ -59,7 +46,7 @@ class OpenData:
         known: Indexes | None = None,
         show: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
-        options = options_of(dataset)
+        options = stream_options(dataset, workers=1)
         self.access = Access(options.storage)
         lines = ProgressLines(partial(_logger.info, "%s: %s", name))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import math
 import os
 import re
@@ -12,11 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from loaderd.errors import OptionError
+from loaderd.daemon.catalog import HOW_TRAININGS_END
+from loaderd.daemon.indexing.shard_manifest import Manifests
+from loaderd.errors import OptionError, ServerError
 from loaderd.logs import FORMATS, LogFormat
 from loaderd.options import MAX_WORKERS, as_count, as_float, is_count, require
 from loaderd.remote.address import TOKEN_VARIABLE, can_be_host
 from loaderd.remote.security import read_tokens
+
+_logger = logging.getLogger("loaderd")
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -35,6 +40,22 @@ def default_state_folder() -> str:
     if folder := os.environ.get("STATE_DIRECTORY", "").partition(":")[0]:
         return folder
     return os.path.join(os.path.expanduser(os.environ.get("XDG_STATE_HOME") or "~/.local/state"), "loaderd")
+
+
+def manifest_folder(state: str | None) -> str | None:
+    """The folder of ``daemon.indexing.shard_manifest`` in the folder ``state``; None: the default one cannot be used.
+
+    Raises ServerError if the one that was asked for cannot.
+    """
+    folder = os.path.join(state or default_state_folder(), "manifests")
+    try:
+        Manifests(folder).close()
+    except ServerError as error:
+        if state is not None:
+            raise
+        _logger.warning("%s: %s. Choose another one with --state", error.message, HOW_TRAININGS_END)
+        return None
+    return folder
 
 
 @dataclass(frozen=True)

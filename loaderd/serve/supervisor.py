@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
 import selectors
 import signal
@@ -26,17 +25,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from loaderd.daemon.catalog import HOW_TRAININGS_END
-from loaderd.daemon.indexing.shard_manifest import Manifests
 from loaderd.daemon.totals import Totals
-from loaderd.errors import DaemonError, LoaderdError, ServerError
+from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.child import how_it_ended
 from loaderd.ipc.messages import AskStatus, Drain, Failed, Message, Serve, Status, Stop
 from loaderd.ipc.spawn import start_process
 from loaderd.restarts import RestartPolicy
 from loaderd.serve import systemd
-from loaderd.serve.options import Address, UnixOptions, default_state_folder
+from loaderd.serve.options import Address, UnixOptions, manifest_folder
 from loaderd.serve.unix_socket import UnixSocket
 from loaderd.version import VERSION
 
@@ -112,7 +109,7 @@ class Supervisor:
         """When to start a daemon (monotonic); None: one runs."""
         self._policy = RestartPolicy(_MAX_STARTS_IN_VAIN)
         self._has_served = self._has_failed = self._wants_reload = False
-        self._manifests = _manifest_folder(options)
+        self._manifests = manifest_folder(options.state)
         self._shards: dict[str, str] = {}
         """The keys of the manifests that the daemon has, by data set, for the one that takes its place."""
         self._ended = Totals()
@@ -371,19 +368,3 @@ class Supervisor:
         states = {each["name"]: each["state"] for each in daemon.report["datasets"]}
         others = {name: state for name, state in states.items() if not state.startswith("failed")} or states
         return "; ".join(f"{name}: {state}" for name, state in others.items() if state != "ready")
-
-
-def _manifest_folder(options: UnixOptions) -> str | None:
-    """The folder of ``daemon.indexing.shard_manifest``; None: the default one cannot be used.
-
-    Raises ServerError if the one that was asked for cannot.
-    """
-    folder = os.path.join(options.state or default_state_folder(), "manifests")
-    try:
-        Manifests(folder).close()
-    except ServerError as error:
-        if options.state is not None:
-            raise
-        _logger.warning("%s: %s. Choose another one with --state", error.message, HOW_TRAININGS_END)
-        return None
-    return folder
