@@ -39,6 +39,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from loaderd.errors import ClosedError
+from loaderd.ipc.spawn import kill_group
 
 if TYPE_CHECKING:
     from loaderd.client.stream import Stream
@@ -102,13 +103,13 @@ def reap(processes: Iterable[subprocess.Popen[bytes]]) -> bool:
             limit_s = time.monotonic() + _REAP_S
             for process in waiting:
                 if kill:
-                    process.kill()
+                    kill_group(process)
             for process in waiting:
                 _wait_for_end(process, max(0.0, limit_s - time.monotonic()))  # what hangs in the kernel ends later
             waiting = [process for process in waiting if process.returncode is None]
     except KeyboardInterrupt:
         for process in waiting:
-            process.kill()
+            kill_group(process)
         return True
     return False
 
@@ -120,7 +121,8 @@ def _wait_for_end(process: subprocess.Popen[bytes], limit_s: float) -> None:
         try:
             poll = select.poll()
             poll.register(handle, select.POLLIN)
-            poll.poll(limit_s * 1000)
+            if poll.poll(limit_s * 1000):
+                kill_group(process)
         finally:
             os.close(handle)
     process.poll()

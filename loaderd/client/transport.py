@@ -23,7 +23,7 @@ from loaderd.ipc.channel import Channel, ChannelClosed, peer_of
 from loaderd.ipc.child import how_it_ended
 from loaderd.ipc.descriptors import NO_SIGNAL
 from loaderd.ipc.messages import PROTOCOL, Bye, Failed, Hello, Message, encode
-from loaderd.ipc.spawn import start_process
+from loaderd.ipc.spawn import kill_group, start_process
 from loaderd.remote.address import unix_path
 from loaderd.version import VERSION
 
@@ -92,7 +92,7 @@ class Transport:
     def kill(self) -> str:
         """End it, whatever the other end does; a process of ours and its children die. Returns how it ended."""
         if self.process is not None:
-            self.process.kill()
+            kill_group(self.process)
         self.close()
         return "was left" if self.process is None else "was killed"
 
@@ -127,7 +127,7 @@ def _end(
     except KeyboardInterrupt:
         _call(before_end)
         if process is not None:
-            process.kill()
+            kill_group(process)
         return True
     return process is not None and reap([process])
 

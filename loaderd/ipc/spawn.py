@@ -8,9 +8,11 @@ script, and import TensorFlow, once more). Workers are forks of a process that h
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import marshal
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -87,6 +89,17 @@ def _run(module: str, sock: socket.socket, path: list[str]) -> subprocess.Popen[
         )
     finally:
         os.close(arguments)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill what ``start_process`` has started, and what that has started, if nobody has waited for it yet.
+
+    When a process of ours dies, its children do, too, as soon as they have asked Linux for it. A worker that is
+    stopped before it has, and a program that a user's function has started, would be left.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def search_path() -> list[str]:

@@ -30,7 +30,7 @@ from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.child import how_it_ended
 from loaderd.ipc.messages import AskStatus, Drain, Failed, Message, Serve, Status, Stop
-from loaderd.ipc.spawn import start_process
+from loaderd.ipc.spawn import kill_group, start_process
 from loaderd.restarts import RestartPolicy
 from loaderd.serve import systemd
 from loaderd.serve.options import Address, UnixOptions, manifest_folder
@@ -88,7 +88,7 @@ class _Daemon:
 
     def close(self) -> str:
         """Kill the process if it lives, read its last messages; returns how it ended, in words."""
-        self.process.kill()
+        kill_group(self.process)
         how = how_it_ended(self.process.wait())
         with contextlib.suppress(ChannelClosed):
             while select.select([self.channel], [], [], 0)[0]:  # not to its end: forks of it may keep it open
@@ -191,7 +191,7 @@ class Supervisor:
         if self._stopping:
             return
         if self._next is not None:  # it may have read old files, and it may hang
-            self._next.process.kill()
+            kill_group(self._next.process)
         is_starting = self._current is not None and not self._current.report
         self._wants_reload = self._next is not None or is_starting  # when that one has ended, or is ready
         if self._wants_reload:
@@ -290,7 +290,7 @@ class Supervisor:
             if now_s >= self._kill_at_s:
                 self._kill_at_s = now_s + _TICK_S
                 for daemon in self._daemons:
-                    daemon.process.kill()
+                    kill_group(daemon.process)
             return
         if self._due_s is not None and self._due_s <= now_s:
             self._due_s = None
@@ -310,7 +310,7 @@ class Supervisor:
                 daemon.patience_s *= 2
             if daemon.report and daemon.silent_s > self._options.watchdog:
                 _logger.error("%s has said nothing for %.0f s and is killed", daemon, daemon.silent_s)
-                daemon.process.kill()
+                kill_group(daemon.process)
         if not self._why_not_live():
             systemd.keep_alive()
 

@@ -21,7 +21,7 @@ from loaderd.client import stream_client
 from loaderd.errors import ClosedError
 from loaderd.shm.anonymous import SharedMemory
 from tests.helpers.interrupts import InterruptAt, points_of
-from tests.helpers.own_processes import kill, newest_daemon, wait_ends, wait_for_no_daemon, workers_of
+from tests.helpers.own_processes import children_of, kill, newest_daemon, wait_ends, wait_for_no_daemon, workers_of
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
@@ -42,6 +42,30 @@ def slow(numbers: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------- close
+
+
+def starting_a_program(numbers: Any) -> Any:
+    """Starts a program that nobody waits for."""
+    if 0 in numbers:
+        subprocess.Popen(["sleep", "1000"])
+    return numbers
+
+
+@pytest.mark.one_variant
+@pytest.mark.parametrize("daemon_is", ["alive", "killed"])
+def test_programs_that_a_field_started_end_with_the_daemon(write_numbered: Write, daemon_is: str):
+    """So does a worker that is stopped at its birth, when it has not asked to die with its parent."""
+    loader = loaderd.Loader(
+        write_numbered([100]), with_field(starting_a_program), batch_size=10, shuffle=False, workers=1
+    )
+    next(iter(loader))
+    (worker,) = workers_of(daemon := newest_daemon())
+    sleepers = [os.pidfd_open(pid) for pid in children_of(worker)]
+    assert sleepers
+    if daemon_is == "killed":
+        kill(daemon)
+    loader.close()
+    wait_ends(sleepers, 30)
 
 
 @pytest.mark.one_variant
