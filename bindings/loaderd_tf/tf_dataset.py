@@ -56,7 +56,7 @@ def make_dataset(
     shuffle: bool | loaderd.Shuffle = True,
     seed: int | None = 0,
     remainder: Remainder = "short",
-    shard: tuple[int, int] = (0, 1),
+    shard: tuple[int, int] | None = None,
     workers: int | None = None,
     on_corrupt: OnCorrupt = "raise",
     held_batches: int | None = None,

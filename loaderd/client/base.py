@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from loaderd.client.batch import Batch, HandOver, identity
 from loaderd.client.shutdown import ProgramEnded
+from loaderd.client.skipped_data import warn_user
 from loaderd.client.stream import Glimpse, Stream
 from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, OptionError, ServerError, StorageError
 from loaderd.options import MAX_STEP, OnCorrupt, as_count, require
@@ -33,8 +34,8 @@ class BaseLoader:
     sharing: Sharing = "independent"
     """How it shares its data set with other consumers; see ``loaderd.connect``."""
 
-    def __init__(self, stream: Stream, start: Position) -> None:
-        """``stream`` was opened at ``start``."""
+    def __init__(self, stream: Stream, start: Position, shard_is_chosen: bool = True) -> None:
+        """``stream`` was opened at ``start``. ``shard_is_chosen``: else it warns where several processes train."""
         self._stream = stream
         self._options = stream.options
         self.schema = stream.schema
@@ -44,6 +45,7 @@ class BaseLoader:
         self._here: tuple[Pass, int] | None = self._next
         self._first_pass = self._next[0]
         self._is_placed = start != Position()  # or by seek(), and no pass has begun since
+        self._shard_is_chosen = shard_is_chosen
         self._metrics_ends: list[Callable[[], object]] = []
         self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last (inf: no end)
         try:
@@ -149,12 +151,25 @@ class BaseLoader:
     def _new_pass(self) -> tuple[Pass, int]:
         pass_, step = self._next
         check_epoch(pass_.first_epoch)
+        if not self._shard_is_chosen:
+            self._warn_of_same_batches()
         if self.grows and pass_.listing is None:
             self._stream.list_shards(None)
             pass_ = pass_._replace(listing=self._stream.pass_sequence.listing)
         self._next = self._stream.pass_sequence.next_pass(pass_), 0
         self._is_placed = False
         return pass_, step
+
+    def _warn_of_same_batches(self) -> None:
+        for framework in ("torch", "jax"):
+            if (number := _num_processes(framework)) > 1:
+                self._shard_is_chosen = True  # once is enough
+                warn_user(
+                    f"{framework}.distributed has {number} processes, and this loader has no shard=: all of them get "
+                    f"the same batches. Give each its share, shard=loaderd_{framework}.shard(); or shard=(0, 1), if "
+                    "that is meant.",
+                    UserWarning,
+                )
 
     def num_steps(self, pass_: Pass) -> int | None:
         """The step behind the last one of a pass; None if it never ends."""
@@ -492,6 +507,16 @@ class _Iteration(Iterator[Any]):
         if error is not None:
             raise error
         return element
+
+
+def _num_processes(framework: str) -> int:
+    """How many processes train together, as far as ``framework`` has been imported and told."""
+    distributed: Any = sys.modules.get(f"{framework}.distributed")
+    if distributed is None or not getattr(distributed, "is_initialized", bool)():  # a build of torch may lack it
+        return 1
+    # JAX is asked only once it is initialized: to count, it looks for devices.
+    number: int = distributed.get_world_size() if framework == "torch" else sys.modules["jax"].process_count()
+    return number
 
 
 def _require_position(value: Any) -> None:

@@ -124,7 +124,8 @@ def connect(
         consumer = ConsumerName(subscription.name, socket.gethostname(), str(os.getpid()), rank)
         settings = network_settings(addresses, token, tls, compression, consumer)
         source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
-    loader = ServedLoader(ReconnectingStream(source, first, ProgressDisplay(None)), first)
+    is_chosen = shard is not None or sharing is not None
+    loader = ServedLoader(ReconnectingStream(source, first, ProgressDisplay(None)), first, is_chosen)
     loader.sharing = subscription.sharing
     return loader
 

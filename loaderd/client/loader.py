@@ -44,7 +44,8 @@ class Loader(BaseLoader):
     - ``remainder``: what becomes of an epoch's last, partial batch: ``"drop"``, ``"short"``, or ``"carry"`` (it is
       completed from the next epoch).
     - ``seed``: the order, and all random fields, follow from it. None: one is drawn, which ``loader.seed`` says.
-    - ``shard=(i, n)``: this is host i of n, and gets an n-th of each epoch.
+    - ``shard=(i, n)``: this is host i of n, and gets an n-th of each epoch. None: it gets all of it, with a
+      UserWarning where torch.distributed or jax.distributed has several processes: they train on the same batches.
     - ``workers``: worker processes; None: chosen from the cores.
     - ``on_corrupt``: ``"raise"``, ``"skip_record"``, ``"skip_shard"`` or ``"skip_any"``. The two in the middle raise
       RecordMismatchError where more than one record in a hundred does not match the schema. What is left out is a
@@ -84,7 +85,7 @@ class Loader(BaseLoader):
         shuffle: bool | Shuffle = True,
         seed: int | None = 0,
         remainder: Remainder = "short",
-        shard: tuple[int, int] = (0, 1),
+        shard: tuple[int, int] | None = None,
         workers: int | None = None,
         on_corrupt: OnCorrupt = "raise",
         held_batches: int = 4,
@@ -103,7 +104,7 @@ class Loader(BaseLoader):
             batch_size=batch_size,
             epochs=epochs,
             remainder=remainder,
-            shard=shard,
+            shard=(0, 1) if shard is None else shard,
             workers=workers,
             held_batches=held_batches,
             stall_timeout=stall_timeout,
@@ -115,7 +116,7 @@ class Loader(BaseLoader):
             options.check_growing()
         first = checked_start(start)
         source = EmbeddedSource(StreamDescription(dataset, options))
-        super().__init__(ReconnectingStream(source, first, ProgressDisplay(progress)), first)
+        super().__init__(ReconnectingStream(source, first, ProgressDisplay(progress)), first, shard is not None)
 
 
 def as_dataset(
@@ -127,11 +128,11 @@ def as_dataset(
     index_cache: str,
     refresh: Refresh,
     storage: Storage,
-    shard: tuple[int, int],
+    shard: tuple[int, int] | None,
 ) -> AnyDataset:
     """The data set that the arguments of a Loader describe. Raises OptionError."""
     require(
-        seed is not None or as_shard(shard)[1] == 1,
+        seed is not None or shard is None or as_shard(shard)[1] == 1,
         "seed",
         f"a number where there are several hosts, shard={shard}",
         seed,

@@ -91,15 +91,15 @@ class SkippedData:
     def warn(self) -> None:
         """Warn of what is new. Raises what the filters of ``warnings`` make of it."""
         while self._warnings:
-            warnings.warn(self._warnings.pop(0), SkippedDataWarning, stacklevel=_level_of_caller())
+            warn_user(self._warnings.pop(0), SkippedDataWarning)
 
 
-def _level_of_caller() -> int:
-    """The ``stacklevel`` of the code that uses loaderd or one of its bindings, for the function that calls this."""
-    level, frame = 1, sys._getframe(1)
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warn at the line that uses loaderd or a binding of it. Raises what the filters of ``warnings`` make of that."""
+    level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("loaderd"):
         level, frame = level + 1, frame.f_back
-    return level
+    warnings.warn(text, category, stacklevel=level)
 
 
 def _records_in(report: str) -> set[_Key]:

@@ -16,7 +16,7 @@ import loaderd
 from loaderd.errors import OptionError
 from tests.helpers import slots
 from tests.helpers.binding_contract import BatchesContract, Binding
-from tests.helpers.lent_batches import BATCH_SIZE, RECORDS, Write, loader_fixtures
+from tests.helpers.lent_batches import BATCH_SIZE, CHECK_WARNING, RECORDS, Write, loader_fixtures
 from tests.helpers.restarted import Restarted
 
 jax = pytest.importorskip("jax", reason="JAX is not installed: make test-torch")
@@ -316,14 +316,15 @@ with loaderd.Loader(f"{folder}/shards/*", schema, **options) as loader:
         own = [number for shard in ids.addressable_shards for number in shard.data.tolist()]
         steps.append((int(total(ids)), own))
 print(steps)
+name = "jax"
 """
 
 
 def test_processes_share_an_epoch(tmp_path: Path, write_numbered_to: Write, run_together: Any, free_port: int):
-    """And each array is made of both processes' batches."""
+    """And each array is made of both processes' batches; they are warned where nobody has said that they shall."""
     write_numbered_to(tmp_path / "shards", [100, 50])
-    arguments = [str(free_port), str(tmp_path)]
-    printed = run_together([[sys.executable, "-c", PROCESS, str(index), *arguments] for index in range(2)])
+    program = sys.executable, "-c", PROCESS + CHECK_WARNING
+    printed = run_together([[*program, str(index), str(free_port), str(tmp_path)] for index in range(2)])
     steps = list(zip(*(eval(text.splitlines()[-1]) for text in printed), strict=True))
     assert len(steps) == 5
     for (total, own), (same_total, others) in steps:

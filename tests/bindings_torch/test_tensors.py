@@ -15,7 +15,7 @@ import loaderd
 from loaderd.errors import OptionError
 from tests.helpers import slots
 from tests.helpers.binding_contract import BatchesContract, Binding
-from tests.helpers.lent_batches import BATCH_SIZE, RECORDS, Write, loader_fixtures
+from tests.helpers.lent_batches import BATCH_SIZE, CHECK_WARNING, RECORDS, Write, loader_fixtures
 from tests.helpers.restarted import Restarted
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
@@ -265,11 +265,16 @@ assert loaderd_torch.shard() == (rank, 2)
 schema = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
 with loaderd.Loader(f"{folder}/shards/*", schema, batch_size=16, shard=loaderd_torch.shard(), workers=1) as loader:
     print([number for ids in loaderd_torch.batches(loader, "id") for number in ids.tolist()])
+name = "torch"
+"""
+END = """
 distributed.destroy_process_group()
 """
 
 
 def test_ranks_share_an_epoch(tmp_path: Path, write_numbered_to: Write, run_together: Any):
+    """And are warned where nobody has said that they shall."""
     write_numbered_to(tmp_path / "shards", [100, 50])
-    printed = run_together([[sys.executable, "-c", RANK, str(rank), str(tmp_path)] for rank in range(2)])
+    program = sys.executable, "-c", RANK + CHECK_WARNING + END
+    printed = run_together([[*program, str(rank), str(tmp_path)] for rank in range(2)])
     assert sorted(number for text in printed for number in eval(text.splitlines()[-1])) == list(range(RECORDS))

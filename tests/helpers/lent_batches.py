@@ -15,6 +15,23 @@ RECORDS, BATCH_SIZE, HELD = 150, 16, 4
 NUM_BATCHES = 10  # of which the last one has 6 records
 _LIMIT_S = 60.0
 
+CHECK_WARNING = """
+import warnings
+for given in ({}, {"shard": (0, 1)}):
+    with warnings.catch_warnings(record=True) as caught, loaderd.Loader(
+        f"{folder}/shards/*", schema, batch_size=16, workers=1, **given
+    ) as loader:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for batch in loader:
+                pass
+    ours = [(str(one.message), one.category, one.filename) for one in caught if "loaderd" in str(one.message)]
+    text = f"{name}.distributed has 2 processes, and this loader has no shard=: all of them get the same batches."
+    text += f" Give each its share, shard=loaderd_{name}.shard(); or shard=(0, 1), if that is meant."
+    assert ours == ([] if given else [(text, UserWarning, "<string>")]), ours
+"""
+"""For a process of a training of two, with ``folder``, ``schema``, and ``name``, the framework's."""
+
 Write = Callable[[Path, Sequence[int]], list[Path]]
 
 
