@@ -1,7 +1,7 @@
 """The consumer's end of a page: takes batches in order, and gives slots back.
 
-The socket carries only what is rare: which records a batch lacks, and which batches cannot be made. The page counts
-these messages, so that each is read before its batch is taken.
+The socket carries only what is rare: which records a batch lacks, which batches cannot be made, and what the user
+should hear. The page counts these messages, so that each is read before its batch is taken, or with the next one.
 """
 
 from __future__ import annotations
@@ -38,17 +38,21 @@ class PageConsumer:
     """Takes batches of one generation at a time. For one thread at a time. Takes 3 µs a batch.
 
     ``fds``: the bells of the consumer, of the daemon, and of each seat, which it owns. ``number``: of its column.
-    ``own``: that column, where the consumer is a member; None: it is the only consumer.
+    ``own``: that column, where the consumer is a member; None: it is the only consumer. ``news``: how many of the
+    messages that CONSUMER_NEWS counts have come.
     """
 
-    def __init__(self, page: Page, fds: Sequence[int], number: int = 0, own: Column | None = None) -> None:
+    def __init__(
+        self, page: Page, fds: Sequence[int], number: int = 0, own: Column | None = None, news: int = 0
+    ) -> None:
         self._fds = fds
         self._bell, self._daemon_bell, *self._bells = fds
         self._page = page
         self._number = number
         self._is_member = own is not None
         self._words, self._first_held = own or page.columns[0]
-        self._generation = self._news = 0
+        self._news = news
+        self._generation = 0
         self._key = 0
         """Of the batch that is taken next. A member's has generation 0 until the daemon has said where it starts."""
         self._rung = 0

@@ -60,6 +60,8 @@ from loaderd.snapshots import Progress, StorageCounts
 if TYPE_CHECKING:
     from loaderd.client.stream import StreamCounts
 
+_COUNTED = (RecordsSkipped, BatchFailed, StorageUnavailable, Notice)
+"""What CONSUMER_NEWS counts, once the stream is open."""
 _MIN_START_LIMIT_S = 30.0
 
 _logger = logging.getLogger("loaderd")
@@ -91,6 +93,7 @@ class StreamClient:
         self._has_answered = self._unsent = False
         self._bye: Bye | None = None
         self._opened: Opened | None = None
+        self._early_news = 0  # messages that the page counts, and that came before it was mapped
         self._listed: DataListed | None = None
         self.sizes: dict[str, Any] = {}
         """Fields of ``Statistics``, when the stream is open."""
@@ -173,7 +176,7 @@ class StreamClient:
         bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
         self._page = Page(words.bytes, num_slots, num_seats, num_members)
         self.watched = PageView.of(words.bytes) if own is None else None
-        self._consumer = PageConsumer(self._page, bells, number, own)
+        self._consumer = PageConsumer(self._page, bells, number, own, self._early_news)
         weakref.finalize(self, self._consumer.close).atexit = False
         self._poll.register(bells[0], select.POLLIN)
 
@@ -342,8 +345,11 @@ class StreamClient:
             self._bye = message
             return
         self._has_answered = True
-        if isinstance(message, (RecordsSkipped, BatchFailed, StorageUnavailable)):
-            self._consumer.noted()
+        if isinstance(message, _COUNTED) and self._opened is not None:
+            if self._reader is None:
+                self._early_news += 1
+            else:
+                self._consumer.noted()
         if isinstance(message, Failed):
             self._give_up(message.error)
         elif isinstance(message, Welcome):

@@ -142,7 +142,10 @@ class PrivateDaemon(Daemon):
         raise error
 
     def _warn(self, text: str) -> None:
-        self._event_loop.post(PARENT, Notice(redacted(text), self._worker_manager.pool.restarts))
+        if (session := self._sessions.get(_STREAM)) is not None:
+            session.warn(text)
+        else:
+            self._event_loop.post(PARENT, Notice(redacted(text), self._worker_manager.pool.restarts))
 
 
 def main() -> None:

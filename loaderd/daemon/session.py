@@ -148,9 +148,14 @@ class Session:
             self._tell(number, message, ())
 
     def warn(self, text: str) -> None:
-        """Send a warning to all consumers, and log it."""
+        """Send a warning to all consumers, and log it. One that takes batches reads it with the next one."""
         self._log(text)
-        self._tell_all(Notice(redacted(text), self._worker_manager.pool.restarts))
+        notice = Notice(redacted(text), self._worker_manager.pool.restarts)
+        for number in self.present:
+            if self.consumers is None:  # there is no page yet, and it waits
+                self._tell(number, notice, ())
+            else:
+                self._announce(number, notice)
 
     # ------------------------------------------------------------------------------------------- phases
 
@@ -292,7 +297,7 @@ class Session:
                     self._announce(number, RecordsSkipped(generation, note.step, note.errors, note.num_skipped))
 
     def _announce(self, number: int, message: Message) -> None:
-        """Send a message that the consumer must read before it takes the batches behind it."""
+        """Send a message that the consumer reads before it takes the batches behind it."""
         assert self.consumers is not None and self.opened is not None
         self.opened.page.add_consumer_news(self.consumers.column_of(number))
         self._tell(number, message, ())

@@ -12,7 +12,7 @@ daemon writes its words until another worker takes the seat.)
     LAYOUT … NUM_MEMBERS     daemon    how to read the page, for processes that have nothing else: see ``samples``
     SAMPLES                  daemon    how many samples it has written so far
     of each consumer:
-      CONSUMER_NEWS          daemon    how many messages about batches it has sent to the consumer
+      CONSUMER_NEWS          daemon    how many messages to be read at once it has sent to the consumer
       STARTS_AT              daemon    the key from which on the consumer gets batches; NEVER: it gets none
       ANSWERED               daemon    the number of the StartPass that STARTS_AT answers
       POSITION               consumer  the key of the batch that it takes next: all before it are taken
@@ -341,11 +341,11 @@ class Page:
     # ---------------------------------------------------------------------------------------- consumers
 
     def consumer_news(self, column: int) -> int:
-        """How many messages about batches were sent to a consumer."""
+        """How many messages were sent to a consumer that it reads before it takes another batch."""
         return self.words[CONSUMER_NEWS + self._shifts[column]]
 
     def add_consumer_news(self, column: int = 0) -> None:
-        """Daemon: one more message about batches is on its way to a consumer."""
+        """Daemon: one more message is on its way to a consumer that it reads before it takes another batch."""
         self._consumer_news[column] += 1
         self.words[CONSUMER_NEWS + self._shifts[column]] = self._consumer_news[column]
 

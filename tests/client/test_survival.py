@@ -21,7 +21,15 @@ from loaderd.client import stream_client
 from loaderd.errors import ClosedError
 from loaderd.shm.anonymous import SharedMemory
 from tests.helpers.interrupts import InterruptAt, points_of
-from tests.helpers.own_processes import children_of, kill, newest_daemon, wait_ends, wait_for_no_daemon, workers_of
+from tests.helpers.own_processes import (
+    all_workers_of,
+    children_of,
+    kill,
+    newest_daemon,
+    wait_ends,
+    wait_for_no_daemon,
+    workers_of,
+)
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
@@ -171,6 +179,22 @@ def test_a_loader_that_is_dropped_while_a_batch_is_held(
     del batches
     wait_for_no_daemon()  # without the garbage collector
     assert check_batch(batch) == list(range(10))
+
+
+def test_a_loop_that_never_waits_hears_of_a_dead_worker(
+    write_numbered: Write, numbered_schema: loaderd.Schema, caplog: pytest.LogCaptureFixture
+):
+    """With the next batch: a training whose batches are always there reads what the daemon says all the same."""
+    with loaderd.Loader(write_numbered([600]), numbered_schema, batch_size=10, epochs=None, workers=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        kill(all_workers_of(newest_daemon(), 2)[0])
+        deadline_s = time.monotonic() + 30
+        while "another one does its work again" not in caplog.text:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+            next(batches)
+        assert loader.statistics().workers_restarted == 1
 
 
 # ------------------------------------------------------------------------------------------- Ctrl-C
