@@ -303,7 +303,7 @@ class ReconnectingStream(Stream):
         """End ``before``, and wait until another connection may be tried. Raises LoaderdError if none should be."""
         self.check()  # a program that is ending must not wait here
         if before is not None:
-            before.transport.kill()
+            before.transport.kill("it connects anew")
             before.torn = True
             self._fruitful |= before.delivered
             before.delivered = False

@@ -89,10 +89,15 @@ class Transport:
         with contextlib.suppress(OSError):  # it is closed, or the other end is gone
             self.channel.socket.shutdown(socket.SHUT_RDWR)
 
-    def kill(self) -> str:
-        """End it, whatever the other end does; a process of ours and its children die. Returns how it ended."""
+    def kill(self, bye: str = "") -> str:
+        """End it, whatever the other end does; a process of ours and its children die. Returns how it ended.
+
+        ``bye``: why it ends, for a server's log; "": the consumer has ended.
+        """
         if self.process is not None:
             kill_group(self.process)
+        elif bye:
+            _say_bye(self.channel, bye)
         self.close()
         return "was left" if self.process is None else "was killed"
 
@@ -137,10 +142,10 @@ def _call(functions: list[Callable[[], object]]) -> None:
         function()
 
 
-def _say_bye(channel: Channel) -> None:
-    """Lets a server tell an end from a crash. Does not wait until the server reads it."""
+def _say_bye(channel: Channel, why: str = "") -> None:
+    """Lets a server tell an end from a crash. Does not wait until the server reads it, which takes the first one."""
     with contextlib.suppress(OSError):  # it was said before, or the other end is gone or busy
-        channel.socket.send(encode(Bye("")), socket.MSG_DONTWAIT | NO_SIGNAL)
+        channel.socket.send(encode(Bye(why)), socket.MSG_DONTWAIT | NO_SIGNAL)
 
 
 def limit_sending(sock: socket.socket, limit_s: float) -> None:

@@ -83,7 +83,8 @@ class Consumer:
     offered_s: float | None = None
     """Since when there is something that it could take; None: there is nothing. Only with an ``idle_timeout``."""
     greeted: bool = False
-    said_bye: bool = False
+    bye: str | None = None
+    """Why it ends, in its own words; "": it has ended. None: it has not said that it ends."""
     dataset: str = ""
     wanted: Subscription | None = None
     session: Session | None = None

@@ -216,7 +216,7 @@ class ServerDaemon(Daemon):
         elif isinstance(message, AskStatus):
             self._event_loop.post(consumer.number, Status(self.report()))
         elif isinstance(message, Bye):
-            consumer.said_bye = True
+            consumer.bye = message.text if consumer.bye is None else consumer.bye
         elif isinstance(message, Subscribe):
             self._subscribe(consumer, message)
         elif consumer.session is None:
@@ -299,8 +299,8 @@ class ServerDaemon(Daemon):
             _logger.warning("%s is sent away: %.1000s", consumer, error.message)
             self._sent_away += 1
             self._event_loop.post(consumer.number, Failed(error))
-        elif consumer.dataset and consumer.said_bye:
-            _logger.info("%s has ended", consumer)
+        elif consumer.dataset and consumer.bye is not None:
+            _logger.info("%s %s", consumer, f"leaves: {consumer.bye:.100}" if consumer.bye else "has ended")
         elif consumer.dataset:
             _logger.warning("%s is gone without a word: it crashed, or was killed", consumer)
         self._forget(consumer, has_ended=error is None)

@@ -74,7 +74,7 @@ class Subscribe(NamedTuple):
 class Bye(NamedTuple):
     """Server: it ends, or another process takes its place, for this reason. What it has delivered stays valid.
 
-    Consumer: it needs nothing more.
+    Consumer: it needs nothing more of this connection, for this reason; "": it has ended.
     """
 
     text: str

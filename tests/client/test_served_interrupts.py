@@ -18,6 +18,7 @@ import pytest
 import loaderd
 from loaderd.client import batch as batch_module
 from loaderd.client import reconnecting_stream, served_sources, transport
+from loaderd.client.page_consumer import PageConsumer
 from loaderd.client.stream_client import StreamClient
 from loaderd.errors import ClosedError
 from tests.helpers.interrupts import InterruptAt, points_of
@@ -64,6 +65,22 @@ def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
         gc.collect()  # in Python 3.10, what was interrupted refers to itself
         # At two of the points, nobody owns the descriptor that has just come.
         assert len(os.listdir("/proc/self/fd")) <= files + 2 and mappings_of_slots() <= mappings
+
+
+def test_an_interrupted_consumer_is_not_said_to_have_ended(server: Restarted):
+    """It has another connection with the next batch: the server's log says so, and that it has ended at its end."""
+    with server.connect(10, name="me") as loader:
+        batches = iter(loader)
+        next(batches)
+        with InterruptAt(*points_of(PageConsumer.take)[0]):
+            next(batches)
+        next(batches)
+        assert loader.statistics().daemon_restarts == 1
+    server.now.wait_line("has ended")
+    process = f"me (process {os.getpid()})"
+    ours = [line.removeprefix(process) for line in server.now.said if process in line]
+    reads = " reads train, independent"
+    assert ours == [reads, " leaves: it connects anew", reads, " has ended"]
 
 
 @pytest.mark.slow
