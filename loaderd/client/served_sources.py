@@ -43,6 +43,7 @@ class RemoteSource(EmbeddedSource):
     def welcomed(self, welcome: Welcome) -> None:
         servers = ", ".join(self._wanted.of.addresses[:3])
         _take_over(self, self._announced, welcome.dataset, f"the servers at {servers}", self._wanted.of.name)
+        self._use(replace(self._wanted, has_begun=True))
 
     def may_retry(self, failure: LoaderdError) -> bool:
         return isinstance(failure, ServerError) and bool(self._announced)
@@ -56,9 +57,13 @@ class RemoteSource(EmbeddedSource):
         addresses = () if self._discovery is None else self._discovery.news()
         if not addresses or addresses == self._wanted.of.addresses:
             return None
-        self._wanted = replace(self._wanted, of=replace(self._wanted.of, addresses=addresses))
-        self._pickled = pickled(self._wanted)
+        self._use(replace(self._wanted, of=replace(self._wanted.of, addresses=addresses)))
         return UseServers(list(addresses))
+
+    def _use(self, wanted: RemoteStream) -> None:
+        """For the next daemon."""
+        self._wanted = wanted
+        self._pickled = pickled(wanted)
 
 
 def _take_over(source: Source, known: dict[str, Any], dataset: dict[str, Any], server: str, name: str) -> None:

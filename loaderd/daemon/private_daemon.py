@@ -130,6 +130,7 @@ class PrivateDaemon(Daemon):
             raise asking.error
         if asking.finished:
             self._asking = None
+            self._remote = replace(self._remote, has_begun=True)
             self._event_loop.post(PARENT, asking.welcome)
             description = asking.description
             self._begin(description, pickle.dumps(description), lambda listing, _: self._ask(listing), asking)

@@ -47,7 +47,7 @@ def ask_table(task: AskTask, tell: Callable[[int], None], say: Callable[[str], N
     """
     stream: RemoteStream = pickle.loads(task.stream)
     of = stream.of
-    servers = Servers(of.addresses, of.settings, say)
+    servers = Servers(of.addresses, of.settings, say, stream.has_begun)
 
     def call(calls: Calls, timeout_s: float) -> bytes:
         try:

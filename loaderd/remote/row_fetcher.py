@@ -15,7 +15,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import LoaderdError, RecordMismatchError, ShardReadError, from_wire
+from loaderd.errors import (
+    LoaderdError,
+    OptionError,
+    RecordMismatchError,
+    SchemaError,
+    ServerError,
+    ShardError,
+    ShardReadError,
+    StorageError,
+    from_wire,
+)
 from loaderd.ipc.worker_messages import CheckTask, LoadTask
 from loaderd.plan.epoch import Slice
 from loaderd.remote.ask_once import wait_telling
@@ -96,7 +106,7 @@ class RowFetcher:
         self._tell = tell
         self._wake = wake
         self._spent = spent
-        self._servers = Servers(data.of.addresses, data.of.settings, say)
+        self._servers = Servers(data.of.addresses, data.of.settings, say, has_begun=True)
         self._pool = futures.ThreadPoolExecutor(_REQUESTS_AT_A_TIME, thread_name_prefix="rows")
         self._most_rows = max(1, min(_MOST_ROWS_A_REQUEST, _BYTES_A_REQUEST // max(1, data.row_bytes)))
         self._ahead: OrderedDict[int, list[tuple[int, Answer]]] = OrderedDict()
@@ -186,4 +196,10 @@ class RowFetcher:
                 raise Lacking(answered)  # another server may have these shards
             return answered
 
-        return self._servers.ask(call, data.of.limit_s)
+        try:
+            return self._servers.ask(call, data.of.limit_s)
+        except (OptionError, SchemaError, ShardError) as error:
+            if isinstance(error, StorageError):
+                raise
+            # It is about a server, not about these rows, which must not be taken for lost.
+            raise ServerError(error.message, hint=error.hint) from None

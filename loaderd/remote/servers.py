@@ -11,7 +11,8 @@ new one gets its share at once, and a server that was slow once is tried again. 
 the next one is given more time: a slow answer is better than none. A request that is wrong itself is refused by all.
 
 What is wrong with the files or the processes of one server (ShardError, WorkerError, Lacking) is the answer only if
-the others say so, too. A server that lacked what another one had is asked after the others for the next 5 s.
+the others say so, too. A server that lacked what another one had is asked after the others for the next 5 s. A server
+that finds no shards is away for those who have read some: it was started anew before its storage was mounted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
-from loaderd.errors import HOW_TO_GO_ON, LoaderdError, OptionError, ServerError, ShardError, StorageError, WorkerError
+from loaderd.errors import (
+    HOW_TO_GO_ON,
+    LoaderdError,
+    NoShardsError,
+    ServerError,
+    ShardError,
+    StorageError,
+    WorkerError,
+)
 from loaderd.remote.calls import Calls, OutOfReach
 from loaderd.remote.source import Settings
 from loaderd.storage.outage_tracker import OutageTracker
@@ -84,9 +93,15 @@ def draw(servers: Sequence[tuple[int, float]], rng: random.Random | ModuleType) 
 
 
 class Servers:
-    """For use from any thread. ``addresses``: of servers with the same data, maybe none. ``say`` tells the user."""
+    """For use from any thread. ``addresses``: of servers with the same data, maybe none. ``say`` tells the user.
 
-    def __init__(self, addresses: tuple[str, ...], settings: Settings, say: Callable[[str], None]) -> None:
+    ``has_begun``: the consumer has had data, so that there are shards.
+    """
+
+    def __init__(
+        self, addresses: tuple[str, ...], settings: Settings, say: Callable[[str], None], has_begun: bool = False
+    ) -> None:
+        self._has_begun = has_begun
         self._settings = settings
         self._say = say
         self._lock = threading.Lock()
@@ -177,12 +192,16 @@ class Servers:
         except OutOfReach as error:
             self._set_aside(server, str(error), time.monotonic() - began_s)
             raise
-        except (ServerError, OptionError) as error:  # of another version, or with another certificate, say
+        except (Lacking, ShardError, WorkerError) as error:
+            text = f"the server at {server.address}: {getattr(error, 'message', error)}"
+            if self._has_begun and isinstance(error, NoShardsError):
+                self._set_aside(server, text, time.monotonic() - began_s)
+            else:
+                failed[server.address] = error
+            raise OutOfReach(text) from None
+        except LoaderdError as error:  # of another version, or with another certificate, say
             self._set_aside(server, error, 0.0)
             raise OutOfReach(str(error)) from None
-        except (Lacking, ShardError, WorkerError) as error:
-            failed[server.address] = error
-            raise OutOfReach(f"the server at {server.address}: {error}") from None
         finally:
             with self._lock:
                 server.on_the_way -= 1

@@ -77,7 +77,11 @@ class RemoteRows:
 
 @dataclass(frozen=True)
 class RemoteStream:
-    """A stream of a remote set, before the servers have said what the set is. They decide on the order."""
+    """A stream of a remote set, before the servers have said what the set is. They decide on the order.
+
+    ``has_begun``: as of ``Servers``.
+    """
 
     of: RemoteSet
     options: StreamOptions
+    has_begun: bool = False

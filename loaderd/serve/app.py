@@ -27,7 +27,7 @@ from urllib.parse import parse_qs
 
 import msgpack
 
-from loaderd.errors import BusyError, LoaderdError, OptionError, ServerError, to_wire
+from loaderd.errors import BusyError, LoaderdError, OptionError, ServerError, StorageError, to_wire
 from loaderd.remote.tickets import (
     BYTES,
     CONSUMER,
@@ -118,9 +118,12 @@ class RowsApp:
             return
         except _Refused as refused:
             reply = self._refusal(scope, refused)
-        except Exception as error:  # memory or files ran out, say: another server may answer
+        except Exception as error:
             self._say_failed("a request failed: " + "".join(traceback.format_exception(error)).rstrip())
-            reply = self._refusal(scope, _Refused(503, BusyError(f"the request failed: {type(error).__name__}")))
+            status = (
+                503 if isinstance(error, (MemoryError, OSError)) else 500
+            )  # they may pass, or are another's fault
+            reply = self._refusal(scope, _Refused(status, ServerError(f"the request failed: {type(error).__name__}")))
         num_bytes = sum(map(len, reply.parts))
         self._unsent_bytes += num_bytes
         try:
@@ -182,7 +185,7 @@ class RowsApp:
             raise _Refused(400, error) from None
         except LoaderdError as error:
             error.traceback = ""  # it would tell a consumer where files are
-            raise _Refused(502, error) from None
+            raise _Refused(503 if isinstance(error, StorageError) else 500, error) from None
 
     def _check_token(self, scope: Scope) -> None:
         """All tokens are compared, whichever is right, and in a time that tells nothing of them."""

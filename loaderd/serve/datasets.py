@@ -185,11 +185,10 @@ class ServedDataset:
             if served.digest != ticket.data:
                 raise OtherData(self.name, ticket.data, served.digest)
             return served
-        current = self._ready()
-        if current.digest == ticket.data:
-            return current
+        if (present := self._present(ticket.data)) is not None:
+            return present
         if ("digest", ticket.data) not in self._listings:
-            raise OtherData(self.name, ticket.data, current.digest)
+            raise OtherData(self.name, ticket.data, "none" if self.current is None else self.current.digest)
         return await self._wait(("digest", ticket.data), lambda: self._open(None, None))
 
     async def of_position(self, listing: Listing | None, of: Mapping[str, Any]) -> ServedListing:
@@ -219,7 +218,7 @@ class ServedDataset:
 
     async def add(self, digest: str, shards: bytes) -> None:
         """Have tickets for ``digest`` answered, whose shards are those with these hashes. Raises as of_ticket."""
-        if self._ready().digest == digest:
+        if self._present(digest) is not None:
             return
         wanted = {shards[at : at + SHARD_BYTES] for at in range(0, len(shards), SHARD_BYTES)}
 
@@ -243,6 +242,11 @@ class ServedDataset:
             return served
 
         await self._wait(("digest", digest), open_these)
+
+    def _present(self, digest: str) -> ServedListing | None:
+        """The present shards, if that is their digest. If they cannot be served, others may nevertheless be."""
+        current = self._ready() if self.error is None else self.current
+        return current if current is not None and current.digest == digest else None
 
     def _ready(self) -> ServedListing:
         if self.current is not None:

@@ -41,15 +41,16 @@ class NetworkServer:
         self._listen: list[str] = []
         self.start()
 
-    def start(self) -> None:
-        """Start it, or start it again at the same address."""
+    def start(self, *, is_ready: bool = True) -> None:
+        """Start it, or start it again at the same address, and wait until it ``is_ready``."""
         arguments = ("datasets_of_test:train", "--workers", "2", *self._listen, *self._arguments)
         self.server = Server(self.folder, *arguments, network=True, **self._environment)
         self.address = self.server.address
         self.port = int(self.address.rpartition(":")[2])
         self._listen = ["--listen", f"127.0.0.1:{self.port}"]
-        self.server.wait_ready()
-        self.server.wait_line("is ready")  # the second process
+        if is_ready:
+            self.server.wait_ready()
+            self.server.wait_line("is ready")  # the second process
 
     def dataset(self) -> loaderd.Dataset:
         """The data set that is served."""

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 
 import loaderd
-from loaderd.errors import ServerError, ShardReadError, to_wire
+from loaderd.errors import (
+    LoaderdError,
+    NoShardsError,
+    ServerError,
+    ShardReadError,
+    StorageError,
+    WorkerError,
+    to_wire,
+)
 from loaderd.remote.calls import Calls
 from loaderd.remote.servers import Servers
 from loaderd.remote.source import Settings
@@ -146,6 +154,28 @@ def test_an_answer_that_does_not_come_in_time_is_that_of_a_server_that_is_away(
     with pytest.raises(ServerError, match=r"no server has answered for 1 s; the last attempt: .*127\.0\.0\.1"):
         servers.ask(lambda calls, timeout_s: rows(calls, 1.0), 1.0)
     assert time.monotonic() - began_s < 10
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "has_begun", "raised"),
+    [
+        (500, WorkerError("3 processes died"), True, WorkerError),
+        (500, ServerError("its shards are gone"), True, ServerError),
+        (500, NoShardsError("it matches no file"), False, NoShardsError),
+        (500, NoShardsError("it matches no file"), True, None),
+        (503, StorageError("the bucket does not answer"), False, None),
+    ],
+)
+def test_errors_of_a_server_are_raised_at_once_unless_they_may_pass(
+    start: Start, status: int, error: LoaderdError, has_begun: bool, raised: type[LoaderdError] | None
+):
+    body = msgpack.packb({"error": to_wire(error)})
+    server = start([answer(f"content-length: {len(body)}", body=body, status=f"{status} x")])
+    servers = Servers((server.address,), Settings(), lambda text: None, has_begun)
+    words = error.message if raised else f"no server has answered for 1 s; the last attempt: .*{error.message}"
+    with pytest.raises(raised or ServerError, match=words):
+        servers.ask(rows, 1.0)
+    assert (server.num_requests == 1) == bool(raised)
 
 
 def test_cookies_are_not_kept(start: Start):

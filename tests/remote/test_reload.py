@@ -12,7 +12,8 @@ import pytest
 
 import loaderd
 from loaderd.client.connect import ask_status
-from loaderd.errors import ServerError
+from loaderd.errors import CorruptRecordError, NoShardsError, ServerError
+from tests.helpers.serving import wait_until
 from tests.remote.network_server import NetworkServer
 
 
@@ -31,6 +32,43 @@ def add_shard(tmp_path, write_numbered_to):
         path.rename(tmp_path / "shards" / "added.tfrecord")
 
     return add
+
+
+def test_a_damaged_shard_that_is_added_ends_no_training(start_server, tmp_path, embedded):
+    """The server that is started again cannot serve it, but those from before."""
+    server = start_server()
+    with connect(server, epochs=10) as loader:
+        batches = iter(loader)
+        found = [next(batches)["id"].tolist()]
+        server.close()
+        (tmp_path / "shards" / "added.tfrecord").write_bytes(b"no TFRecord, as everybody sees")
+        server.start(is_ready=False)
+        server.server.wait_line("data set train: ")
+        found += [batch["id"].tolist() for batch in batches]
+    assert found == embedded
+    with pytest.raises(CorruptRecordError, match="added"):
+        connect(server)
+
+
+def test_shards_that_are_not_there_yet(start_server, tmp_path, embedded, caplog):
+    """A training waits for a server that was started anew before its storage was mounted; a new one is told."""
+    server = start_server()
+    with connect(server, epochs=10) as loader:
+        batches = iter(loader)
+        found = [next(batches)["id"].tolist()]
+        server.close()
+        (tmp_path / "shards").rename(tmp_path / "away")
+        server.start(is_ready=False)
+        server.server.wait_line("data set train: ")
+        rest: list[list[int]] = []
+        taking = threading.Thread(target=lambda: rest.extend(batch["id"].tolist() for batch in batches))
+        taking.start()
+        wait_until(lambda: "matches no file; it is asked again" in caplog.text)
+        with pytest.raises(NoShardsError, match="matches no file"):
+            connect(server)
+        (tmp_path / "away").rename(tmp_path / "shards")
+        taking.join()
+    assert found + rest == embedded
 
 
 @pytest.mark.one_variant
