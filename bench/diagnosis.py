@@ -134,6 +134,7 @@ SCENARIOS: dict[str, Scenario] = {
         ("read",),
         options={"shuffle": loaderd.Shuffle(window_records=32_768)},
         shards="bucket",
+        advised={"shards": "plain"},
     ),
     "python-between-steps": Scenario("the consumer's Python", lambda: compute(0.02)),
     "batches-in-bursts": Scenario("too few batches held", lambda: bursts(0.05)),

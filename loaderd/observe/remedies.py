@@ -1,7 +1,8 @@
 """The cause, the one change that would help most, and its gain.
 
 The gain is arithmetic. While the training waits, a step takes as long as its data take. With less work per batch, or
-with more workers, data take less in proportion; but a step never gets shorter than the consumer's own part of it.
+with more workers, data take less in proportion. But a step never gets shorter than the consumer's own part of it, nor
+than the CPU time that workers and consumer need for it on the cores that they use and those that are idle.
 """
 
 from __future__ import annotations
@@ -66,10 +67,22 @@ def remedy_for(verdict: Verdict, limiting: str, rates: Rates) -> Remedy:
     return _for_field(limiting, rates) if verdict == "one field" else _for_workers(limiting, rates)
 
 
-def _gain(rates: Rates, busy_s: float, workers: float) -> float:
-    """The gain if a batch took ``busy_s`` seconds of work, and there were ``workers`` workers."""
-    data_s = rates.step_s * busy_s / max(1e-12, rates.busy_s) * rates.facts.workers / workers
-    return rates.step_s / max(rates.own_s, data_s)
+def _gain(rates: Rates, least_s: float, *, saved_s: float = 0.0, more_cores: float = 0.0) -> float:
+    """The gain if a step took ``least_s``, or as long as the cores need for it.
+
+    ``saved_s``: work of a batch that the workers would no longer do. ``more_cores``: cores besides those that the
+    training uses and those that are idle.
+    """
+    cores = rates.own_cores + rates.spare_cores + more_cores
+    cores_s = (rates.own_cores * rates.step_s - rates.worker_cpu_share * saved_s) / max(1e-9, cores)
+    return rates.step_s / max(least_s, cores_s, 1e-9)
+
+
+def _gain_of_data(rates: Rates, saved_s: float = 0.0, more_workers: int = 0, more_cores: float = 0.0) -> float:
+    """The gain if the workers had ``saved_s`` less to do for a batch, or were more."""
+    workers = rates.facts.workers
+    data_s = rates.step_s * (1 - saved_s / max(1e-9, rates.busy_s)) * workers / (workers + more_workers)
+    return _gain(rates, max(rates.own_s, data_s), saved_s=saved_s, more_cores=more_cores)
 
 
 def _more_workers(rates: Rates) -> int:
@@ -85,14 +98,7 @@ def _more_workers(rates: Rates) -> int:
 def _with_workers(rates: Rates, workers: int, cause: str) -> Remedy:
     now = rates.facts.workers
     advice = f"{_option(workers, rates)} instead of {now}."
-    if rates.workers_compute:
-        return Remedy(cause, advice, _gain(rates, rates.busy_s, min(workers, now + rates.spare_cores)))
-    # What they compute needs cores, too: as many more as are idle. How many they would get from others is not known.
-    of_waiting = _gain(rates, rates.busy_s, workers)
-    of_cores = 1 + rates.spare_cores / max(1e-9, rates.worker_cores)
-    if of_cores < of_waiting and rates.other_cores > _NOTICEABLE:
-        return Remedy(cause, advice)
-    return Remedy(cause, advice, min(of_cores, of_waiting))
+    return Remedy(cause, advice, _gain_of_data(rates, more_workers=workers - now))
 
 
 def _option(workers: int, rates: Rates) -> str:
@@ -109,7 +115,7 @@ def _for_starving(rates: Rates) -> Remedy:
 def _for_cores(rates: Rates, cause: str) -> Remedy:
     more = min(rates.facts.workers + 1, MAX_WORKERS)
     advice = f"Give it more than {rates.facts.cores} cores, and {_option(more, rates)}."
-    return Remedy(cause, advice, _gain(rates, rates.busy_s, more))
+    return Remedy(cause, advice, _gain_of_data(rates, more_workers=more - rates.facts.workers, more_cores=1))
 
 
 def _for_model(rates: Rates) -> Remedy:
@@ -131,7 +137,7 @@ def _for_python(rates: Rates) -> Remedy:
         f"the thread that takes the batches computes for {python_s * 1e3:.1f} ms of each step, and nothing else of "
         "its process does much",
         "Have the workers do what it does with records: a loaderd.Derived field; or do it in another process.",
-        rates.step_s / max(rates.step_s - python_s, data_s, 1e-12),
+        _gain(rates, max(rates.step_s - python_s, data_s)),
     )
 
 
@@ -140,9 +146,9 @@ def _for_held_batches(rates: Rates) -> Remedy:
     advice = f"held_batches={more} instead of {rates.facts.held_batches}."
     if rates.copy_s > rates.wait_s:
         cause = f"more than held_batches={rates.facts.held_batches} batches are held, so that others are copied"
-        return Remedy(cause, advice, rates.step_s / max(1e-12, rates.step_s - rates.copy_s))
+        return Remedy(cause, advice, _gain(rates, rates.step_s - rates.copy_s))
     cause = f"the workers wait for slots {rates.slot_share:.0%} of the time: batches are taken many at a time"
-    return Remedy(cause, advice, rates.step_s / max(rates.own_s, rates.data_s))
+    return Remedy(cause, advice, _gain(rates, max(rates.own_s, rates.data_s)))
 
 
 def _for_copies(rates: Rates) -> Remedy:
@@ -152,58 +158,60 @@ def _for_copies(rates: Rates) -> Remedy:
     other_s = rates.own_s - copy_s
     if not rates.now.copies_ahead:
         advice = "prefetch=2: batches are copied while the model works on the one before."
-        return Remedy(cause, advice, rates.step_s / max(other_s, copy_s, rates.data_s))
+        return Remedy(cause, advice, _gain(rates, max(other_s, copy_s, rates.data_s)))
     if facts.has_bits and facts.packed_bytes < facts.batch_bytes:
         fewer = facts.packed_bytes / facts.batch_bytes
         advice = (
             f"Copy packed records, which are {1 / fewer:.0f} times smaller, and unpack them there: in TensorFlow "
             'by make_dataset(…, unpack="device") and loaderd_tf.unpack, else from fields of loaderd.Packed.'
         )
-        return Remedy(cause, advice, rates.step_s / max(other_s + fewer * copy_s, rates.data_s, 1e-9))
-    half_s = max(other_s + copy_s / 2, rates.data_s, 1e-9)
-    return Remedy(cause, "Choose a dtype of fewer bytes: of half as many, for this gain.", rates.step_s / half_s)
+        return Remedy(cause, advice, _gain(rates, max(other_s + fewer * copy_s, rates.data_s)))
+    half = _gain(rates, max(other_s + copy_s / 2, rates.data_s))
+    return Remedy(cause, "Choose a dtype of fewer bytes: of half as many, for this gain.", half)
 
 
 def _for_inflating(rates: Rates) -> Remedy:
     facts = rates.facts
     cause = f"{facts.compressed} of {facts.shards} shards are compressed, and inflated anew for each window"
-    busy_s = rates.busy_s - rates.stage_s["inflate"]
-    return Remedy(cause, "Store the shards uncompressed.", _gain(rates, busy_s, facts.workers))
+    return Remedy(cause, "Store the shards uncompressed.", _gain_of_data(rates, rates.stage_s["inflate"]))
 
 
 def _for_reading(rates: Rates) -> Remedy:
+    """Whether storage gives more to those who ask for more is not known: only for reading less is a gain promised."""
     facts = rates.facts
-    busy_s = rates.busy_s - rates.stage_s["read"]
-    local = Remedy("", "Copy the shards to a local disk.", _gain(rates, busy_s, facts.workers))
-    far = [kind for kind in facts.storage if kind in _MOUNTED or "fuse" in kind]
-    buckets = [kind for kind in facts.storage if kind in _BUCKETS]
-    workers = _more_workers(rates)
+    gain = _gain_of_data(rates, rates.stage_s["read"])
     if "servers" in facts.storage:
         return Remedy(
             "the servers, or the network to them, give records more slowly than they are used",
             'Add a server, if the servers are busy all the time; else send fewer bytes: compression="zstd".',
         )
-    if buckets or far:
-        cause = f"a slow bucket ({', '.join(buckets)})" if buckets else f"a slow mount ({', '.join(far)})"
-        if workers > facts.workers:
-            return _with_workers(rates, workers, cause)
-        return Remedy(cause, local.advice, local.gain)
-    if rates.memory_share > _NOTICEABLE:
+    if buckets := [kind for kind in facts.storage if kind in _BUCKETS]:
+        return Remedy(
+            f"a slow bucket ({', '.join(buckets)})",
+            "Take larger windows (shuffle=loaderd.Shuffle(window_records=…)): workers ask for all of a window at "
+            "once, so more of them do not help. Or copy the shards to a local disk, for this gain.",
+            gain,
+        )
+    cause = ""
+    if far := [kind for kind in facts.storage if kind in _MOUNTED or "fuse" in kind]:
+        cause = f"a slow mount ({', '.join(far)})"
+    elif rates.memory_share > _NOTICEABLE:
         return Remedy(
             f"memory pressure: something waits for memory {rates.memory_share:.0%} of the time, and what was read "
             "does not stay in the page cache",
             "Take smaller windows (shuffle=loaderd.Shuffle(window_records=…)), or more memory.",
-            local.gain,
+            gain,
         )
-    if rates.fetched_share > _MOSTLY:
+    elif rates.fetched_share > _MOSTLY:
         return Remedy(
             f"a cold page cache: {rates.fetched_share:.0%} of what is read comes from the disk",
             "Copy the shards to a faster disk, or give the machine the memory to keep them.",
-            local.gain,
+            gain,
         )
+    workers = _more_workers(rates)
     if workers > facts.workers:
-        return _with_workers(rates, workers, "")
-    return Remedy("", "Copy the shards to a faster disk.", local.gain)
+        return Remedy(cause, f"{_option(workers, rates)} instead of {facts.workers}.")
+    return Remedy(cause, f"Copy the shards to a {'local' if far else 'faster'} disk.", gain)
 
 
 _COMPILED = {"unpack": 1 / 2, "check": 1 / 3, "parse": 1 / 4}
@@ -220,7 +228,7 @@ def _for_field(name: str, rates: Rates) -> Remedy:
     if not rates.workers_compute and workers > facts.workers:
         return _with_workers(rates, workers, f"{cause}, and waits rather than computes")
     advice = f"Make the function of {name!r} cheaper, by numpy on whole arrays; or store what it gives in the shards."
-    return Remedy(cause, advice, _gain(rates, rates.busy_s - rates.stage_s[name], facts.workers))
+    return Remedy(cause, advice, _gain_of_data(rates, rates.stage_s[name]))
 
 
 def _for_workers(limiting: str, rates: Rates) -> Remedy:
@@ -231,14 +239,12 @@ def _for_workers(limiting: str, rates: Rates) -> Remedy:
     if workers > facts.workers:
         return _with_workers(rates, workers, cause)
     if limiting in _COMPILED and facts.has_bits and rates.now.kernels == "numpy":
-        busy_s = rates.busy_s - sum(part * rates.stage_s.get(stage, 0.0) for stage, part in _COMPILED.items())
-        return Remedy(
-            cause, "Install compiled code: pip install 'loaderd[compiled]'.", _gain(rates, busy_s, facts.workers)
-        )
-    if limiting == "unpack" and facts.has_bits:
-        busy_s = rates.busy_s - 0.8 * rates.stage_s["unpack"]
+        saved_s = sum(part * rates.stage_s.get(stage, 0.0) for stage, part in _COMPILED.items())
+        gain = _gain_of_data(rates, saved_s)
+        return Remedy(cause, "Install compiled code: pip install 'loaderd[compiled]'.", gain)
+    if limiting == "unpack" and facts.has_bits and rates.now.uses_accelerator:
         advice = 'Unpack on the device: make_dataset(…, unpack="device"); or choose a dtype of fewer bytes.'
-        return Remedy(cause, advice, _gain(rates, busy_s, facts.workers))
+        return Remedy(cause, advice, _gain_of_data(rates, 0.8 * rates.stage_s["unpack"]))
     return _for_cores(rates, cause)
 
 

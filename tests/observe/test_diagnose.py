@@ -192,7 +192,7 @@ def test_more_workers_bring_no_more_than_the_cores_that_are_idle():
 
 
 def test_no_more_workers_are_advised_than_a_loader_takes():
-    wait = found(after(wait_s=4.5, read=450.0, worker_cpu_s=1.0), workers=100, storage=("s3",))
+    wait = found(after(wait_s=4.5, slow=450.0, worker_cpu_s=1.0), workers=100)
     assert wait.advice == f"workers={MAX_WORKERS} instead of 100." and wait.gain == pytest.approx(MAX_WORKERS / 100)
     full: dict[str, Any] = {"workers": MAX_WORKERS, "cores": MAX_WORKERS, "has_bits": False}
     compute = found(after(wait_s=4.5, parse=1e3, worker_cpu_s=1e3), **full)
@@ -221,7 +221,13 @@ def test_the_gain_of_copies_that_are_not_waited_for(copies_ahead: int, facts: di
     ("now", "facts", "cause", "advice"),
     [
         (after(wait_s=3.0, board=9.0), {"cores": 2}, "", "loaderd[compiled]"),
-        (after(wait_s=3.0, board=9.0, kernels="compiled"), {"cores": 2}, "", 'unpack="device"'),
+        (
+            after(wait_s=3.0, board=9.0, kernels="compiled", uses_accelerator=True),
+            {"cores": 2},
+            "",
+            'unpack="device"',
+        ),
+        (after(wait_s=3.0, board=9.0, kernels="compiled"), {"cores": 2}, "", "more than 2 cores"),
         (after(wait_s=3.0, parse=9.0), {"cores": 2}, "", "loaderd[compiled]"),
         (after(wait_s=3.0, frames=9.0), {"cores": 2}, "", "loaderd[compiled]"),
         (after(wait_s=3.0, parse=9.0, kernels="compiled"), {"cores": 2}, "", "more than 2 cores"),
@@ -233,7 +239,7 @@ def test_the_gain_of_copies_that_are_not_waited_for(copies_ahead: int, facts: di
         (after(wait_s=3.0, inflate=9.0), {"compressed": 3}, "3 of 3 shards", "uncompressed"),
         (after(wait_s=3.0, read=9.0), {"storage": ("nfs4",)}, "a slow mount (nfs4)", "workers=4"),
         (after(wait_s=3.0, read=9.0), {"storage": ("nfs4",), "cores": 2}, "a slow mount (nfs4)", "local disk"),
-        (after(wait_s=3.0, read=9.0, worker_cpu_s=1), {"storage": ("s3",), "cores": 2}, "slow bucket", "workers=5"),
+        (after(wait_s=3.0, read=9.0, worker_cpu_s=1), {"storage": ("s3",)}, "slow bucket", "Take larger windows"),
         (after(wait_s=3.0, read=9.0, asked_bytes=10**9, fetched_bytes=9 * 10**8), {}, "a cold page", "faster disk"),
         (after(wait_s=3.0, read=9.0), {"storage": ("servers",)}, "or the network to them", 'compression="zstd"'),
         (after(wait_s=3.0, read=9.0, memory_stall_s=2.0), {}, "memory pressure", "smaller windows"),
@@ -319,8 +325,24 @@ def test_more_workers_promise_no_more_than_idle_cores_carry():
     assert found(waiting).advice == "workers=8 instead of 2." and found(waiting).gain == pytest.approx(1.25)
     crowded = found(waiting._replace(idle_s=0.0))
     assert crowded.advice == "workers=8 instead of 2." and crowded.gain == 1
-    others = found(waiting._replace(cores=4))
-    assert others.advice == crowded.advice and others.gain == 1, "how much of a core others would leave is not known"
+
+
+def test_faster_steps_need_more_of_the_cores_for_the_consumer_too():
+    """A worker keeps a core busy, the consumer a quarter of one; with 1.6 times the steps, both cores are busy."""
+    now = after(wait_s=3.5, parse=4.5, worker_cpu_s=5.0, consumer_cpu_s=1.25, idle_s=3.75)
+    diagnosis = found(now, workers=1, cores=2)
+    assert diagnosis.advice == "workers=2 instead of 1." and diagnosis.gain == pytest.approx(1.6)
+
+
+def test_a_stage_that_goes_leaves_the_cores_to_the_other_stages():
+    now = after(wait_s=4.0, inflate=8.0, parse=1.75, worker_cpu_s=8.0, consumer_cpu_s=2.0, idle_s=0.0)
+    assert found(now, compressed=3, cores=2).gain == pytest.approx(10 / (10 - 6.4), rel=0.02)
+
+
+@pytest.mark.parametrize("storage", ["s3", "nfs4", "ext4", "servers"])
+def test_storage_is_not_said_to_give_more_to_more_workers(storage: str):
+    diagnosis = found(after(wait_s=4.0, read=9.0, worker_cpu_s=1.0), storage=(storage,))
+    assert "local disk" in diagnosis.advice if storage == "s3" else diagnosis.gain == 1
 
 
 def sample(time_s: float, wait_s: float, batches: int) -> Snapshot:
