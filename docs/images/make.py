@@ -5,7 +5,7 @@
     python examples/chess/make_shards.py --out shards --positions 12000
     python docs/images/make.py shards
 
-One of the two has a field whose function waits, so that it is the one with the star.
+One of the two has a field whose function waits, so that it waits for data.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ def draw_top(shards: str) -> None:
             assert all(one.poll() is None for one in trainings), "a training has ended"
             time.sleep(_SECONDS)
             found, now_s = running_streams(pids), time.monotonic()
-            rows = [row_of(one.consumer, "", one.watched.samples(), one.watched.facts, now_s) for one in found]
+            sampled = [(one, one.watched.samples()) for one in found]
+            rows = [
+                row_of(one.consumer, "", samples, one.watched.facts, now_s) for one, samples in sampled if samples
+            ]
         console = new_console(_WIDTH)
         console.print(screen(rows, "p", _WIDTH))
         save(console, "top.svg", "loaderd top")

@@ -20,7 +20,7 @@ from loaderd.cli.parallel_scan import needs_rich
 from loaderd.errors import OptionError
 from loaderd.observe.remedies import Verdict
 from loaderd.observe.running_streams import RunningStream, running_streams
-from loaderd.observe.top_rows import SORTS, Row, bar, row_of, short
+from loaderd.observe.top_rows import SORTS, Row, row_of, short
 from loaderd.redaction import readable_line
 
 if TYPE_CHECKING:
@@ -126,17 +126,23 @@ class _Streams:
         if now_s - self._found_s >= _FIND_EVERY_S:
             self._found_s = now_s
             self._found = running_streams(self._pids)
+        sampled = [(one, one.watched.samples()) for one in self._found]
         return [
-            row_of(one.consumer, one.command, one.watched.samples(), one.watched.facts, now_s) for one in self._found
+            row_of(one.consumer, one.command, samples, one.watched.facts, now_s)
+            for one, samples in sampled
+            if samples
         ]
 
 
 @dataclass(frozen=True)
 class _Column:
-    """``min_width``: narrower terminals leave it out. ``ratio``: its share of the width that is left; 0: none."""
+    """``cell``: text, or a share from 0 to 1, which is drawn as a bar.
+
+    ``min_width``: narrower terminals leave it out. ``ratio``: its share of the width that is left; 0: none.
+    """
 
     title: str
-    cell: Callable[[Row], str]
+    cell: Callable[[Row], str | float]
     min_width: int = 0
     is_number: bool = True
     ratio: int = 0
@@ -146,14 +152,15 @@ _COLUMNS = (
     _Column("process", lambda row: str(row.pid)),
     _Column("records/s", lambda row: f"{row.records_per_s:,.0f}"),
     _Column("steps/s", lambda row: f"{row.steps_per_s:,.1f}"),
-    _Column("waiting", lambda row: f"{bar(row.waiting)} {row.waiting:>4.0%}", is_number=False),
-    _Column("slots", lambda row: bar(row.slots), 100, is_number=False),
-    _Column("windows", lambda row: bar(row.windows), 100, is_number=False),
-    _Column("epoch", lambda row: str(row.epoch), 100),
-    _Column("batch", lambda row: f"{row.batch:,} of {row.steps_per_epoch:,}", 130),
+    _Column("waiting", lambda row: f"{row.waiting:.0%}"),
+    _Column("", lambda row: row.waiting, 80),
+    _Column("slots", lambda row: row.now.slots_full / max(1, row.facts.slots), 100),
+    _Column("windows", lambda row: row.now.windows_ready / max(1, row.facts.windows), 100),
+    _Column("epoch", lambda row: str(row.now.epoch), 100),
+    _Column("batch", lambda row: f"{row.now.batch:,} of {row.facts.steps_per_epoch:,}", 130),
     _Column("left", lambda row: span(row.left_s)),
-    _Column("restarts", lambda row: str(row.workers_restarted or ""), 130),
-    _Column("damaged", lambda row: str(row.damaged or ""), 130),
+    _Column("restarts", lambda row: str(row.now.workers_restarted or ""), 130),
+    _Column("damaged", lambda row: str(row.now.damaged or ""), 130),
     _Column("verdict", lambda row: "silent" if row.is_old else row.verdict, is_number=False),
     _Column("workers", lambda row: row.workers, 100, is_number=False, ratio=3),
     _Column("command", lambda row: short(row.name), 160, is_number=False, ratio=2),
@@ -171,6 +178,7 @@ _STYLES: dict[Verdict, str] = {
 
 def screen(rows: list[Row], sort: str, width: int) -> RenderableType:
     """All rows as a table of ``width`` characters."""
+    from rich.bar import Bar
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -185,5 +193,9 @@ def screen(rows: list[Row], sort: str, width: int) -> RenderableType:
         table.add_column(column.title, justify=justify, no_wrap=True, ratio=column.ratio or None)
     for row in sorted(rows, key=key):
         style = "dim" if row.is_old else _STYLES.get(row.verdict, "yellow")
-        table.add_row(*[Text(readable_line(column.cell(row))) for column in columns], style=style)
+        cells = [column.cell(row) for column in columns]
+        table.add_row(
+            *[Text(readable_line(cell)) if isinstance(cell, str) else Bar(1, 0, cell, width=8) for cell in cells],
+            style=style,
+        )
     return Group(head, table) if rows else Group(head, Text("No loader is running."))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from loaderd.errors import OptionError
 from loaderd.observe.statistics import Statistics
 from loaderd.options import is_count, require
 
 try:
-    from prometheus_client import CollectorRegistry, make_wsgi_app
+    from prometheus_client import CollectorRegistry, start_http_server
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
@@ -38,54 +35,24 @@ def serve_metrics(port: int, host: str, loader: Any) -> tuple[int, Callable[[], 
     registry = CollectorRegistry()
     registry.register(_Collector(loader))
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        server = _Server(family, (str(address[0]), port))
+        server, _ = start_http_server(port, host or None, registry)  # type: ignore[arg-type]  # None: all addresses
     except OSError as error:
         raise OptionError(f"metrics cannot be served at {host}:{port}: {error.strerror}") from None
     except ValueError as error:  # of a name that can be no host's, such as "a..b"
         raise OptionError(f"host must be the name or address of this machine, got {host!r}: {error}") from None
-    server.set_app(make_wsgi_app(registry))
-    threading.Thread(target=server.answer, name="loaderd-metrics", daemon=True).start()
-    end = weakref.finalize(loader, server.end)
-    end.atexit = False
-    return int(server.server_port), end
+    maker = os.getpid()
 
+    def end() -> None:
+        # The caller may be the thread that would have to be waited for, as this may be the garbage collector's call.
+        # A fork of the process shares the socket, but has no such thread.
+        if os.getpid() == maker:
+            server.socket.shutdown(socket.SHUT_RDWR)  # the port is free at once
+            threading.Thread(target=server.shutdown, daemon=True).start()
+        server.server_close()
 
-class _Server(ThreadingMixIn, WSGIServer):
-    """Each request has a thread of its own."""
-
-    daemon_threads = True
-
-    def __init__(self, family: int, address: tuple[str, int]) -> None:
-        self.address_family = family
-        self._maker = os.getpid()
-        self._ended = False
-        super().__init__(address, _Handler)
-
-    def answer(self) -> None:
-        """Answer requests until :meth:`end`."""
-        while not self._ended:
-            self.handle_request()
-        self.socket.close()
-
-    def end(self) -> None:
-        """Listen no more. Does not wait for the thread that answers, because that may be the caller.
-
-        A fork of the process shares the socket, but has no such thread: it only closes its descriptor.
-        """
-        self._ended = True
-        if os.getpid() != self._maker:
-            self.socket.close()
-            return
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # ends the thread's wait
-
-
-class _Handler(WSGIRequestHandler):
-    def log_message(self, *line: Any) -> None:
-        """Print nothing about requests: standard error is the training's."""
+    finalizer = weakref.finalize(loader, end)
+    finalizer.atexit = False
+    return int(server.server_port), finalizer
 
 
 class _Collector:
@@ -116,7 +83,8 @@ def _families(now: Statistics) -> Iterator[Metric]:
     }
     for name, (about, value) in counted.items():
         yield CounterMetricFamily(f"loaderd_{name}", about, value=value)
-    yield _labelled("restarts", "Processes that died and were replaced", "process", _restarts(now))
+    restarts = {"worker": now.workers_restarted, "daemon": now.daemon_restarts}
+    yield _labelled("restarts", "Processes that died and were replaced", "process", restarts)
     about = "Time of all workers by stage, and by field; slot, window: waiting for these"
     yield _labelled("stage_seconds", about, "stage", {**now.stage_s, **now.field_s})
     gauges = {
@@ -132,10 +100,6 @@ def _families(now: Statistics) -> Iterator[Metric]:
     }
     for name, (about, size) in gauges.items():
         yield GaugeMetricFamily(f"loaderd_{name}", about, value=size)
-
-
-def _restarts(now: Statistics) -> dict[str, float]:
-    return {"worker": now.workers_restarted, "daemon": now.daemon_restarts}
 
 
 def _labelled(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:

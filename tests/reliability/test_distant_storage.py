@@ -157,7 +157,8 @@ def rows_of(pid: int) -> list[Row]:
     """What ``loaderd top`` shows of a process."""
     found = running_streams(frozenset({pid}))
     now_s = time.monotonic()
-    return [row_of(one.consumer, "", one.watched.samples(), one.watched.facts, now_s) for one in found]
+    sampled = [(one, one.watched.samples()) for one in found]
+    return [row_of(one.consumer, "", samples, one.watched.facts, now_s) for one, samples in sampled if samples]
 
 
 @pytest.mark.slow
