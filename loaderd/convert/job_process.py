@@ -21,7 +21,7 @@ from loaderd.convert.shard_job import Claims, News, ShardJob, run_unit
 from loaderd.convert.work_units import WorkUnit
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.ipc.child import die_with_parent, enter_process
-from loaderd.ipc.spawn import start_process
+from loaderd.ipc.spawn import kill_group, start_process
 
 
 class JobProcess:
@@ -53,7 +53,7 @@ class JobProcess:
 
     def kill(self) -> None:
         """End the process. Shards that it has begun still have temporary names."""
-        self._process.kill()
+        kill_group(self._process)
         self._process.wait()
         self.connection.close()
 

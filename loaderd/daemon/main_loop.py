@@ -48,7 +48,7 @@ class Daemon(ABC):
         self._event_loop.add(PARENT, parent, self._parent_fd)
         self._worker_manager = WorkerManager(self._event_loop, pool, None, self._warn)
         self._sessions: dict[int, Session] = {}
-        self._over = self._is_orphan = False
+        self._over = self.is_orphan = False
         self._ticked_s = time.monotonic()
 
     def run(self) -> None:
@@ -59,7 +59,7 @@ class Daemon(ABC):
         except Exception as error:
             self._fail(as_loaderd_error(error))
         finally:
-            if not self._is_orphan:
+            if not self.is_orphan:
                 self._event_loop.finish(PARENT)
             self._event_loop.close()
             self._worker_manager.pool.close()
@@ -77,7 +77,7 @@ class Daemon(ABC):
         if number == BELL or number >= FIRST_WORKER:
             self._worker_manager.received(number, messages)
         elif number == PARENT and messages is None:
-            self._is_orphan = True
+            self.is_orphan = True
             self._parent_is_gone()
         elif number == PARENT:
             for message in messages or ():
@@ -159,4 +159,8 @@ def run_daemon(name: str, kind: type[Daemon]) -> None:
         daemon = kind(Channel(sock), parent, pool)
     except ProcessLookupError:  # the parent was killed while this process started
         return
-    daemon.run()
+    try:
+        daemon.run()
+    finally:
+        if daemon.is_orphan:  # else the parent kills what is left, before it waits for this process
+            os.killpg(os.getpid(), signal.SIGKILL)

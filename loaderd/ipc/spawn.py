@@ -102,6 +102,14 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has ended. Nobody has waited for it then, as after ``poll``: ``kill_group`` can still be called."""
+    if process.returncode is None:
+        with contextlib.suppress(ChildProcessError):
+            return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return True
+
+
 def search_path() -> list[str]:
     """``sys.path`` without relative entries: a child that starts in another folder, or later, finds the same modules.
 

@@ -30,7 +30,7 @@ from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.child import how_it_ended
 from loaderd.ipc.messages import AskStatus, Drain, Failed, Message, Serve, Status, Stop
-from loaderd.ipc.spawn import kill_group, start_process
+from loaderd.ipc.spawn import has_ended, kill_group, start_process
 from loaderd.restarts import RestartPolicy
 from loaderd.serve import systemd
 from loaderd.serve.options import Address, UnixOptions, manifest_folder
@@ -145,7 +145,7 @@ class Supervisor:
                 wait_s = _TICK_S if due_s is None else min(max(0.0, due_s - time.monotonic()), _TICK_S)
                 for key, _ in self._selector.select(wait_s):
                     key.data()
-                for daemon in [each for each in self._daemons if each.process.poll() is not None]:
+                for daemon in [each for each in self._daemons if has_ended(each.process)]:
                     self._lose(daemon)
                 self._tick()
         finally:

@@ -18,11 +18,13 @@ from tests.reliability.processes import shm_names
 Write = Callable[..., list[Path]]
 
 _SCRIPT = """
-import ctypes, gc, os, signal, sys
+import ctypes, gc, os, signal, subprocess, sys
 import loaderd
 print("run", flush=True)
 
 def twice(numbers):
+    if 0 in numbers and open("/proc/self/comm").read() == "loaderd-worker\\n":
+        subprocess.Popen(["sleep", "1000"])  # nobody waits for it
     return offset + 2 * numbers
 
 offset = 5
@@ -62,7 +64,10 @@ def test_nothing_outlives_the_training_process(write_numbered: Write, tmp_path: 
         (daemon,) = [pid for pid, comm in comms.items() if comm == "loaderd-daemon"]
         forks = [pid for pid in comms if pid != daemon]
         try:
-            family = [daemon, fork_server_of(daemon), *all_workers_of(daemon, 2)]
+            workers = all_workers_of(daemon, 2)
+            programs = [pid for worker in workers for pid in children_of(worker)]
+            assert len(programs) == 1
+            family = [daemon, fork_server_of(daemon), *workers, *programs]
             assert len(forks) == ("fork" in rest)
             assert shm_names([training.pid, *family]) == set()
             pid_fds = [os.pidfd_open(pid) for pid in family]

@@ -19,7 +19,8 @@ import pytest
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import BusyError, LoaderdError, ServerError
-from tests.helpers.serving import COMMAND, MODULE, Server, wait_until
+from loaderd.processes import name_of
+from tests.helpers.serving import COMMAND, MODULE, Server, handles_of, wait_ends, wait_until
 
 Start = Callable[..., Server]
 HEALTH = ["--health", "127.0.0.1:0"]
@@ -172,6 +173,36 @@ def test_a_data_set_that_failed_is_tried_again_and_keeps_nobody_from_the_others(
 
 
 # --------------------------------------------------------------------------------------------- watchdog
+
+
+STARTING = """
+def starting(numbers):
+    import subprocess
+    subprocess.Popen(["sleep", "1000"])  # nobody waits for it
+    return numbers
+
+train = loaderd.Dataset(
+    "shards/*.tfrecord",
+    loaderd.Schema(train.schema.features, {**train.schema.fields, "twice": loaderd.Derived(starting, "id", dtype="int64")}),
+)
+"""
+
+
+@pytest.mark.one_variant
+@pytest.mark.parametrize("ends", ["SIGTERM", "SIGKILL", "a daemon alone"])
+def test_programs_that_a_field_started_end_with_the_server(tmp_path: Path, start: Start, ends: str):
+    (tmp_path / "sets.py").write_text(MODULE + STARTING)
+    server = start()
+    with loaderd.connect(f"unix://{server.path}", "train", batch_size=10) as loader:
+        next(iter(loader))
+        programs = [pid for pid in server.family() if name_of(pid) == "sleep"]
+    handles = handles_of(programs)
+    assert handles
+    if ends == "a daemon alone":
+        os.kill(server.daemon, signal.SIGKILL)
+    else:
+        server.process.send_signal(getattr(signal, ends))
+    wait_ends(handles)
 
 
 @pytest.mark.slow
