@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from loaderd.options import Shuffle, Storage
     from loaderd.plan.positions import Position
     from loaderd.randomness import RecordRandom
+    from loaderd.remote.tls import TLS
     from loaderd.schema import (
         Array,
         Bits,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     )
     from loaderd.schemas.symmetry import board_symmetry
     from loaderd.snapshots import StorageCounts
-    from loaderd.tls import TLS
 
 __version__ = VERSION
 
@@ -95,7 +95,7 @@ _HOME = {
     **dict.fromkeys(["Shuffle", "Storage"], "options"),
     "Statistics": "observe.statistics",
     "StorageCounts": "snapshots",
-    "TLS": "tls",
+    "TLS": "remote.tls",
     "board_symmetry": "schemas.symmetry",
 }
 

@@ -12,7 +12,7 @@ import os
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from loaderd.redaction import printable, readable, redacted
+from loaderd.redaction import make_readable, printable, redacted
 
 LogFormat = Literal["lines", "json"]
 FORMATS: tuple[LogFormat, ...] = ("lines", "json")
@@ -27,12 +27,6 @@ def configure(log_format: LogFormat, process: str) -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
-
-
-def make_readable(record: logging.LogRecord) -> bool:
-    """A filter that takes secrets, and what a terminal would obey, out of a record, and keeps each record."""
-    record.msg, record.args = readable(record.getMessage()), ()
-    return True
 
 
 class _Lines(logging.Formatter):

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from loaderd.logs import make_readable
-from loaderd.redaction import readable_line
+from loaderd.redaction import make_readable, readable_line
 from loaderd.snapshots import Progress
 
 FIRST_LINE_S = 5.0

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    import logging
 
 HIDDEN = "***"
 
@@ -67,6 +70,12 @@ def readable(text: str) -> str:
 def readable_line(text: str) -> str:
     """The same as one line: line feeds are escaped, too. For a name, or a value, in a line of other texts."""
     return printable(redacted(text), "")
+
+
+def make_readable(record: logging.LogRecord) -> bool:
+    """A filter that takes secrets, and what a terminal would obey, out of a record, and keeps each record."""
+    record.msg, record.args = readable(record.getMessage()), ()
+    return True
 
 
 def printable(text: str, kept: str = "\n") -> str:

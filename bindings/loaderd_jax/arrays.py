@@ -28,8 +28,7 @@ import numpy as np
 
 import loaderd
 from loaderd.client.base import BaseLoader
-from loaderd.client.device_copy_timer import DeviceCopyTimer
-from loaderd.client.elements import Elements, Structure
+from loaderd.client.elements import DeviceCopyTimer, Elements, Structure
 from loaderd.errors import OptionError
 from loaderd.options import require
 

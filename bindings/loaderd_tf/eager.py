@@ -32,8 +32,7 @@ import tensorflow as tf
 
 import loaderd
 from loaderd.client.base import BaseLoader
-from loaderd.client.device_copy_timer import DeviceCopyTimer
-from loaderd.client.elements import Elements, Structure, check_loader
+from loaderd.client.elements import DeviceCopyTimer, Elements, Structure, check_loader
 from loaderd.errors import OptionError
 from loaderd_tf.device import has_gpu, is_host
 from loaderd_tf.graphs import unconverted

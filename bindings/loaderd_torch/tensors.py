@@ -33,8 +33,7 @@ from torch.utils.data import IterableDataset
 
 import loaderd
 from loaderd.client.base import BaseLoader
-from loaderd.client.device_copy_timer import DeviceCopyTimer
-from loaderd.client.elements import Elements, Structure
+from loaderd.client.elements import DeviceCopyTimer, Elements, Structure
 from loaderd.errors import OptionError
 from loaderd.options import require
 from loaderd_torch.callers import HOW_TO_SKIP, check_callers, worker_error

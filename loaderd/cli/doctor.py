@@ -23,8 +23,8 @@ from loaderd.observe.running_streams import RunningStream, running_streams
 from loaderd.options import require
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable, readable_line
+from loaderd.remote.tls import TLS
 from loaderd.snapshots import Progress
-from loaderd.tls import TLS
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -7,7 +7,7 @@ import os
 
 from loaderd.remote.address import TOKEN_VARIABLE
 from loaderd.remote.security import read_token
-from loaderd.tls import TLS
+from loaderd.remote.tls import TLS
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:

@@ -18,9 +18,9 @@ from loaderd.plan.positions import PassSequence, Position, check_epoch, position
 from loaderd.shm.page import TAKES_AHEAD
 
 if TYPE_CHECKING:
+    from loaderd.ipc.subscription import Sharing
     from loaderd.observe.diagnose import Diagnosis
     from loaderd.observe.statistics import Statistics
-    from loaderd.subscription import Sharing
 
 _Any = TypeVar("_Any", bound="BaseLoader")
 

@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from loaderd.shm.anonymous import SharedMemory, make_private
 from loaderd.shm.layout import FIELD_ALIGNMENT_BYTES, SlotLayout
-from loaderd.shm.pinned import pin
 
 
 class Batch(Mapping[str, npt.NDArray[Any]]):
@@ -71,6 +70,8 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
         A copy then goes on after the call that began it: the arrays must be kept until it is over.
         """
         if self._memory is not None:
+            from loaderd.shm.pinned import pin  # for GPUs only
+
             pin(self._memory)
 
     @property

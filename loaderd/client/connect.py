@@ -11,20 +11,20 @@ from typing import Any
 from loaderd.client.base import BaseLoader, checked_start
 from loaderd.client.discovery import first_addresses
 from loaderd.client.reconnecting_stream import ReconnectingStream
-from loaderd.client.served_sources import HOW_TO_START, RemoteSource, ServedSource
+from loaderd.client.served_sources import HOW_TO_START, RemoteSource, ServedSource, ask_server
 from loaderd.client.sources import Source
-from loaderd.client.transport import TransportLost, ask_server
+from loaderd.client.transport import TransportLost
 from loaderd.dataset import Concat, Dataset, Mix
 from loaderd.errors import OptionError, ServerError
 from loaderd.ipc.messages import AskStatus, Status
+from loaderd.ipc.subscription import Sharing, Subscription
 from loaderd.options import Remainder, as_float, as_shard, is_path, require, suggests_options
 from loaderd.plan.positions import Position
 from loaderd.progress import ProgressDisplay
 from loaderd.remote.address import TOKEN_VARIABLE, Addresses, checked_addresses, network_address, unix_path
 from loaderd.remote.source import RemoteSet, RemoteStream, Settings, Token, check_token_function
 from loaderd.remote.tickets import Compression, ConsumerName, check_compression
-from loaderd.subscription import Sharing, Subscription
-from loaderd.tls import TLS
+from loaderd.remote.tls import TLS
 
 
 class ServedLoader(BaseLoader):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import select
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from loaderd.client.discovery import Discovery
 from loaderd.client.sources import EmbeddedSource, Source
-from loaderd.client.transport import Transport, TransportLost, connect_to_server
+from loaderd.client.transport import Transport, TransportLost, limit_sending
 from loaderd.errors import HOW_TO_GO_ON, BusyError, LoaderdError, NoShardsError, ServerError, StorageError
-from loaderd.ipc.messages import PROTOCOL, Hello, Message, Subscribe, Welcome
+from loaderd.ipc.channel import ChannelClosed, peer_of
+from loaderd.ipc.messages import PROTOCOL, Bye, Failed, Hello, Message, Subscribe, Welcome
+from loaderd.ipc.subscription import Subscription
 from loaderd.ipc.worker_messages import UseServers
 from loaderd.options import Shuffle
 from loaderd.pickling import pickled
@@ -20,11 +26,13 @@ from loaderd.remote.address import unix_path
 from loaderd.remote.source import RemoteStream
 from loaderd.restarts import Backoff
 from loaderd.schema.wire import from_wire
-from loaderd.subscription import Subscription
 from loaderd.version import VERSION
 
 HOW_TO_START = "Is it running? `loaderd serve mypackage.module:dataset` starts one, and says where it listens."
 
+Answer = TypeVar("Answer", bound=Message)
+
+_CONNECT_TIMEOUT_S = 5.0  # how long we wait if the server's queue of connections is full
 _MIN_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
 
@@ -176,3 +184,68 @@ class ServedSource(Source):
     def _end_outage(self) -> None:
         self._pauses.reset()
         self._tried_s = 0.0
+
+
+def connect_to_server(address: str) -> Transport:
+    """Connect to a server on this machine.
+
+    Raises TransportLost where nobody listens, ServerError where it is another user's.
+    """
+    what, path = f"the server at {address}", unix_path(address)
+    assert path is not None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        limit_sending(sock, _CONNECT_TIMEOUT_S)
+        sock.connect(path)
+        limit_sending(sock, 0.0)
+        _, user = peer_of(sock)
+    except PermissionError as error:
+        sock.close()
+        raise ServerError(
+            f"{what} cannot be reached: {error.strerror}",
+            hint=f"A server serves its own user{_owner_of(path)} and root; this is user {os.geteuid()}.",
+        ) from None
+    except OSError as error:
+        sock.close()
+        raise TransportLost(f"{what} cannot be reached: {error.strerror or error}") from None
+    if user not in (os.geteuid(), 0):
+        sock.close()
+        raise ServerError(
+            f"{what} runs as user {user}, and this is user {os.geteuid()}",
+            hint="Who listens there could give you any data. Run the server as the same user, or as root.",
+        )
+    return Transport(what, sock)
+
+
+def _owner_of(path: str) -> str:
+    """Which user's socket it is, in words; "" where its folder does not let us see."""
+    try:
+        return f" ({os.stat(path).st_uid})"
+    except OSError:
+        return ""
+
+
+def ask_server(
+    address: str, kind: type[Answer], *questions: Message, timeout_s: float = 10.0
+) -> tuple[Answer, int | None]:
+    """Send ``questions``; return the answer of type ``kind``, and the descriptor that came with it, or None.
+
+    The caller owns the descriptor. Raises the error with which the server refuses; TransportLost where it is away,
+    ends, or says nothing for ``timeout_s`` seconds; ServerError where it is no server of this user's.
+    """
+    transport = connect_to_server(address)
+    with contextlib.closing(transport):
+        poll = select.poll()
+        poll.register(transport.channel, select.POLLIN)
+        with contextlib.suppress(ChannelClosed):  # what it said before it closed is still to be read
+            for message in (Hello(PROTOCOL, VERSION, ""), *questions):
+                transport.channel.send(message)
+        while poll.poll(1000 * timeout_s):
+            for message in transport.receive():
+                if isinstance(message, kind):
+                    return message, transport.channel.take_fd() if transport.channel.has_fd else None
+                if isinstance(message, Failed):
+                    raise message.error
+                if isinstance(message, Bye):
+                    raise TransportLost(f"{transport.what} ends: {message.text}")
+        raise TransportLost(f"{transport.what} said nothing for {timeout_s:g} s")

@@ -24,8 +24,6 @@ from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.messages import AskState, Message, Open, Welcome
 from loaderd.ipc.spawn import search_path
 from loaderd.options import StreamOptions
-from loaderd.pickling import pickled_to_send
-from loaderd.restarts import RestartPolicy
 from loaderd.schema import Schema
 
 if TYPE_CHECKING:
@@ -93,6 +91,8 @@ class EmbeddedSource(Source):
     """A daemon of our own, whose workers read the shards of ``wanted``, or ask servers for its rows."""
 
     def __init__(self, wanted: StreamDescription | RemoteStream) -> None:
+        from loaderd.pickling import pickled_to_send  # with cloudpickle, when there is something to send
+
         self.options = wanted.options
         dataset = None
         if isinstance(wanted, StreamDescription):
@@ -104,7 +104,7 @@ class EmbeddedSource(Source):
         self._pickled = pickled_to_send(wanted, dataset)
         self._path = search_path()
         self._shards: list[list[str] | None] | None = None
-        self._restarts = RestartPolicy(_MAX_FRUITLESS_DAEMONS)
+        self._num_fruitless = 0
 
     def connect(self) -> Transport:
         return connect_to_daemon(self._path)
@@ -117,10 +117,9 @@ class EmbeddedSource(Source):
         self._shards = shards
 
     def pause_s(self, lost: TransportLost, fruitful: bool, at: str) -> float:
-        if fruitful:
-            self._restarts.achieved()
-        elif self._restarts.ended_in_vain():
-            self._restarts.achieved()  # whoever asks again gets as many again
+        self._num_fruitless = 0 if fruitful else self._num_fruitless + 1
+        if self._num_fruitless == _MAX_FRUITLESS_DAEMONS:
+            self._num_fruitless = 0  # whoever asks again gets as many again
             raise DaemonError(
                 f"{_MAX_FRUITLESS_DAEMONS} daemons in a row ended without having delivered a batch; {lost}",
                 hint="What ends them, or holds them up, is outside: too little memory is a usual cause.",

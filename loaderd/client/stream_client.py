@@ -15,6 +15,7 @@ A connection that is found torn must not be used any more: another one replaces 
 from __future__ import annotations
 
 import logging
+import math
 import select
 import time
 import weakref
@@ -27,7 +28,6 @@ from loaderd.client.batch import SlotReader
 from loaderd.client.page_consumer import PageConsumer
 from loaderd.client.skipped_data import SkippedData
 from loaderd.client.sources import Source
-from loaderd.client.stall_timer import StallTimer
 from loaderd.client.transport import TransportLost, limit_sending
 from loaderd.errors import LoaderdError
 from loaderd.ipc.channel import ChannelClosed
@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 _COUNTED = (RecordsSkipped, BatchFailed, StorageUnavailable, Notice)
 """What CONSUMER_NEWS counts, once the stream is open."""
 _MIN_START_LIMIT_S = 30.0
+_TICK_S = 1.0
+_ASK_AFTER_S = 30.0
+_REPORT_AFTER_S = 30.0
 
 _logger = logging.getLogger("loaderd")
 
@@ -381,3 +384,47 @@ class StreamClient:
     def _give_up(self, error: LoaderdError) -> None:
         self.transport.close()
         raise TransportLost(f"{self.transport.what} gave up: {error.message}", error)
+
+
+class StallTimer:
+    """How long to wait for a process that says nothing. ``stall_timeout``: seconds of silence; None: for ever.
+
+    It counts waits in which nothing came, and reads no clock. So time in which nobody waits does not count: while the
+    whole job is stopped, or a laptop sleeps, or the clock is set. ``limit_s`` is the same as ``stall_timeout`` (None:
+    inf), and ``tick_s`` how long to wait at a time, in seconds.
+    """
+
+    def __init__(self, stall_timeout: float | None) -> None:
+        self.limit_s = math.inf if stall_timeout is None else stall_timeout
+        self._ask_after_s = min(_ASK_AFTER_S, self.limit_s / 2)
+        self.tick_s = min(_TICK_S, self._ask_after_s)
+        self._silent_s = self._unasked_s = self.waited_s = 0.0
+        self._report_after_s = _REPORT_AFTER_S
+
+    def tick(self) -> None:
+        """Nothing came for ``tick_s``."""
+        self._silent_s += self.tick_s
+        self._unasked_s += self.tick_s
+        self.waited_s += self.tick_s
+
+    def heard(self) -> None:
+        """Something came, so the other process is alive."""
+        self._silent_s = self._unasked_s = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self._silent_s >= self.limit_s
+
+    def must_ask(self) -> bool:
+        """Whether it is time to ask for a sign of life."""
+        due = self._unasked_s >= self._ask_after_s
+        if due:
+            self._unasked_s = 0.0
+        return due
+
+    def must_report(self) -> bool:
+        """Whether the wait has become so long that the user should hear why: after 30 s, 60 s, 120 s and so on."""
+        due = self.waited_s >= self._report_after_s
+        while self.waited_s >= self._report_after_s:
+            self._report_after_s *= 2
+        return due

@@ -1,35 +1,24 @@
-"""A connection to a daemon or a server: a channel, and the process at its other end, if that is a child of ours.
-
-To ask a server something without taking batches, use :func:`ask_server`.
-"""
+"""A connection to a daemon or a server: a channel, and the process at its other end, if that is a child of ours."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import struct
 import subprocess
 import weakref
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgpack
 
 from loaderd.client.shutdown import reap
 from loaderd.errors import LoaderdError, ServerError
-from loaderd.ipc.channel import Channel, ChannelClosed, peer_of
-from loaderd.ipc.child import how_it_ended
+from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.descriptors import NO_SIGNAL
-from loaderd.ipc.messages import PROTOCOL, Bye, Failed, Hello, Message, encode
+from loaderd.ipc.messages import Bye, Message, encode
 from loaderd.ipc.spawn import kill_group, start_process
-from loaderd.remote.address import unix_path
-from loaderd.version import VERSION
 
-Answer = TypeVar("Answer", bound=Message)
-
-_CONNECT_TIMEOUT_S = 5.0  # how long we wait if the server's queue of connections is full
 _MAX_SEND_LIMIT_S = 1e6  # the kernel counts no further than some centuries
 
 
@@ -77,9 +66,11 @@ class Transport:
         self.close()
         if self.process is None:
             return f"{self.what} closed the connection"
-        return (
-            f"{self.what} {'does not end' if self.process.returncode is None else how_it_ended(self.process.wait())}"
-        )
+        if self.process.returncode is None:
+            return f"{self.what} does not end"
+        from loaderd.ipc.child import how_it_ended  # few daemons die
+
+        return f"{self.what} {how_it_ended(self.process.returncode)}"
 
     def wake(self) -> None:
         """End waits for the other end, and let it find out that the connection is over. Does not wait for that."""
@@ -158,68 +149,3 @@ def connect_to_daemon(path: list[str]) -> Transport:
     """Start a daemon of our own, whose ``sys.path`` is ``path``. Raises DaemonError."""
     process, sock = start_process("loaderd.daemon.private_daemon", path=path)
     return Transport("the daemon process", sock, process)
-
-
-def connect_to_server(address: str) -> Transport:
-    """Connect to a server on this machine.
-
-    Raises TransportLost where nobody listens, ServerError where it is another user's.
-    """
-    what, path = f"the server at {address}", unix_path(address)
-    assert path is not None
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        limit_sending(sock, _CONNECT_TIMEOUT_S)
-        sock.connect(path)
-        limit_sending(sock, 0.0)
-        _, user = peer_of(sock)
-    except PermissionError as error:
-        sock.close()
-        raise ServerError(
-            f"{what} cannot be reached: {error.strerror}",
-            hint=f"A server serves its own user{_owner_of(path)} and root; this is user {os.geteuid()}.",
-        ) from None
-    except OSError as error:
-        sock.close()
-        raise TransportLost(f"{what} cannot be reached: {error.strerror or error}") from None
-    if user not in (os.geteuid(), 0):
-        sock.close()
-        raise ServerError(
-            f"{what} runs as user {user}, and this is user {os.geteuid()}",
-            hint="Who listens there could give you any data. Run the server as the same user, or as root.",
-        )
-    return Transport(what, sock)
-
-
-def _owner_of(path: str) -> str:
-    """Which user's socket it is, in words; "" where its folder does not let us see."""
-    try:
-        return f" ({os.stat(path).st_uid})"
-    except OSError:
-        return ""
-
-
-def ask_server(
-    address: str, kind: type[Answer], *questions: Message, timeout_s: float = 10.0
-) -> tuple[Answer, int | None]:
-    """Send ``questions``; return the answer of type ``kind``, and the descriptor that came with it, or None.
-
-    The caller owns the descriptor. Raises the error with which the server refuses; TransportLost where it is away,
-    ends, or says nothing for ``timeout_s`` seconds; ServerError where it is no server of this user's.
-    """
-    transport = connect_to_server(address)
-    with contextlib.closing(transport):
-        poll = select.poll()
-        poll.register(transport.channel, select.POLLIN)
-        with contextlib.suppress(ChannelClosed):  # what it said before it closed is still to be read
-            for message in (Hello(PROTOCOL, VERSION, ""), *questions):
-                transport.channel.send(message)
-        while poll.poll(1000 * timeout_s):
-            for message in transport.receive():
-                if isinstance(message, kind):
-                    return message, transport.channel.take_fd() if transport.channel.has_fd else None
-                if isinstance(message, Failed):
-                    raise message.error
-                if isinstance(message, Bye):
-                    raise TransportLost(f"{transport.what} ends: {message.text}")
-        raise TransportLost(f"{transport.what} said nothing for {timeout_s:g} s")

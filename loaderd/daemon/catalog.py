@@ -30,6 +30,7 @@ from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription
 from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.ipc.messages import Welcome
+from loaderd.ipc.subscription import Subscription
 from loaderd.machine import in_mib
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing
@@ -40,7 +41,6 @@ from loaderd.restarts import Backoff
 from loaderd.schema.packed import unpacking_schema
 from loaderd.shm.layout import SlotLayout
 from loaderd.storage.shard_file import ShardFile
-from loaderd.subscription import Subscription
 
 _logger = logging.getLogger("loaderd")
 

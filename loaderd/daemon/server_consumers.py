@@ -14,8 +14,8 @@ from loaderd.daemon.totals import Totals
 from loaderd.errors import BusyError, ServerError
 from loaderd.ipc.channel import peer_of
 from loaderd.ipc.messages import PROTOCOL, AskState, AskStatus, Hello, Message
+from loaderd.ipc.subscription import Subscription
 from loaderd.ipc.untrusted import UntrustedChannel
-from loaderd.subscription import Subscription
 from loaderd.version import VERSION
 
 _HELLO_LIMIT_S = 10.0

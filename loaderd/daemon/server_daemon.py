@@ -44,12 +44,12 @@ from loaderd.ipc.messages import (
     Stop,
     Subscribe,
 )
+from loaderd.ipc.subscription import Subscription
 from loaderd.machine import available_memory, in_mib, remedy
 from loaderd.options import default_workers
 from loaderd.pickling import pickled_to_send
 from loaderd.plan.positions import Position
 from loaderd.redaction import shown
-from loaderd.subscription import Subscription
 from loaderd.version import VERSION
 
 _LISTENER = -2

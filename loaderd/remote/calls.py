@@ -39,7 +39,7 @@ from loaderd.remote.tickets import (
     RowsTicket,
     decompress_rows,
 )
-from loaderd.tls import TLS
+from loaderd.remote.tls import TLS
 from loaderd.version import VERSION
 
 PackedRows = npt.NDArray[np.uint8]

@@ -15,7 +15,7 @@ from typing import Any
 
 from loaderd.errors import OptionError
 from loaderd.remote.address import TOKEN_VARIABLE
-from loaderd.tls import TLS
+from loaderd.remote.tls import TLS
 
 _PROBE_TIMEOUT_S = 3.0
 _END_TIMEOUT_S = 1.0

@@ -16,7 +16,7 @@ from loaderd.plan.passes import Listing
 from loaderd.redaction import shown
 from loaderd.remote.security import read_token
 from loaderd.remote.tickets import Compression, ConsumerName
-from loaderd.tls import TLS
+from loaderd.remote.tls import TLS
 
 Token = str | os.PathLike[str] | Callable[[], str]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from loaderd.daemon.totals import Totals
+from loaderd.ipc.subscription import Sharing
 from loaderd.serve.counters import Sample
-from loaderd.subscription import Sharing
 
 _TOTALS = {
     "restarts": ("process", "Processes that died and were replaced"),

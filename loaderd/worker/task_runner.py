@@ -18,7 +18,6 @@ from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.index_cache import IndexCache, why_unkept
 from loaderd.formats.indexer import make_indexes
 from loaderd.formats.shard_index import encode_indexes
-from loaderd.halving import HalvingSearch
 from loaderd.ipc.channel import MAX_MESSAGE_BYTES
 from loaderd.ipc.worker_messages import (
     MOST_ROW_FAULTS,
@@ -44,6 +43,7 @@ from loaderd.stages import Stage
 from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards
 from loaderd.worker.file_rows import FileRows
+from loaderd.worker.halving import HalvingSearch
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import loaderd
-from loaderd.client.device_copy_timer import DeviceCopyTimer
+from loaderd.client.elements import DeviceCopyTimer
 
 
 class Counted:

@@ -43,7 +43,7 @@ def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
         served_sources.ServedSource.welcomed,
         served_sources.ServedSource.pause_s,
         served_sources.ServedSource.is_back,
-        transport.connect_to_server,
+        served_sources.connect_to_server,
         transport.Transport.__init__,
         StreamClient.__init__,
         StreamClient.open,

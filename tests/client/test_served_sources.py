@@ -13,8 +13,8 @@ from loaderd.client.served_sources import ServedSource
 from loaderd.client.transport import TransportLost
 from loaderd.errors import BusyError, CorruptRecordError, NoShardsError, OptionError, ServerError, StorageError
 from loaderd.ipc.messages import Welcome
+from loaderd.ipc.subscription import Subscription
 from loaderd.schema.wire import to_wire
-from loaderd.subscription import Subscription
 
 LOST = TransportLost("it is gone")
 NO_SHARDS = NoShardsError("/data/*.tfrecord matches no file", hint="There is no folder /data.")

@@ -34,6 +34,7 @@ from loaderd.ipc.messages import (
     Welcome,
 )
 from loaderd.ipc.spawn import start_process
+from loaderd.ipc.subscription import Subscription
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import PassSequence
@@ -41,7 +42,6 @@ from loaderd.schema.wire import from_wire as schema_from_wire
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout
 from loaderd.shm.page import Column, Page
-from loaderd.subscription import Subscription
 
 Kind = TypeVar("Kind", bound=Message)
 _LIMIT_S = 60.0

@@ -30,8 +30,8 @@ from loaderd.ipc.messages import (
     Stop,
     Subscribe,
 )
+from loaderd.ipc.subscription import Sharing, Subscription
 from loaderd.plan.passes import Pass
-from loaderd.subscription import Sharing, Subscription
 from loaderd.version import VERSION
 from tests.daemon.served import Consumer, ServedDaemon, flat, goodbye, serve
 from tests.helpers.own_processes import all_workers_of, kill, workers_of

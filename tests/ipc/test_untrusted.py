@@ -29,6 +29,7 @@ from loaderd.ipc.messages import (
     Subscribe,
     encode,
 )
+from loaderd.ipc.subscription import Subscription
 from loaderd.ipc.untrusted import (
     CONSUMER_MESSAGES,
     MAX_MESSAGE_BYTES,
@@ -38,7 +39,6 @@ from loaderd.ipc.untrusted import (
 )
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
-from loaderd.subscription import Subscription
 
 NUMBER_OF = {cls: number for number, cls in enumerate(get_args(Message))}
 LISTING = [["a.tfrecord", "z\udcff.tfrecord", 3, "0" * 16], None]

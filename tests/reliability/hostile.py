@@ -29,9 +29,9 @@ from loaderd.ipc.messages import (
     Subscribe,
     encode,
 )
+from loaderd.ipc.subscription import Subscription
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
-from loaderd.subscription import Subscription
 from loaderd.version import VERSION
 
 Maker = Callable[[Random], bytes]

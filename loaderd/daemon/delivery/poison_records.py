@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from loaderd.daemon.pool.tasks import MAX_DEATHS, PlannedBatch
 from loaderd.errors import WorkerError
-from loaderd.halving import HalvingSearch
 from loaderd.ipc.worker_messages import MOST_ROW_FAULTS, TrialTask
+from loaderd.worker.halving import HalvingSearch
 
 _MOST_STALLING_ROWS = 3
 """More are not looked for: each one costs several times the seconds after which a worker counts as stalled."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loaderd.errors import OptionError
-from loaderd.subscription import Subscription
+from loaderd.ipc.subscription import Subscription
 
 
 @pytest.mark.parametrize(

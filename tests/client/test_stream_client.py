@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderd.client.stall_timer import StallTimer
+from loaderd.client.stream_client import StallTimer
 
 
 def test_patience_asks_then_gives_up():
