@@ -10,6 +10,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -50,8 +51,11 @@ class Elements(Iterable[Any]):
         """Have the next iteration begin where ``state_dict()`` says. Raises OptionError if that is of other data."""
         position = state_dict.get("position") if isinstance(state_dict, Mapping) else None
         if not isinstance(position, str):
-            array = np.asarray(position)  # the characters, of a binding whose checkpoints hold arrays alone
-            require(array.dtype == np.uint8, "state_dict", "what state_dict() returned", state_dict)
+            array = np.empty(0)
+            with suppress(Exception):  # of what anybody may have written into a checkpoint
+                array = np.asarray(position)  # the characters, of a binding whose checkpoints hold arrays alone
+            is_text = array.dtype == np.uint8
+            require(is_text, "state_dict", "what state_dict() returned", state_dict)
             position = array.tobytes()
         self.loader.seek(Position.from_json(position))
 

@@ -22,6 +22,8 @@ from loaderd.plan.shares import EpochRemainder, HostShare, split_evenly
 from loaderd.redaction import shown
 
 _VERSION = 1
+_MOST_SHOWN = 20
+"""Differences that an error names."""
 _SHORTER = "Give fewer epochs: a pass of epochs=None begins in epoch 0."
 
 
@@ -298,7 +300,7 @@ def compare_listings(then: Listing | None, now: Listing | None) -> None:
     """Raise OptionError if the shards that a position names are not those that were found."""
     if then is not None and now != then:
         raise OptionError(
-            f"the position belongs to other data: to the shards {then}, and those there now are {now}",
+            f"the position belongs to other data: to the shards {then!s:.200}, and those there now are {now!s:.200}",
             hint="Bring them back, or go without the position.",
         )
 
@@ -307,12 +309,13 @@ def compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise OptionError, which names what differs, if a position of ``then`` does not belong to what is there now."""
     names = [*now, *[name for name in then if name not in now]]
     differences = [
-        f"  {name}: {then.get(name, 'nothing')} when the position was taken, {now.get(name, 'nothing')} now"
+        f"  {name:.100}: {then.get(name, 'nothing')!s:.200} when the position was taken, "
+        f"{now.get(name, 'nothing')!s:.200} now"
         for name in names
         if then.get(name) != now.get(name)
     ]
     if differences:
         raise OptionError(
-            "the position belongs to other data or to another order:\n" + "\n".join(differences),
+            "the position belongs to other data or to another order:\n" + "\n".join(differences[:_MOST_SHOWN]),
             hint="Give what it was taken with, or go without it.",
         )

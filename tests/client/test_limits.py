@@ -360,7 +360,10 @@ class Arrays(Elements):
         return self.loader.iterate()
 
 
-@pytest.mark.parametrize("state", [None, 3, "x", [], {}, {"position": None}, {"position": 3}, {"position": []}])
+NO_TEXT = [None, 3, [], [[1], [1, 2]], np.array(["a", None])]
+
+
+@pytest.mark.parametrize("state", [None, 3, "x", [], {}, *({"position": each} for each in NO_TEXT)])
 def test_a_state_that_is_none(state: Any):
     elements = Arrays(given, {"a": "a"}, 0)
     with pytest.raises(OptionError, match="state_dict must be what state_dict"):

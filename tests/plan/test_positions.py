@@ -266,6 +266,15 @@ def test_a_position_of_other_data_is_refused_with_what_differs():
     assert pass_sequence.find(replace(position, of={})) == (Pass(0, 3), 57 + 50 - 50)
 
 
+@pytest.mark.parametrize("of", [{"seed": "9" * 10_000_000}, {str(number): 0 for number in range(100_000)}])
+def test_the_error_of_a_huge_position_is_short(of: dict[str, Any]):
+    """Its text would be searched for secrets, at a second for 2 MB."""
+    pass_sequence = Job((700, 300), 1, 100, StreamOptions(10, 3)).pass_sequence(0)
+    with pytest.raises(OptionError, match="other data") as raised:
+        pass_sequence.find(Position(0, 0, of=of))
+    assert len(str(raised.value)) < 5000
+
+
 @pytest.mark.parametrize(
     ("position", "message"),
     [

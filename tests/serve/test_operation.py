@@ -181,10 +181,8 @@ def starting(numbers):
     subprocess.Popen(["sleep", "1000"])  # nobody waits for it
     return numbers
 
-train = loaderd.Dataset(
-    "shards/*.tfrecord",
-    loaderd.Schema(train.schema.features, {**train.schema.fields, "twice": loaderd.Derived(starting, "id", dtype="int64")}),
-)
+fields = {**schema.fields, "started": loaderd.Derived(starting, "id", dtype="int64")}
+train = loaderd.Dataset("shards/*.tfrecord", loaderd.Schema(schema.features, fields))
 """
 
 
