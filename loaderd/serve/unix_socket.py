@@ -1,7 +1,8 @@
 """The Unix socket that a server listens on: a file that only its owner may use.
 
 A server that was killed leaves its file behind; connecting shows whether anybody still listens there. A lock on the
-folder keeps two servers from looking, removing and binding at the same time.
+folder keeps two servers from looking, removing and binding at the same time. Whoever may read the folder can lock it,
+and may be anybody: so a server waits for the lock only for a while.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from loaderd.processes import has_ended, name_of
 
 _BACKLOG = 128
 _DYING_S = 10.0
+_LOCKED_S = 15.0  # another server may wait for _DYING_S meanwhile
+_LOCKED_AT_END_S = 1.0
 _MAX_PATH_BYTES = 107  # sun_path of sockaddr_un, without the zero at its end
 
 
@@ -35,7 +38,7 @@ class UnixSocket:
                 f"the path of a Unix socket must have at most {_MAX_PATH_BYTES} bytes, got {self.path}",
                 hint="Choose a shorter one with --unix.",
             )
-        with _locked_folder(self.path):
+        with _locked_folder(self.path, _LOCKED_S):
             _remove_stale(self.path)
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             before = os.umask(0o177)
@@ -50,9 +53,12 @@ class UnixSocket:
             self._identity = _identity(self.path)
 
     def remove(self) -> None:
-        """Close the socket and remove its file, unless another server has replaced it. May be called again."""
+        """Close the socket and remove its file, unless another server has replaced it. May be called again.
+
+        Where somebody has locked the folder, the file stays: the next server replaces it.
+        """
         self.socket.close()
-        with contextlib.suppress(OSError, ServerError), _locked_folder(self.path):
+        with contextlib.suppress(OSError, ServerError), _locked_folder(self.path, _LOCKED_AT_END_S):
             if _identity(self.path) == self._identity:
                 os.unlink(self.path)
 
@@ -84,17 +90,33 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _locked_folder(path: str) -> Iterator[None]:
+def _locked_folder(path: str, limit_s: float) -> Iterator[None]:
+    """Raises ServerError where the folder cannot be opened, or is locked for ``limit_s`` seconds."""
     folder = os.path.dirname(path)
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise ServerError(f"cannot listen at {path}: {folder}: {error.strerror}") from None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        until_s = time.monotonic() + limit_s
+        while not _lock(fd):
+            if time.monotonic() > until_s:
+                raise ServerError(
+                    f"cannot listen at {path}: another process has locked {folder} for {limit_s:g} s",
+                    hint="`lslocks` says which one. Choose another path with --unix, in a folder of yours.",
+                )
+            time.sleep(0.02)
         yield
     finally:
         os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _remove_stale(path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -31,6 +32,20 @@ def test_it_is_its_owners_alone_and_goes_with_the_server(tmp_path: Path):
     server.remove()
     server.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_another_process_has_locked_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever may read the folder, as anybody may read /tmp, can lock it."""
+    monkeypatch.setattr("loaderd.serve.unix_socket._LOCKED_S", 0.5)
+    monkeypatch.setattr("loaderd.serve.unix_socket._LOCKED_AT_END_S", 0.1)
+    server = UnixSocket(str(tmp_path / "x.sock"))
+    locked = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(locked, fcntl.LOCK_EX)
+    with pytest.raises(ServerError, match=r"another process has locked .* for 0.5 s"):
+        UnixSocket(str(tmp_path / "y.sock"))
+    server.remove()
+    os.close(locked)
+    UnixSocket(str(tmp_path / "x.sock")).remove()
 
 
 def test_the_socket_of_a_dead_server_is_replaced(tmp_path: Path):
