@@ -44,13 +44,13 @@ _FOLDER = re.compile("[0-9a-f]{2}")
 _FILE = re.compile(rf"[0-9a-f]{{30}}{re.escape(SUFFIX)}|\.[0-9a-f]{{16}}\.tmp")
 _SHARED = 0o022
 """The bits of a folder into which others than its owner may write."""
-_MOST_GROUPED = 256
+_MOST_GROUPED = 1024
 _MOST_GROUP_BYTES = 4 << 20
 _SMALL_BYTES = 256 << 10
 # The indexes of a group are one message, too, of at most this size.
 _MOST_FILE_BYTES = 256 << 20
-_ENDS_OF_256 = 4
-"""Of 256 names, so many end a group: 64 shards are in one, in the mean."""
+_GROUPED = 256
+"""How many shards are in a group, in the mean: one name in so many ends it."""
 
 
 def groups_of(files: Iterable[ShardFile]) -> list[tuple[ShardFile, ...]]:
@@ -71,8 +71,8 @@ def groups_of(files: Iterable[ShardFile]) -> list[tuple[ShardFile, ...]]:
             group, group_bytes = [], 0
         group.append(file)
         group_bytes, group_folder = group_bytes + file.size_bytes, folder
-        hashed = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=1).digest()
-        if not is_small or hashed[0] < _ENDS_OF_256:
+        hashed = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=4).digest()
+        if not is_small or int.from_bytes(hashed, "little") % _GROUPED == 0:
             groups.append(tuple(group))
             group, group_bytes = [], 0
     return [*groups, tuple(group)] if group else groups

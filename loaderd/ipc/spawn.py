@@ -25,11 +25,13 @@ from loaderd.machine import remedy
 # The child imports from where its parent does, whatever folder it starts in. ``python -c`` begins with a ``sys.path``
 # that has the working directory first, in which anybody may have left a module. So before it is set, only modules are
 # imported that are part of the interpreter. What is imported then stays for good: the garbage collector need not look
-# at it, neither meanwhile nor later. ``enter_process`` takes its own arguments.
+# at it, neither meanwhile nor later. It runs more rarely than by default, as lists of many shards took it long: with
+# 50,000, a fifth of the time until the first batch. ``enter_process`` takes its own arguments.
 _BOOT = (
     "import gc,marshal,sys;gc.disable()\n"
     "with open(int(sys.argv[4]),'rb') as file:sys.path[:],sys.argv[4:]=marshal.load(file)\n"
-    "import importlib;module=importlib.import_module(sys.argv[1]);gc.freeze();gc.enable();module.main()"
+    "import importlib;module=importlib.import_module(sys.argv[1]);gc.freeze()\n"
+    "gc.set_threshold(10_000,10,100);gc.enable();module.main()"
 )
 
 _NOT_A_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC)

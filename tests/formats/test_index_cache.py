@@ -233,10 +233,10 @@ def test_large_shards_are_alone_and_small_ones_stay_in_their_folder():
 
 @pytest.mark.parametrize("name", ["{:05}.tfrecord", "train-{:05}-of-01000", "{}", "x{:08x}.gz"])
 def test_groups_are_neither_small_nor_large_whatever_the_names_are(name: str):
-    files = sorted(made_up(name.format(number) for number in range(5000)))
+    files = sorted(made_up(name.format(number) for number in range(20_000)))
     groups = groups_of(files)
     assert [file for group in groups for file in group] == files
-    assert 25 < len(groups) < 250 and max(map(len, groups)) <= 256
+    assert 40 < len(groups) < 130 and max(map(len, groups)) <= 1024
 
 
 @pytest.mark.parametrize("seed", range(5))
