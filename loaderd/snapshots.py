@@ -168,11 +168,14 @@ class Progress(NamedTuple):
             text += f"{self.done_bytes / 1e9:.2f} of {self.num_bytes / 1e9:.2f} GB"
             if 0 < self.done_bytes <= self.num_bytes:
                 left_s = for_s * (self.num_bytes - self.done_bytes) / self.done_bytes
-                text += f", about {_duration(left_s)} left"
+                text += f", about {span(left_s)} left"
         return f"{text}. {self.remark}" if self.remark else text
 
 
-def _duration(seconds: float) -> str:
+def span(seconds: float | None) -> str:
+    """A duration in words, such as "3 s", "5 min", "2.5 h"; "" for None."""
+    if seconds is None:
+        return ""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import math
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +19,6 @@ from loaderd.errors import OptionError, RecordMismatchError, WorkerError
 from loaderd.schema import Schema
 from loaderd.schema.features import is_numpys
 from loaderd.schema.grids import Values, draw, picture, planes_of, stacked
-from loaderd.storage.local_file import write_whole
 from loaderd.storage.shard_file import ShardFile
 
 _SHOWN_VALUES = 8
@@ -29,7 +26,7 @@ _SHOWN_BYTES = 24
 
 
 def write_png(fields: Mapping[str, Values], path: Path) -> None:
-    """Write a picture of the planes of all fields; if that fails, what was at ``path`` stays. Raises OptionError."""
+    """Write a picture of the planes of all fields. Raises OptionError."""
     pictures = [picture(found) for value in fields.values() if (found := planes_of(value)) is not None]
     if not pictures:
         raise OptionError("--png needs a field with planes, of two or three axes, and the schema has none")
@@ -37,22 +34,10 @@ def write_png(fields: Mapping[str, Values], path: Path) -> None:
         from PIL import Image
     except ImportError:
         raise OptionError("--png needs Pillow: pip install 'loaderd[images]'") from None
-    data = io.BytesIO()
-    Image.fromarray(stacked(pictures)).save(data, "PNG")
     try:
-        _write(path, data.getvalue())
+        Image.fromarray(stacked(pictures)).save(path, "PNG")
     except OSError as error:
         raise OptionError(f"--png {path} cannot be written: {error.strerror or error}") from None
-
-
-def _write(path: Path, data: bytes) -> None:
-    if path.exists() and not path.is_file():  # such as /dev/stdout, which is nothing to replace
-        path.write_bytes(data)
-        return
-    try:
-        write_whole(os.path.realpath(path), data)
-    except PermissionError:  # in this folder there can be no other file
-        path.write_bytes(data)
 
 
 def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[str, Values]:
@@ -85,10 +70,11 @@ def mismatch(file: ShardFile, number: int, fault: RecordFault) -> RecordMismatch
 
 def show_fields(fields: Mapping[str, Values]) -> None:
     """Print each field that is delivered for a record; planes are drawn."""
+    width = shutil.get_terminal_size((120, 24)).columns
     for name, value in fields.items():
         say(f"\n{name}: {value.dtype} {value.shape}")
         found = planes_of(value)
-        say(np.array2string(value, threshold=100) if found is None else draw(found, _terminal_width()))
+        say(np.array2string(value, threshold=100) if found is None else draw(found, width))
 
 
 def listed_text(listed: Listed) -> str:
@@ -128,7 +114,3 @@ def plain_array(value: Values) -> Any:
     if kind == "V":  # one of ml_dtypes, or bytes; of a structure, too
         value = value.view(f"V{value.itemsize}") if is_numpys(value.dtype) else value.astype(np.float32)
     return plain(value.tolist())
-
-
-def _terminal_width() -> int:
-    return shutil.get_terminal_size((120, 24)).columns

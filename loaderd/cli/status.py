@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loaderd.cli.durations import span
 from loaderd.cli.parallel_scan import needs_rich, say
 from loaderd.cli.server_access import access_of, add_access
 from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.machine import in_mib
 from loaderd.redaction import readable_line
+from loaderd.snapshots import span
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

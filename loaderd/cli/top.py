@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from loaderd.cli.durations import span
 from loaderd.cli.parallel_scan import needs_rich
 from loaderd.errors import OptionError
 from loaderd.observe.remedies import Verdict
 from loaderd.observe.running_streams import RunningStream, running_streams
 from loaderd.observe.top_rows import SORTS, Row, row_of, short
 from loaderd.redaction import readable_line
+from loaderd.snapshots import span
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

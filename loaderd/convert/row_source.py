@@ -45,7 +45,7 @@ class RowSource:
         self._reader.close()
 
     def read(self, spans: Sequence[BlockSpan]) -> Iterator[RowsOrFault]:
-        """The rows of ``durations``, in order, some MB at a time; an error in place of each faulty record.
+        """The rows of ``spans``, in order, some MB at a time; an error in place of each faulty record.
 
         Raises StorageError, and ShardReadError where a file cannot be read at all.
         """

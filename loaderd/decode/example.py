@@ -69,7 +69,7 @@ class Span(NamedTuple):
 class Value(NamedTuple):
     """A stored feature of one record.
 
-    ``data``: its bytes in the row. ``durations``: where they come from, in order; none if the default stands in. What
+    ``data``: its bytes in the row. ``spans``: where they come from, in order; none if the default stands in. What
     ``data`` has behind the bytes of all spans is padding.
     """
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import crc_cost
 import pytest
-import workers
-from harness.synthetic import write_shards
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 TINY = ["--records", "4096", "--rounds", "1", "--seconds", "0.1", "--warmup-seconds", "0", "--attempts", "1"]
@@ -63,44 +59,3 @@ def test_a_question_is_answered(question: str, tmp_path: Path) -> None:
     assert "- machine: " in page and f"{question}.py --records 4096" in page
     if question == "dtype":
         assert "packed: 202 bytes an example" in page and "bool: 1,550 bytes an example" in page
-
-
-@pytest.mark.parametrize(
-    ("cores", "consumer_us", "floor", "expected"),
-    [
-        (4, 0.1, 5e6, (2e6, "the cores")),
-        (16, 0.1, 5e6, (5e6, "this machine's floor")),
-        (16, 0.25, 5e6, (4e6, "the consumer")),
-    ],
-)
-def test_what_more_cores_would_give(
-    cores: int, consumer_us: float, floor: float, expected: tuple[float, str]
-) -> None:
-    assert workers.estimate(cores, 2.0, consumer_us, floor) == expected
-
-
-@pytest.mark.parametrize(
-    ("damaged_byte", "finders"),
-    [
-        (100, {"both CRCs checked"}),  # of the data
-        (9, {"both CRCs checked", "that of the length alone"}),  # of the CRC of the length
-    ],
-)
-def test_what_is_left_out_of_the_load_step_is_the_check(damaged_byte: int, finders: set[str], tmp_path: Path) -> None:
-    [shard] = write_shards(tmp_path, 3000, num_shards=1)
-    step = crc_cost.LoadStep([str(shard)])
-    assert step.run()[1] == 0
-    stat = shard.stat()
-    with shard.open("r+b") as file:
-        file.seek(damaged_byte)
-        value = file.read(1)[0]
-        file.seek(damaged_byte)
-        file.write(bytes([value ^ 4]))
-    os.utime(shard, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # so that it passes for the file that was indexed
-    found = set()
-    for name, left_out in crc_cost.VARIANTS.items():
-        with crc_cost.without(left_out):
-            if step.run()[1]:
-                found.add(name)
-    assert found == finders
-    assert step.run()[1] > 0, "the checks are back"

@@ -69,20 +69,3 @@ def test_the_page_has_a_row_for_each(results: Path) -> None:
     rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
     assert rows[2:] == list(tutorial.FEEDERS)
     assert f"trained on the same {STEPS * 128:,} rows of 1024" in page
-
-
-def test_what_differs_is_said() -> None:
-    alike = [{"feeder": feeder, "checksum": 7, "loss": 0.5} for feeder in tutorial.FEEDERS]
-    assert tutorial.what_differs(alike, 7) == []
-    unlike = [{**run, "checksum": 6} if run["feeder"] == "queue" else run for run in alike]
-    assert tutorial.what_differs(unlike, 7) == ["queue: the numbers have checksum 0x6, 0x7 was written"]
-    unlike = [{**run, "loss": 0.6} if run["feeder"] == "loaderd_session" else run for run in alike]
-    [said] = tutorial.what_differs(unlike, 7)
-    assert "from 0.5 to 0.6" in said
-
-
-def test_each_batch_is_read_as_it_was_made(tmp_path: Path) -> None:
-    shards = tutorial.make_shards(tmp_path, 8)
-    batches = list(tutorial.read_batches(shards))
-    assert len(batches) == 8
-    assert all(np.array_equal(batch, tutorial.make_batch(number)) for number, batch in enumerate(batches))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import reliability
-from trainers import told
 
 # Trainings of TensorFlow and of loaderd one after the other.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -69,12 +68,3 @@ def test_losses_repeats_and_changes_are_counted(tmp_path: Path):
     found = reliability.result(watched, world, gone=[9], errors_from=4)
     assert (found["delivered"], found["lost"], found["repeated"], found["altered"]) == (5, 6, 1, 1)
     assert (found["num_errors"], found["epoch_ended"], found["stderr_lines"]) == (1, True, 1)
-
-
-def test_runs_that_differ_in_figures_are_told_as_one():
-    ends = {"outcome": "ends", "epoch_ended": True, "errors": [], "repeated": 0, "altered": 0, "same_order": True}
-    three = [{**ends, "after_s": 1.0, "lost": 3}, {**ends, "after_s": 12.0, "lost": 3}]
-    assert told.cell(three, told.shown_worker) == "epoch ends 1.0–12.0 s later, 3 lost, 0 repeated, same order"
-    hangs = {**ends, "outcome": "hangs", "epoch_ended": False, "after_s": 60.0}
-    text = told.cell([*three, hangs], told.shown_worker)
-    assert text.endswith("; 1 of 3: hangs") and text.startswith("2 of 3: epoch ends 1.0–12.0 s")

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness import chart
 from harness.display import Display
-from harness.report import COLUMNS, Spread, Summary, best_tfdata, markdown, summarise, table
+from harness.report import COLUMNS, Spread, Summary, best_tfdata, markdown, summarise
 from rich.console import Console
 
 
@@ -61,12 +61,6 @@ def test_without_a_cold_start_the_first_round_makes_the_index_and_is_not_warm() 
     assert summary.warm_s == 2.0, "all rounds are warm"
 
 
-def test_a_round_without_the_other_side_gives_no_ratio() -> None:
-    runs = [_run("tfdata_expert", 0, 100), _run("loaderd_x", 0, 300), _run("loaderd_x", 1, 900)]
-    assert summarise(runs)[1].to_best == Spread(3.0, 3.0, 3.0)
-    assert summarise(runs[2:])[0].to_best is None
-
-
 def test_like_is_compared_with_like() -> None:
     runs = [
         _run("tfdata_expert", 0, 100),
@@ -101,11 +95,6 @@ def test_the_page_holds_the_facts_and_a_row_a_candidate() -> None:
     assert [line.split("|")[1].strip() for line in lines[4:]] == ["tfdata_expert", "tfdata_b", "loaderd_x"]
     assert lines[-2].endswith(" no CRC check |") and lines[-1].endswith("  |")
     assert "200 (100–400)" in lines[-1] and "2.00 (2.00–4.00)" in lines[-1]
-
-
-def test_the_table_shows_the_columns_that_there_is_room_for() -> None:
-    shown = [len(table(summarise(RUNS), Console(width=width)).columns) for width in (300, 100, 60)]
-    assert shown[0] == len(COLUMNS) > shown[1] > shown[2] >= 2
 
 
 def test_a_terminal_has_a_table_that_grows_and_a_log_a_line_a_run() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from competitors import CANDIDATES, LIBRARIES, all_specs
+from competitors import CANDIDATES, LIBRARIES
 from harness.interface import Config, Step, configure
 from harness.measured import FIRST_BATCH, digest
 from harness.reference import Arrays, decode, parse, read
@@ -71,21 +71,6 @@ def test_who_cannot_is_left_out_and_is_not_wrong(config: Config) -> None:
     assert grouped({"a": "needs x", "b": "is old", "a:graph": "needs x"}) == "a, a:graph (needs x); b (is old)"
 
 
-def test_a_missing_package_and_what_cannot_be_delivered_are_given_as_reasons(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "candidates").mkdir()
-    (tmp_path / "candidates" / "absent.py").write_text("import a_package_that_is_not_there\n")
-    (tmp_path / "candidates" / "picky.py").write_text("def cannot(config):\n    return 'it is Monday'\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(LeftOut, match="needs a_package_that_is_not_there, which is not installed"):
-        run_candidate("absent", config, None)
-    with pytest.raises(LeftOut, match="it is Monday"):
-        run_candidate("picky", config, None)
-    with pytest.raises(LeftOut, match="mnist is no function of a dtype"):
-        run_candidate("floor:int8", Config(config.shards, schema="loaderd.schemas:mnist"), None)
-
-
 @pytest.mark.slow
 def test_a_cold_start_indexes_the_shards_and_the_next_one_does_not(config: Config, tmp_path: Path) -> None:
     def indexes() -> dict[Path, int]:
@@ -139,10 +124,3 @@ def test_every_module_is_registered_and_in_the_table_of_the_readme() -> None:
 
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "bench/README.md").read_text(), flags=re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`(\w+)", row)} >= set(CANDIDATES)
-
-
-def test_a_comparison_of_all_has_each_candidate_of_one_process(config: Config) -> None:
-    left_out = set(CANDIDATES) - {configure(spec, config)[0] for spec in all_specs()}
-    of_a_server = {name for name in CANDIDATES if name.startswith(("loaderd_served", "loaderd_http"))}
-    assert len(of_a_server) == 5
-    assert left_out == of_a_server | {"lczero_chunkparser", "katago_npz"}

@@ -85,18 +85,3 @@ def test_the_script_says_what_it_found(tmp_path: Path) -> None:
     assert f"- two against one, round by round: {rates[1] / rates[0]:.2f} " in page
     assert f"| two | {rates[1]:,.0f} " in page
     assert f"| {own[0]:,.0f} |" in page and f"| {2 * own[1]:,.0f} |" in page
-
-
-def test_a_target_is_reached_or_missed() -> None:
-    rates = {"network": (9.0, 15.0, 6.0), "tfdata": (3.0, 5.0, 3.0)}
-    runs = [
-        {"case": case, "round": number, "examples_per_s": rate}
-        for case, of_case in rates.items()
-        for number, rate in enumerate(of_case)
-    ]
-    assert server.Target("network", "tfdata", 3.0).verdict(runs) == (
-        True,
-        "network against tfdata, round by round: 3.00 (2.00–3.00) times; the target is 3: reached",
-    )
-    reached, note = server.Target("network", "tfdata", 3.1).verdict(runs)
-    assert not reached and note.endswith("the target is 3.1: MISSED")

@@ -77,13 +77,3 @@ def test_the_page_is_right() -> None:
     assert memory == [round(2 * quality.SCHEMA.row_bytes * window / 1e6) for window in windows]
     assert f"{DEFAULT_WINDOW_RECORDS:,} (default)" in DOC and f"{DEFAULT_BLOCK_RECORDS:,} consecutive records" in DOC
     assert (DOC_PATH.parent / "images" / "shuffle.svg").exists()
-
-
-@pytest.mark.slow
-def test_the_picture_is_drawn_the_same_each_time(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    drawn = {name: quality.orders_of(quality.CASES[name], PARTS, 1)[0] for name in quality.DRAWN}
-    for name in ("a.svg", "b.svg"):
-        quality.draw(tmp_path / name, drawn)
-    picture = (tmp_path / "a.svg").read_bytes()
-    assert picture == (tmp_path / "b.svg").read_bytes() and picture.count(b"<image") == 2 * len(drawn)

@@ -55,17 +55,6 @@ def test_a_shard_is_summed_up(shard: Path):
     assert "300 healthy records" in text and "compression gzip" in text and "300 of 300" in text
 
 
-def test_of_several_the_first_is_shown(shard: Path, tmp_path: Path):
-    """As a shell makes them of a glob without quotes; or in quotes."""
-    alone = inspect(shard, "--json").stdout
-    assert shard.name in alone
-    assert inspect(shard, tmp_path / "none", "--json").stdout == alone
-    other = shard.with_name(f"z-{shard.name}")
-    other.write_bytes(shard.read_bytes())
-    assert inspect(f"{shard.parent}/*{shard.name}", "--json").stdout == alone
-    other.unlink()
-
-
 def test_damage_and_what_is_no_example_are_said(tmp_path: Path):
     (path,) = testing.write_shards(tmp_path, [b"\xff" * 9, b"", b"abc"])
     offset = testing.damage(path, record=2)
@@ -146,22 +135,6 @@ def test_the_proposed_schema_loads_these_records(shard: Path, tmp_path: Path):
     (tmp_path / "proposed.py").write_text(module)
     shown = inspect(shard, "--record", 4, "--schema", "proposed:schema", "--json", folder=tmp_path)
     assert json.loads(shown.stdout)["fields"]["id"] == "game-4"
-
-
-def test_features_that_are_missing_or_of_no_fixed_length(tmp_path: Path):
-    full = testing.write_shards(tmp_path / "full", ARRAYS)[0].read_bytes()
-    less = {"number": np.arange(300, 310), "move": np.zeros((10, 5), np.int64)}
-    path = tmp_path / "both.tfrecord"
-    path.write_bytes(full + testing.write_shards(tmp_path / "less", less)[0].read_bytes())
-    module = inspect(path, "--features").stdout
-    assert "# Its lists have 3 to 5 values; shorter ones are padded." in module
-    assert "# 10 of 310 records lack it and get the default. They are in 'both.tfrecord'." in module
-    names: dict[str, Any] = {}
-    exec(compile(module, "proposed.py", "exec"), names)
-    with loaderd.Loader(path, names["schema"], batch_size=310, shuffle=False, workers=1) as loader:
-        (batch,) = loader
-        assert list(batch["number"]) == list(range(310)) and not batch["score"][300:].any()
-        assert set(batch["id"][300:]) == {b""}
 
 
 def sequence_example(name: bytes) -> bytes:
@@ -267,12 +240,3 @@ def test_a_file_of_another_kind_is_named(option: tuple[str, ...], tmp_path: Path
     done = inspect(str(tmp_path / "a"), *option)
     assert (done.returncode, done.stdout) == (2, "")
     assert "a is a pointer of Git LFS" in done.stderr and "git lfs pull" in done.stderr
-
-
-def test_a_reader_who_has_enough_ends_it_quietly(shard: Path, tmp_path: Path):
-    command = [COMMAND, "inspect", str(shard), "--schema", "boards:schema"]
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, cwd=tmp_path)
-    os.close(writer)
-    assert done.returncode == 141 and not done.stderr

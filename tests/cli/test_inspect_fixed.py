@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -77,37 +75,6 @@ def test_games_of_leela_tell_what_they_are_and_what_is_wrong_with_them(tmp_path:
     assert "plane 0           plane 104" not in text and "plane 0   " in text
     assert inspect(capsys, shard, "--png", tmp_path / "board.png")[0] == 0 and (tmp_path / "board.png").stat().st_size
     assert "schema = loaderd.schemas.lc0()\n" in inspect(capsys, shard, "--features")[1]
-
-
-def test_a_picture_that_cannot_be_written_leaves_the_older_one(tmp_path: Path, capsys: Capture):
-    shard, picture = tmp_path / "a.gz", tmp_path / "board.png"
-    shard.write_bytes(leela_game(1))
-    picture.write_bytes(b"an older one")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # the kernel refuses what is beyond, as a full disk
-    try:
-        status, _, error = inspect(capsys, shard, "--png", picture)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert status == 2 and f"--png {picture} cannot be written: " in error
-    assert picture.read_bytes() == b"an older one" and sorted(tmp_path.iterdir()) == [shard, picture]
-    (tmp_path / "link.png").symlink_to(picture)
-    assert inspect(capsys, shard, "--png", tmp_path / "link.png")[0] == 0
-    assert picture.read_bytes().startswith(b"\x89PNG") and (tmp_path / "link.png").is_symlink()
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    assert inspect(capsys, shard, "--png", tmp_path / "pipe")[0] == 0
-    assert os.read(reader, 8).startswith(b"\x89PNG")
-    os.close(reader)
-
-
-def test_without_a_healthy_record_json_says_what_is_wrong(tmp_path: Path, capsys: Capture):
-    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(leela.RECORD.itemsize))[:-9])
-    told = inspected(capsys, tmp_path / "a.gz", "--schema", "lc0")
-    assert told["records"] == 0 and [damage["record"] for damage in told["damages"]] == [0]
-    assert told["record"] is None and told["values"] == told["fields"] == {}
-    np.savez(tmp_path / "a.npz", x=np.zeros((0, 3)))
-    assert inspected(capsys, tmp_path / "a.npz")["features"] == {"x": {"dtype": "float64", "shape": [3]}}
 
 
 def test_rows_of_katago_tell_the_size_of_the_board(tmp_path: Path, capsys: Capture):

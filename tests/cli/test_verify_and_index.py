@@ -26,12 +26,6 @@ def paths(tmp_path: Path) -> list[Path]:
     return testing.write_shards(tmp_path / "shards", {"number": np.arange(1000)}, num_shards=4)
 
 
-def test_healthy_shards_are_well(paths: list[Path]):
-    done = run("verify", *map(str, paths), "--threads", "3")
-    assert done.returncode == 0, done.stderr
-    assert "4 shards, 1,000 healthy records" in done.stdout and "all is well" in done.stdout
-
-
 def test_every_damage_is_named_with_its_place(paths: list[Path]):
     first = testing.damage(paths[1], record=3)
     second = testing.damage(paths[1], record=100, how="length")
@@ -215,33 +209,6 @@ def test_a_schema_says_what_content_does_not_tell(tmp_path: Path):
     damage, shard, _ = map(json.loads, done.stdout.splitlines())
     assert done.returncode == 1 and shard["records"] == 9
     assert (damage["record"], damage["offset"], damage["found"]) == (9, 36, "3 bytes")
-
-
-def test_damage_of_records_of_fixed_size_is_named(tmp_path: Path):
-    game, rows = write_game(tmp_path), write_rows(tmp_path)
-    game.write_bytes(game.read_bytes()[:-9])
-    data = bytearray(rows.read_bytes())
-    data[90] ^= 1  # in what is compressed of the first array
-    rows.write_bytes(data)
-    done = run("verify", str(game), str(rows))
-    assert done.returncode == 1
-    assert f"{game}: record " in done.stdout and f"{rows} is a zip archive" in done.stdout
-
-
-def test_a_loader_takes_the_index_of_games_and_rows(tmp_path: Path):
-    import loaderd
-
-    write_game(tmp_path)
-    rows = write_rows(tmp_path)
-    for options in ([], ["--schema", "loaderd.schemas:lc0"]):
-        kept = str(tmp_path / f"kept{len(options)}")
-        assert run("index", str(tmp_path / "*.gz"), "--index-cache", kept, *options).returncode == 0
-        with loaderd.Loader(tmp_path / "*.gz", loaderd.schemas.lc0(), batch_size=10, index_cache=kept) as loader:
-            assert loader.statistics().index_cached == 1
-    assert run("index", str(rows), "--index-cache", kept).returncode == 0
-    schema = loaderd.schemas.katago(board_size=9, num_targets=80)
-    with loaderd.Loader(rows, schema, batch_size=10, index_cache=kept) as loader:
-        assert loader.statistics().index_cached == 1
 
 
 def test_empty_shards_are_counted(paths: list[Path]):

@@ -69,12 +69,6 @@ def test_scores_of_an_engine_are_those_of_the_position_behind_the_move(tmp_path:
     assert (made.positions.packed == expected).all()
 
 
-def test_results_are_for_each_position_of_a_game(tmp_path: Path) -> None:
-    made = read(write(tmp_path / "a.pgn", MATED, DRAWN, LOST, OPEN), "result")
-    assert made.positions.scores == [WHITE_WON] * 5 + [NOBODY_WON] * 3 + [BLACK_WON] * 3
-    assert made.unscored == 2
-
-
 def test_a_loader_delivers_the_results(start: Start, tmp_path: Path) -> None:
     write(tmp_path / "a.pgn", MATED, DRAWN, LOST)
     write(tmp_path / "b.pgn", ILLEGAL, LOST)
@@ -113,20 +107,6 @@ def test_a_faulty_game_ends_the_conversion(start: Start, tmp_path: Path) -> None
     assert not list((tmp_path / "to").iterdir())
 
 
-@pytest.mark.slow
-def test_what_cannot_be_converted_is_said(start: Start, tmp_path: Path) -> None:
-    lost = write(tmp_path / "a.pgn", LOST)
-    compressed = tmp_path / "c.pgn.gz"
-    compressed.write_bytes(b"\x1f\x8b\x08")
-    for files, said in [
-        ([lost], "none of 3 positions has a score: with --scores result"),
-        ([lost, compressed], f"{compressed} does not begin as PGN does"),
-        ([tmp_path / "none.pgn"], "none.pgn: No such file"),
-    ]:
-        with start("chess/convert_pgn.py", *files, "--out", tmp_path / "to") as converting:
-            assert said in converting.end(status=1)
-
-
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_empty_lines_between_headers_and_moves_are_as_good_as_one(tmp_path: Path, newline: str):
     """python-chess would take the moves for another game, from the initial position."""
@@ -139,24 +119,6 @@ def test_empty_lines_between_headers_and_moves_are_as_good_as_one(tmp_path: Path
         assert made.positions.scores == expected.positions.scores and made.unscored == expected.unscored
         (fault,) = made.faults
         assert ": game 2 at byte " in fault
-
-
-@pytest.mark.parametrize(
-    ("moves", "said"),
-    [
-        ("1. e4 e5 { what a move 2. Nf3 1-0", "a comment without its end among the moves, '{ what a move 2. Nf3 1-0"),
-        ("1. e4 { a { b } e5 } 2. Nf3 1-0", "the end of a comment among the moves, '} 2. Nf3 1-0"),
-        ('1. e4 e5 1-0 [Event "C"]\n\n1. f3 0-1', 'a tag among the moves, \'[Event "C"]'),
-    ],
-)
-def test_a_comment_without_its_end_costs_its_own_game_alone(tmp_path: Path, moves: str, said: str):
-    """python-chess takes the games behind it for part of the comment."""
-    path = write(tmp_path / "a.pgn", LOST, f'[Event "E"]\n[Result "1-0"]\n\n{moves}\n', DRAWN)
-    made = read(path, "result")
-    (fault,) = made.faults
-    place = path.read_text().index('[Event "E"')
-    assert f": game 1 at byte {place}: " in fault and said in fault
-    assert made.positions.scores == [BLACK_WON] * 3 + [NOBODY_WON] * 3
 
 
 def test_empty_lines_within_a_game_are_no_end_of_it(tmp_path: Path):
@@ -176,24 +138,6 @@ def test_empty_lines_within_a_game_are_no_end_of_it(tmp_path: Path):
         path.write_bytes(f"{tags}{moves}\n{LOST}".encode("latin-1"))
         made = read(path, "result")
         assert (made.positions.packed == expected.positions.packed).all() and not made.faults
-
-
-def test_moves_behind_the_result_are_a_fault(tmp_path: Path):
-    """They are those of another game, without tags; python-chess plays them on the same board."""
-    path = write(tmp_path / "a.pgn", LOST, "1. d4 d5 0-1\n", DRAWN)
-    made = read(path, "result")
-    (fault,) = made.faults
-    assert len(made.positions.scores) == 3
-    assert ": game 0 at byte 0: " in fault and "the move d4 behind the result 0-1" in fault
-
-
-def test_a_result_that_is_not_that_of_the_tag_is_a_fault(tmp_path: Path):
-    """Nobody knows which of them it is; an unknown one says nothing."""
-    path = write(tmp_path / "a.pgn", LOST.replace('"0-1"', '"1-0"'), LOST.replace('"0-1"', '"*"'), LOST[:-4] + "*\n")
-    made = read(path, "result")
-    (fault,) = made.faults
-    assert made.positions.scores == [BLACK_WON] * 6
-    assert ": game 0 at byte 0: " in fault and "the result 0-1 behind the result 1-0" in fault
 
 
 def test_the_mark_of_utf_8_may_be_before_any_game(tmp_path: Path):
@@ -228,47 +172,6 @@ def test_a_game_begins_with_its_first_tag_whichever_that_is(
     assert begins_as_pgn(path.read_bytes())
 
 
-def test_games_of_tags_alone_are_games(tmp_path: Path):
-    tags = '[Event "A"]\n[Result "0-1"]\n'
-    made = read(write(tmp_path / "a.pgn", tags, tags, LOST), "result")
-    assert len(made.positions.scores) == 1 + 1 + 3 and not made.faults
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("Games of 2026\nby e4 players\n", "no tag in front of 'Games of 2026'"),
-        ("1. d4 d5 0-1\n", "no tag in front of '1. d4 d5 0-1'"),
-        ("[%eval 1]\n", "no tag in front of '[%eval 1]'"),
-        ("\u00a0\n", "no tag in front of ''"),
-    ],
-)
-def test_text_in_front_of_the_first_game_is_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
-):
-    path = tmp_path / "a.pgn"
-    path.write_bytes(f"\n; a comment\n{text}\n{LOST}".encode("latin-1"))
-    for size in (7, 1 << 20):
-        monkeypatch.setattr(pgn, "PIECE_BYTES", size)
-        made = read(path, "result")
-        (fault,) = made.faults
-        assert len(made.positions.scores) == 3 and said in fault
-        place = len("\n; a comment\n")
-        assert f": game 0 at byte {place}: " in fault
-
-
-@pytest.mark.parametrize(
-    "tags",
-    ['[Result "0-1"] [FEN "8/8/8/8/8/8/8/8 w - - 0 1"]\n', '[Result "0-1" ]\n', '[Event "A"]\r[Result "0-1"]\r'],
-)
-def test_a_tag_that_matters_and_cannot_be_read_is_a_fault(tmp_path: Path, tags: str):
-    """python-chess passes over it: a position that is set up would be the initial one."""
-    path = write(tmp_path / "a.pgn", f'[Event "A"]\n{tags}\n1. f3 e5 0-1\n', LOST)
-    made = read(path, "result")
-    (fault,) = made.faults
-    assert len(made.positions.scores) == 3 and "not one tag on a line of its own" in fault
-
-
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("before", ["", "\n\n", "\ufeff"])
 def test_games_are_found_wherever_pieces_end(
@@ -288,5 +191,40 @@ def test_games_are_found_wherever_pieces_end(
     assert (len(made.positions.scores), made.unscored, made.faults) == (15, 18, [])
 
 
-def test_an_empty_file_has_no_games(tmp_path: Path) -> None:
-    assert not list(split(write(tmp_path / "a.pgn"), 4))
+_TAGS = '[Event "E"]\n[Result "1-0"]\n\n'
+
+
+@pytest.mark.parametrize(
+    ("game", "said"),
+    [
+        (
+            f"{_TAGS}1. e4 e5 {{ what a move 2. Nf3 1-0\n",
+            "a comment without its end among the moves, '{ what a move",
+        ),
+        (f"{_TAGS}1. e4 {{ a {{ b }} e5 }} 2. Nf3 1-0\n", "the end of a comment among the moves, '} 2. Nf3 1-0"),
+        (f'{_TAGS}1. e4 e5 1-0 [Event "C"]\n\n1. f3 0-1\n', 'a tag among the moves, \'[Event "C"]'),
+        (f"{_TAGS}1. e4 e5 1-0\n\n1. d4 d5 0-1\n", "the move d4 behind the result 1-0"),
+        (f"{_TAGS}1. f3 e5 0-1\n", "the result 0-1 behind the result 1-0"),
+        ('[Event "A"]\n[Result "0-1"] [FEN "8/8/8/8/8/8/8/8 w - - 0 1"]\n\n1. f3 e5 0-1\n', "not one tag on a line"),
+        ('[Event "A"]\n[Result "0-1" ]\n\n1. f3 e5 0-1\n', "not one tag on a line of its own"),
+        ('[Event "A"]\n[Site "x"]\r[Result "0-1"]\r\n1. f3 e5 0-1\n', "not one tag on a line of its own"),
+    ],
+)
+def test_what_python_chess_would_read_otherwise_costs_its_own_game_alone(tmp_path: Path, game: str, said: str):
+    path = write(tmp_path / "a.pgn", LOST, game, DRAWN)
+    made = read(path, "result")
+    (fault,) = made.faults
+    assert f": game 1 at byte {len(LOST) + 1}: " in fault and said in fault
+    assert made.positions.scores == [BLACK_WON] * 3 + [NOBODY_WON] * 3
+
+
+@pytest.mark.parametrize("text", ["Games of 2026\nby e4 players", "1. d4 d5 0-1", "[%eval 1]"])
+def test_text_in_front_of_the_first_game_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str):
+    before = "\n; a comment\n"
+    path = write(tmp_path / "a.pgn", LOST, before=f"{before}{text}\n\n")
+    for size in (7, 1 << 20):
+        monkeypatch.setattr(pgn, "PIECE_BYTES", size)
+        made = read(path, "result")
+        (fault,) = made.faults
+        assert len(made.positions.scores) == 3 and f": game 0 at byte {len(before)}: " in fault
+        assert f"no tag in front of '{text.splitlines()[0]}'" in fault

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -120,14 +119,6 @@ def test_go_is_played_and_a_net_learns_of_it(start: Start, tmp_path: Path) -> No
     assert_model_and_curve(run)
 
 
-def test_games_of_go_are_not_added_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train-007.npz").touch()
-    options = ["--games", "1", "--size", "5", "--processes", "1"]
-    monkeypatch.setattr(sys, "argv", ["make_npz.py", "--out", str(tmp_path), *options])
-    with pytest.raises(SystemExit, match=r"holds npz files already \(train-007\.npz, …\)"):
-        make_npz.main()
-
-
 # --------------------------------------------------------------------------------------------------- digits
 
 
@@ -138,13 +129,6 @@ def digits(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with start("mnist/make_shards.py", "--out", folder, "--shards", 1) as writing:
         assert "train: 1,497 pictures" in writing.end()
     return folder
-
-
-def test_digits_are_not_added_to_others(start: Start, digits: Path) -> None:
-    with start("mnist/make_shards.py", "--out", digits, "--shards", 2) as more:
-        assert "holds other shards (test-00000-of-00001.tfrecord, …): remove them" in more.end(status=1)
-    with start("mnist/make_shards.py", "--out", digits, "--shards", 1) as again:
-        again.end()
 
 
 def losses(start: Start, digits: Path, run: Path, *options: Any) -> list[float]:
