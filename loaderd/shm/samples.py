@@ -17,7 +17,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,7 @@ PAGE_NAME = "page"
 """The name of a page's memory: /proc/PID/fd and /proc/PID/maps show "memfd:loaderd-" and this."""
 _LAYOUT = 0x10ADE4D0005
 """Change it whenever the layout of the words changes: another version may read the page."""
+_KINDS = get_type_hints(Facts)
 _NUM_CONSUMER = CONSUMER.stop - CONSUMER.start
 _COUNTED, _SEEN = 1 + _NUM_CONSUMER, 1 + _NUM_CONSUMER + NUM_COUNTERS
 
@@ -113,6 +114,8 @@ def begin(page: Page, memory: npt.NDArray[np.uint8], facts: bytes) -> None:
 
 def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
     """A page, from its memory alone. Raises DaemonError where that is another version's, or makes no sense."""
+    if len(memory) < 8 * POSITION:
+        raise DaemonError(f"a page of {8 * POSITION} bytes or more is expected, got {len(memory)}")
     head = memory[: 8 * POSITION].view(np.int64)
     if head[LAYOUT] != _LAYOUT:
         raise DaemonError(
@@ -122,15 +125,23 @@ def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
         )
     num_slots, num_seats, num_members = (int(head[word]) for word in (NUM_SLOTS, NUM_SEATS, NUM_MEMBERS))
     start, num_bytes = 8 * words_of(num_slots, num_seats, num_members), int(head[FACTS_BYTES])
-    if start + num_bytes != len(memory):
+    if min(num_slots, num_seats, num_members, num_bytes) < 0 or start + num_bytes != len(memory):
         raise DaemonError(f"a page of {start + num_bytes:,} bytes is expected, got {len(memory):,}")
     try:
         found: dict[str, Any] = json.loads(memory[start : start + num_bytes].tobytes())
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
         facts = Facts(**values)
-    except (ValueError, TypeError, AttributeError) as error:
+        if wrong := [name for name, kind in _KINDS.items() if not _is_a(kind, getattr(facts, name))]:
+            raise ValueError(f"{wrong[0]} has another type")
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DaemonError(f"the facts behind a page are expected, got what cannot be read: {error}") from None
     return Page(memory, num_slots, num_seats, num_members), facts
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    if kind not in (int, bool):
+        return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+    return type(value) is kind and 0 <= value < 1 << 53
 
 
 def write_sample(page: Page, seen: Mapping[Gauge, int]) -> None:

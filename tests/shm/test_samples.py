@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import mmap
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +12,13 @@ import pytest
 from loaderd.errors import DaemonError
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.page import (
+    FACTS_BYTES,
     LAYOUT,
     MAX_FIELDS,
+    NUM_MEMBERS,
     NUM_SAMPLES,
+    NUM_SEATS,
+    NUM_SLOTS,
     NUM_WAITS,
     SAMPLE_WORDS,
     SAMPLES,
@@ -76,6 +82,30 @@ def test_a_page_of_another_version_is_refused():
     page.words[LAYOUT] += 1
     with pytest.raises(DaemonError, match="another version"):
         PageView.of(np.frombuffer(page.words.obj, np.uint8))
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_memory_that_is_no_page_is_refused(size: int):
+    with pytest.raises(DaemonError, match="a page of"):
+        PageView.of(np.zeros(size, np.uint8))
+
+
+@pytest.mark.parametrize("word", [NUM_SLOTS, NUM_SEATS, NUM_MEMBERS, FACTS_BYTES])
+@pytest.mark.parametrize("value", [-1, -64, 1 << 40, -(1 << 63), (1 << 63) - 1])
+def test_a_page_of_a_size_that_cannot_be_is_refused(word: int, value: int):
+    page, _ = page_of()
+    page.words[word] = value
+    with pytest.raises(DaemonError, match="a page of"):
+        PageView.of(np.frombuffer(page.words.obj, np.uint8))
+
+
+@pytest.mark.parametrize("changed", [{"fields": None}, {"fields": [1]}, {"workers": "x"}, {"slots": 1 << 70}])
+def test_facts_of_other_types_are_refused(changed: dict[str, Any]):
+    text = json.dumps({**FACTS._asdict(), **changed}).encode()
+    memory = SharedMemory.create("odd", 8 * words_of(5, 2) + len(text)).bytes
+    begin(Page(memory, 5, 2), memory, text)
+    with pytest.raises(DaemonError, match="the facts behind a page"):
+        PageView.of(memory)
 
 
 def test_no_time_is_counted_twice():
