@@ -81,9 +81,19 @@ def test_files_that_are_named_are_there():
             assert "NAME" in path or "_build" in path or (ROOT / path).exists(), f"{page.name}: {path}"
 
 
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as the site makes them."""
+    text = page.read_text()
+    included = [(page.parent / name).read_text() for name in re.findall(r"^```\{include\} (\S+)$", text, flags=re.M)]
+    without_code = re.sub(r"^```.*?^```$", "", "\n".join([text, *included]), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", without_code, flags=re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_links_of_the_pages_lead_somewhere(page: Path):
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        path = (page.parent / target).resolve()
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+        path = (page.parent / target).resolve() if target else page
         assert path.exists(), target
         assert path.suffix != ".md" or path.is_relative_to(DOCS), f"{target} is no page of the site"
+        assert not anchor or anchor in anchors_of(path), f"{target}#{anchor}"
