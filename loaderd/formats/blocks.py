@@ -25,7 +25,7 @@ from loaderd.formats.compression import ByteStream, most_record_bytes, open_stre
 from loaderd.formats.framing import RecordChunk, scan
 from loaderd.formats.reader import Reader
 from loaderd.formats.shard_index import ANCHOR_RECORDS
-from loaderd.kernels.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, check_data_crcs
+from loaderd.kernels.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, chain_crcs, check_data_crcs
 from loaderd.kernels.frames import CHAIN_SLACK_BYTES, Ends, walk_chains
 from loaderd.stages import Stage
 from loaderd.storage.shard_file import Block
@@ -44,8 +44,8 @@ class BlockReader(Reader):
         return block.num_bytes
 
     def narrowed(self, block: Block, first: int, stop: int) -> Block:
-        """From one anchor to another."""
-        if len(block.anchors) <= _ANCHOR_BYTES:
+        """From one anchor to another; all of a block that has a CRC."""
+        if block.crc is not None or len(block.anchors) <= _ANCHOR_BYTES:
             return block
         offsets = np.frombuffer(block.anchors, dtype="<u4")
         begin, end = first // ANCHOR_RECORDS, min(-(-stop // ANCHOR_RECORDS), len(offsets))
@@ -63,14 +63,14 @@ class BlockReader(Reader):
 
     def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         """As in ``Reader``; both CRCs of each record are checked."""
-        self._file(block.shard).check_unchanged()
+        self._check_unchanged(block)
         is_whole = not block.anchors or self._find_frames([block]) is not None
         for part in [block] if is_whole else _parts(block):
             begin = part.first_record - block.first_record
             if begin + part.num_records <= first or begin >= stop:
                 continue
             yield from self._checked(self._read_part(part, block.first_record + stop))
-        self._file(block.shard).check_unchanged()
+        self._check_unchanged(block)
 
     def _checked(self, pieces: Iterator[RecordChunk | Damage]) -> Iterator[RecordChunk | Damage]:
         """The same. The time until each of them comes counts as CHECK, except for what counts as READ or INFLATE."""
@@ -90,9 +90,16 @@ class BlockReader(Reader):
         """As in ``Reader``; both CRCs of each record are checked. About 90 ns a record."""
         run = self._find_frames(blocks)
         began_ns = time.monotonic_ns()
-        is_damaged = run is not None and check_data_crcs(*run)
+        if run is not None and check_data_crcs(*run):
+            run = None
+        if run is not None and self.fetches:
+            buffer, ends = run
+            bounds = [0, *itertools.accumulate(block.num_records for block in blocks)]
+            for block, (first, stop) in zip(blocks, itertools.pairwise(bounds), strict=True):
+                if block.crc is not None:
+                    self._check_content(block, chain_crcs(buffer, ends[first : stop + 1], 0))
         self._spent[Stage.CHECK] += time.monotonic_ns() - began_ns
-        return None if is_damaged else run
+        return run
 
     def _find_frames(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
         """As :meth:`read_together`, but the CRCs of the data are not checked."""

@@ -26,7 +26,7 @@ from loaderd.formats.fixed import (
 )
 from loaderd.formats.framing import RecordChunk
 from loaderd.formats.reader import Reader, Reading
-from loaderd.kernels.crc import Bytes1D
+from loaderd.kernels.crc import Bytes1D, crc32c
 from loaderd.kernels.frames import Ends
 from loaderd.schema import FixedRecords
 from loaderd.storage.shard_file import Block, Compression, Readable, ShardFile
@@ -62,8 +62,8 @@ class FixedBlockReader(Reader):
         return stored + block.num_records * self._records.record_bytes
 
     def narrowed(self, block: Block, first: int, stop: int) -> Block:
-        """Only these records of a plain shard, the whole block of any other."""
-        if self._compressions[block.shard] != "none":
+        """Only these records of a plain shard, the whole block of any other, and of one that has a CRC."""
+        if block.crc is not None or self._compressions[block.shard] != "none":
             return block
         size = self._records.record_bytes
         return Block(
@@ -96,18 +96,20 @@ class FixedBlockReader(Reader):
         with inflating(self._spent):
             if not all(_inflate(data, places[number], size) for number, data in stored.items()):
                 return None
+        for block, place in zip(blocks, places, strict=True):
+            if block.crc is not None:
+                self._check_content(block, crc32c(place))
         return self._buffer, np.arange(bounds[-1] // size + 1, dtype=np.int64) * size
 
     def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         """As in ``Reader``. A cut costs the records behind it, up to the end of the block."""
-        file = self._file(block.shard)
-        file.check_unchanged()
+        self._check_unchanged(block)
         if self._compressions[block.shard] == "npz":
             yield from self._read_npz(block, first, stop)
         else:
             for piece in self._read_stream(block, first, stop):
                 yield self._named(piece, block) if isinstance(piece, Damage) else piece
-        self._file(block.shard).check_unchanged()
+        self._check_unchanged(block)
 
     def _named(self, damage: Damage, block: Block) -> Damage:
         """The damage; in a tar, it says in which member: its offset counts from there."""

@@ -32,7 +32,7 @@ from loaderd.redaction import shown
 from loaderd.schema import FixedRecords
 from loaderd.storage.access import Access
 from loaderd.storage.files import open_shard
-from loaderd.storage.shard_file import Compression, OpenFile, ShardFile
+from loaderd.storage.shard_file import Compression, OpenFile, ShardFile, is_remote
 
 _MOST_SHOWN = 200  # of a name: those of PAX have no limit
 _MAX_AT_ONCE_BYTES = 1 << 20
@@ -69,6 +69,7 @@ class _FixedIndexBuilder:
         self._block_records = max(1, min(block_records, MAX_BLOCK_BYTES // records.record_bytes))
         self._rows: list[tuple[int, int, int, int]] = []
         self._damages: list[Damage] = []
+        self._crcs: list[int] = []
         self._next_record = self._digest = 0
         self._other: ShardFormatError | None = None
         """What the first member of another kind is."""
@@ -81,21 +82,28 @@ class _FixedIndexBuilder:
         if whole is not None:
             self._add_digest(whole)
             count = len(whole) // self._records.record_bytes
-            self._rows += [(start, num_bytes, count, self._next_record)] if count else []
+            if count:
+                self._rows.append((start, num_bytes, count, self._next_record))
+                self._crcs.append(crc32c(whole.data))
             self._next_record += count
             self._on_read(start + num_bytes)
             return
         first, count, size, digest = self._next_record, 0, self._records.record_bytes, self._digest
+        crcs = _BlockCrcs(self._block_records * size if compression == "none" else 1 << 62)
         stream = open_fixed(self._file.uri, self._opened, start, num_bytes, compression, size, self._on_read)
         for piece in scan_fixed(self._file.uri, stream, self._records, first, 0):
             if isinstance(piece, Damage):
                 if stream.is_garbled:
                     self._next_record, self._digest, count = first, digest, 0
+                    crcs.crcs.clear()
                 self._add_damage(piece, of)
                 continue
             self._add_digest(piece.buffer[: piece.num_records * size])
+            if is_remote(self._file.uri):
+                crcs.add(piece.buffer[: piece.num_records * size].data)
             count += piece.num_records
             self._next_record += piece.num_records
+        self._crcs += crcs.crcs
         if compression == "none":
             for begin in range(0, count, self._block_records):
                 take = min(self._block_records, count - begin)
@@ -176,4 +184,22 @@ class _FixedIndexBuilder:
         offsets, num_bytes, counts, first_records = (shrunk(column) for column in table.T)
         no_runs = np.zeros(0, dtype=np.uint8)
         place = (offsets, num_bytes, counts, first_records)
-        return ShardIndex(self._file, compression, self._digest, tuple(self._damages), *place, no_runs)
+        crcs = shrunk(np.array(self._crcs if is_remote(self._file.uri) else (), dtype=np.uint32))
+        return ShardIndex(self._file, compression, self._digest, tuple(self._damages), *place, no_runs, crcs)
+
+
+class _BlockCrcs:
+    """The CRC32Cs of a stream's blocks, each of ``block_bytes``."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self.crcs: list[int] = []
+        self._block_bytes, self._left = block_bytes, 0
+
+    def add(self, data: memoryview) -> None:
+        while len(data):
+            if not self._left:
+                self.crcs.append(0)
+                self._left = self._block_bytes
+            self.crcs[-1] = crc32c(data[: self._left], self.crcs[-1])
+            taken = min(self._left, len(data))
+            self._left, data = self._left - taken, data[taken:]

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from loaderd.errors import Damage
+from loaderd.errors import Damage, ShardReadError
 from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.framing import RecordChunk
 from loaderd.kernels.crc import Bytes1D
@@ -20,7 +20,7 @@ from loaderd.stages import Stage, StageTimes
 from loaderd.storage.access import Access
 from loaderd.storage.fetches import Fetches
 from loaderd.storage.files import open_shard, read_shard
-from loaderd.storage.shard_file import Block, Compression, OpenFile, ShardFile, is_remote
+from loaderd.storage.shard_file import Block, Compression, OpenFile, ShardFile, changed, is_remote
 
 _MAX_OPEN_FILES = 64
 _OTHER_OPEN_FILES = 16  # sockets, memories, and what a user's function opens
@@ -51,6 +51,8 @@ class Reader:
         self._files, self._compressions = files, compressions
         self._access, self._on_read, self._spent = reading.access, reading.on_read, reading.spent
         self._fetches = Fetches(files, self._access)
+        self._replaced: dict[int, ShardReadError] = {}
+        """Of shards of which a block was not the one that was indexed, the error that says so."""
         self._remote = {number for number, file in enumerate(files) if is_remote(file.uri)}
         self._buffer: Bytes1D = np.empty(1 << 20, dtype=np.uint8)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
@@ -147,6 +149,23 @@ class Reader:
         if whole:
             file.check_unchanged()
         return whole
+
+    def _check_content(self, block: Block, crc: int) -> None:
+        """Raise ShardReadError where a block, whose records have this CRC, is not the one that was indexed."""
+        if crc != block.crc:
+            file = self._files[block.shard]
+            records = f"records {block.first_record} to {block.first_record + block.num_records - 1}"
+            self._replaced[block.shard] = changed(file.uri, f"CRC32C {block.crc:#010x} of {records}", f"{crc:#010x}")
+            self._check_unchanged(block)
+
+    def _check_unchanged(self, block: Block) -> None:
+        """Raise ShardReadError if the shard of a block is not the one that was indexed."""
+        if block.crc is None:
+            self._file(block.shard).check_unchanged()
+            return
+        self._access.look_at(self._files[block.shard])  # as a rule, its size or its time say what happened
+        if block.shard in self._replaced:
+            raise self._replaced[block.shard]
 
     def _file(self, shard: int) -> OpenFile:
         file = self._open.get(shard)

@@ -8,17 +8,17 @@
 How many requests a bucket gets at a time, and whose credentials they carry: ``retries.RateLimiter``,
 ``filesystems.Store``.
 
-**An object that was replaced** differs from the one that was listed in its size, its time or its ETag. Looking at
-these costs a request. So they are looked at before the first read of an object, and later after each read, if the
-last look was two seconds ago or more. What was read from a replaced object is then refused, unless it was read within
-two seconds of a look; the error says for how long that was so. (An answer to a GET has the ETag, too, and S3 compares
-it with If-Match; but ``pyarrow.fs`` neither shows the one nor sends the other, and opens nothing without a look.)
-Parts that come from the local disk are always those of the object that was listed.
+**An object that was replaced** differs from the one that was listed in its size, its time or its content. The index
+has a CRC of each block's content, which readers compare: that costs no request. Size and time are looked at when an
+object is opened, where a CRC says no or a read fails, and every two seconds while a shard is read as a stream, of
+whose parts the index has no CRC. (An answer to a GET has the ETag, too, and S3 compares it with If-Match; but
+``pyarrow.fs`` neither shows the one nor sends the other, and opens nothing without a look.)
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import re
 import threading
 import time
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 4 * PART_BYTES
 
-_LOOK_EVERY_S = 2.0
-_MOST_OBJECTS = 4096
+LOOK_EVERY_S = 2.0
+_MOST_OBJECTS = 16_384
 # For a request that is still under way when ``retry_s`` is over: pyarrow does not say how long it has taken so far.
 _GRACE_S = 30.0
 _NS = 10**9
@@ -78,17 +78,15 @@ def no_callback() -> None:
 
 
 class _Object:
-    """An object of storage: what it was at the last look."""
+    """An object of storage that was opened: as it was then, it was the one that was listed."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.handle: Any = None
         self.filesystem: Any = None
         """The one that has opened ``handle``."""
-        self.looked_s = -1.0
-        """When the last look began at which the object was the one that was listed."""
-        self.must_look = False
-        self.etag: bytes | None = None
+        self.looked_s = -math.inf
+        """When it was opened."""
 
 
 class Access:
@@ -248,18 +246,17 @@ class Access:
         """What :meth:`fetch_ahead` has asked for, given out once; None if there is nothing."""
         return self._ahead.pop(file, None)
 
-    def look_at(self, file: ShardFile) -> None:
-        """Raise ShardReadError if the object is not the one that was listed; it is looked at every 2 s at most."""
-        since_s = time.monotonic() - _LOOK_EVERY_S
-        self.wait(file.uri, self.ask(lambda: self.call_with_retries(file.uri, lambda: self._look(file, since_s))))
+    def look_at(self, file: ShardFile, every_s: float = 0.0) -> None:
+        """Raise ShardReadError if the object is not the one that was listed; it is looked at every ``every_s``."""
+        since_s = time.monotonic() - every_s
+        self.wait(file.uri, self.ask(lambda: self.call_with_retries(file.uri, lambda: self._open(file, since_s))))
 
     def _fetch(self, file: ShardFile, offset: int, size: int) -> bytes:
         cache = self._cache
-        etag = None if cache is None else self._kept_under(file)
-        if cache is None or etag is None:
+        if cache is None or not file.has_version:
             return self._read(file, offset, size)
         first, stop = offset // PART_BYTES, -(-(offset + size) // PART_BYTES)
-        parts = {number: cache.load(file, number, etag) for number in range(first, stop)}
+        parts = {number: cache.load(file, number) for number in range(first, stop)}
         missing = [number for number, part in parts.items() if part is None]
         self._count("cache_hits", len(parts) - len(missing))
         self._count("cache_misses", len(missing))
@@ -279,81 +276,59 @@ class Access:
             fetched = self._read(file, begin, stop - begin)
             _copy(fetched, begin, data, offset)
             for number in () if is_full else numbers:
-                cache.store(file, number, fetched[number * PART_BYTES - begin :][:PART_BYTES], etag)
+                cache.store(file, number, fetched[number * PART_BYTES - begin :][:PART_BYTES])
         return bytes(data)
 
-    def _kept_under(self, file: ShardFile) -> bytes | None:
-        """What names an object's parts beside its URI, size and time: its ETag if it has no time, else b"".
-
-        None: nothing tells the object from another one in its place, so no part of it is kept.
-        """
-        if file.has_version:
-            return b""
-        self._look(file, -1.0)
-        return self._object(file).etag or None
-
     def _read(self, file: ShardFile, offset: int, size: int) -> bytes:
-        one = self._object(file)
-        handle = self._look(file, -1.0)
-        began_s = time.monotonic()
+        handle = self._open(file)
         try:
             data: bytes = handle.read_at(size, offset)
         except Exception as error:
             if not _SAYS_NOTHING_OF_OBJECTS.search(str(error)):
-                one.must_look = True  # a shorter object may be in its place: the next read looks, and says so
+                self._forget(file)  # a shorter object may be in its place: the next read looks, and says so
             raise
         self._count("requests")
         self._count("bytes", len(data))
         if len(data) < size:
-            one.must_look = True
+            self._forget(file)
             raise OSError(f"{len(data)} of {size} bytes came")
-        if began_s - one.looked_s >= _LOOK_EVERY_S:
-            self._look(file, began_s)
         return data
 
-    def _object(self, file: ShardFile) -> _Object:
+    def _forget(self, file: ShardFile) -> None:
+        with self._lock:
+            self._objects.pop(file, None)
+
+    def _open(self, file: ShardFile, since_s: float = -math.inf) -> Any:
+        """A handle of the object, which was looked at since ``since_s``."""
         with self._lock:
             one = self._objects.setdefault(file, _Object())
             self._objects.move_to_end(file)
             while len(self._objects) > _MOST_OBJECTS:
                 self._objects.popitem(last=False)
-        return one
-
-    def _look(self, file: ShardFile, since_s: float) -> Any:
-        """A handle of the object, which is looked at first unless it was since ``since_s`` (below 0: at any time)."""
-        one = self._object(file)
         filesystem, path = self.filesystems.of(file.uri)
         with one.lock:
-            if one.looked_s >= max(since_s, 0.0) and one.filesystem is filesystem and not one.must_look:
+            if one.looked_s >= since_s and one.filesystem is filesystem:
                 return one.handle
             began_s = time.monotonic()
             handle = filesystem.open_input_file(path)
             self._count("requests")
-            size, (mtime_ns, etag) = handle.size(), _version(handle)
+            size, mtime_ns = handle.size(), _mtime_ns(handle)
             if not mtime_ns and file.mtime_ns:
                 mtime_ns = filesystem.get_file_info(path).mtime_ns or 0
                 self._count("requests")
-            if difference := _difference(file, size, mtime_ns, one.etag, etag):
-                text = f"; what was read of it in the last {began_s - one.looked_s:.1f} s may be of the new one"
-                raise changed(file.uri, *difference, text if one.looked_s >= 0 else "")
-            one.handle, one.filesystem, one.etag = handle, filesystem, etag
-            one.looked_s, one.must_look = began_s, False
+            _check_is_listed(file, size, mtime_ns)
+            one.handle, one.filesystem, one.looked_s = handle, filesystem, began_s
             return handle
 
 
-def _difference(
-    file: ShardFile, size: int, mtime_ns: int, etag_before: bytes | None, etag: bytes | None
-) -> tuple[str, str] | None:
-    """What was expected of an object and what was found, if it is not the one that was listed, in words."""
+def _check_is_listed(file: ShardFile, size: int, mtime_ns: int) -> None:
+    """Raise ShardReadError if an object of this size and time is not the one that was listed."""
     if size != file.size_bytes:
-        return f"{file.size_bytes} bytes", f"{size} bytes"
+        raise changed(file.uri, f"{file.size_bytes} bytes", f"{size} bytes")
     # Whole seconds: some stores give the time more exactly in lists than elsewhere.
     if mtime_ns and file.mtime_ns and mtime_ns // _NS != file.mtime_ns // _NS:
         expected, found = (state_in_words(size, time_ns // _NS * _NS) for time_ns in (file.mtime_ns, mtime_ns))
-        return expected, found
-    if etag_before is not None and etag != etag_before:
-        return f"ETag {etag_before!r:.60}", f"ETag {etag!r:.60}"
-    return None
+        raise changed(file.uri, expected, found)
 
 
 def _copy(part: bytes, begin: int, into: memoryview, begin_into: int) -> None:
@@ -391,8 +366,8 @@ def _has_no_host(uri: str, error: Exception) -> bool:
     return False
 
 
-def _version(handle: Any) -> tuple[int, bytes | None]:
-    """(time of change in ns, or 0; ETag, or None) of an object that was opened, by what the store says of it."""
+def _mtime_ns(handle: Any) -> int:
+    """The time of change in ns of an object that was opened, by what the store says of it; or 0."""
     from email.utils import parsedate_to_datetime  # imports much, and only object stores need it
 
     metadata = {str(key).lower(): value for key, value in (_metadata(handle) or {}).items()}
@@ -400,9 +375,9 @@ def _version(handle: Any) -> tuple[int, bytes | None]:
     try:
         is_http = " " in text  # "Sat, 01 Jan 2022 00:00:00 GMT"; else it is one of ISO 8601
         when = parsedate_to_datetime(text) if is_http else datetime.fromisoformat(text.replace("Z", "+00:00"))
-        return int(when.timestamp()) * _NS, metadata.get("etag")
+        return int(when.timestamp()) * _NS
     except (ValueError, TypeError, IndexError):
-        return 0, metadata.get("etag")
+        return 0
 
 
 def _metadata(handle: Any) -> Any:

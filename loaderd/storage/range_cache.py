@@ -1,7 +1,7 @@
 """Parts of remote shards on a local disk, for any number of processes.
 
 A part is up to 256 KiB of a shard, and begins at a multiple of that. It is one file, named by the shard (URI, size,
-and time or ETag, so that a shard which was replaced has another name) and the part's number, with a CRC behind the
+and time, so that a shard which was replaced has another name) and the part's number, with a CRC behind the
 bytes. A file is written under another name and then renamed: a reader sees a whole one or none, even if the writer is
 killed. A file that is not what its CRC says, as after a power failure, counts as not there. Nothing here raises an
 error: where the disk is full or the folder cannot be written, nothing is kept.
@@ -61,15 +61,15 @@ class RangeCache:
         """Whether nothing new is kept, since all that is here is in use."""
         return time.monotonic() < self._full_until_s
 
-    def _path(self, file: ShardFile, number: int, etag: bytes) -> Path:
+    def _path(self, file: ShardFile, number: int) -> Path:
         # Without the URI's secrets, so that another key to the bucket finds the same parts.
-        key = f"{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}" + (f"\0{etag!r}" if etag else "")
+        key = f"{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}"
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
         return self._folder / digest[:2] / f"{digest[2:32]}-{number}.part"
 
-    def load(self, file: ShardFile, number: int, etag: bytes = b"") -> bytes | None:
-        """Part ``number`` of a shard, or None if it is not here. ``etag``: of a shard that has no time."""
-        path = self._path(file, number, etag)
+    def load(self, file: ShardFile, number: int) -> bytes | None:
+        """Part ``number`` of a shard, or None if it is not here."""
+        path = self._path(file, number)
         with contextlib.suppress(OSError):
             data, used_s = read_own(path, _MOST_PART_BYTES)
             body = data[:-_CRC_BYTES]
@@ -81,11 +81,11 @@ class RangeCache:
             os.unlink(path)
         return None
 
-    def store(self, file: ShardFile, number: int, data: bytes, etag: bytes = b"") -> None:
-        """Keep part ``number`` of a shard, if that can be done; ``etag`` as in :meth:`load`."""
+    def store(self, file: ShardFile, number: int, data: bytes) -> None:
+        """Keep part ``number`` of a shard, if that can be done."""
         if self.is_full:
             return
-        path = self._path(file, number, etag)
+        path = self._path(file, number)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, data + zlib.crc32(data).to_bytes(_CRC_BYTES, "little"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loaderd.storage.access import PIECE_BYTES, Access
+from loaderd.storage.access import LOOK_EVERY_S, PIECE_BYTES, Access
 from loaderd.storage.shard_file import ShardFile
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class RemoteFile:
     def check_unchanged(self) -> None:
         if self._last < 0 and 0 in self._pieces:  # its read looks at the object, too: one look is enough
             self._access.wait(self._file.uri, self._pieces[0])
-        self._access.look_at(self._file)
+        self._access.look_at(self._file, LOOK_EVERY_S)
 
     def read_at(self, offset: int, view: memoryview) -> int:
         size = max(0, min(len(view), self._file.size_bytes - offset))

@@ -71,6 +71,8 @@ class Block(NamedTuple):
     first_record: int
     anchors: bytes
     """uint32, little-endian: the offset in the block of every ``ANCHOR_RECORDS``-th record."""
+    crc: int | None = None
+    """CRC32C of what its records hold; None: it is not known."""
 
 
 class Readable(Protocol):
@@ -107,10 +109,10 @@ def state_in_words(size_bytes: int, mtime_ns: int) -> str:
     return f"{size_bytes} bytes, written {written}" + (f".{rest_ns:09}" if rest_ns else "")
 
 
-def changed(uri: str, expected: str, found: str, more: str = "") -> ShardReadError:
-    """The error for a shard that is not the one that was listed; ``more``: what else its text says."""
+def changed(uri: str, expected: str, found: str) -> ShardReadError:
+    """The error for a shard that is not the one that was listed."""
     damage = Damage(uri, 0, 0, f"the file that was indexed, of {expected}", found, lost_bytes=-1)
-    text = f"{uri} changed while it was in use: expected {expected}, found {found}{more}"
+    text = f"{uri} changed while it was in use: expected {expected}, found {found}"
     return ShardReadError(text, hint=_HINT_CHANGED, damage=damage)
 
 

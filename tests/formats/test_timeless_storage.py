@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyarrow import fs
 
+from loaderd.errors import ShardReadError
+from loaderd.formats.blocks import BlockReader
+from loaderd.formats.fixed_blocks import FixedBlockReader
 from loaderd.formats.indexer import IndexResult, find_indexes
+from loaderd.formats.reader import Reading
+from loaderd.kernels.crc import framed
 from loaderd.options import Storage
-from loaderd.snapshots import StorageCounts
-from loaderd.storage import access as access_module
+from loaderd.schema import FixedRecords
 from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards
+from loaderd.storage.shard_file import Block
 from tests.helpers.fixed_files import RECORDS, records_from
 
 
@@ -50,35 +56,44 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def indexed(folder: Path) -> tuple[IndexResult, StorageCounts]:
+def indexed(folder: Path, records: FixedRecords | None = RECORDS) -> tuple[IndexResult, Access]:
     """As a process has it that was just started."""
     storage = Storage(filesystem=fs.PyFileSystem(_Timeless()), cache_dir=str(folder / "parts"))
     access = Access(storage)
     (file,) = list_shards(f"timeless://{folder}/shard", access=access)
     assert file.mtime_ns == 0
-    (found,) = find_indexes(str(folder / "indexes"), 7, RECORDS, [file], access=access)
-    return found, access.take_counts()
-
-
-def say_etag(monkeypatch: pytest.MonkeyPatch, etag: bytes | None) -> None:
-    monkeypatch.setattr(access_module, "_version", lambda handle: (0, etag))
+    (found,) = find_indexes(str(folder / "indexes"), 7, records, [file], access=access)
+    return found, access
 
 
 def test_nothing_is_kept_of_what_cannot_be_told_apart(folder: Path):
     before, _ = indexed(folder)
     (folder / "shard").write_bytes(records_from(50, 50).tobytes())
-    after, counts = indexed(folder)
+    after, access = indexed(folder)
+    counts = access.take_counts()
     assert not after.is_known and after.index.digest != before.index.digest
     assert counts.cache_hits == 0 and not (folder / "parts").exists() and not (folder / "indexes").exists()
 
 
-def test_parts_are_kept_under_the_etag(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    say_etag(monkeypatch, b"one")
-    before, counts = indexed(folder)
-    assert counts.cache_misses == 1
-    again, counts = indexed(folder)
-    assert (counts.cache_hits, counts.bytes) == (1, 0) and again.index.digest == before.index.digest
-    (folder / "shard").write_bytes(records_from(50, 50).tobytes())
-    say_etag(monkeypatch, b"two")
-    after, counts = indexed(folder)
-    assert counts.cache_hits == 0 and not after.is_known and after.index.digest != before.index.digest
+@pytest.mark.parametrize("kind", ["tfrecord", "fixed", "gzip"])
+def test_a_block_of_another_object_is_refused_for_its_content(folder: Path, kind: str):
+    def write(first: int) -> None:
+        data = records_from(first, 50).tobytes()
+        size = len(data) // 50
+        if kind == "tfrecord":
+            data = b"".join(framed(data[begin : begin + size]) for begin in range(0, len(data), size))
+        (folder / "shard").write_bytes(gzip.compress(data, 0) if kind == "gzip" else data)
+
+    write(0)
+    records = None if kind == "tfrecord" else RECORDS
+    found, access = indexed(folder, records)
+    index, reading = found.index, Reading(access=access)
+    args = [index.file], [index.compression], reading
+    reader = BlockReader(*args) if records is None else FixedBlockReader(records, *args)
+    blocks = [Block(0, *index.block(number)) for number in range(len(index.counts))]
+    assert len(blocks) == (1 if kind == "gzip" else 8) and reader.narrowed(blocks[0], 1, 2) == blocks[0]
+    assert reader.read_together(blocks) is not None
+    write(50)
+    for read in (lambda: reader.read_together(blocks[-1:]), lambda: list(reader.read(blocks[-1], 0, 1))):
+        with pytest.raises(ShardReadError, match=r"changed while it was in use: expected CRC32C 0x\w+ of records"):
+            read()
