@@ -17,7 +17,6 @@ from typing import Any
 
 from loaderd.daemon.delivery.consumers import Consumers
 from loaderd.daemon.delivery.dispatch import Dispatch
-from loaderd.daemon.delivery.events import FailedBatch
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.delivery.sampling import Sampler
 from loaderd.daemon.delivery.storage_outage import StorageOutage
@@ -28,11 +27,9 @@ from loaderd.daemon.totals import Totals
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.messages import (
-    BatchFailed,
     ListData,
     Message,
     Notice,
-    RecordsSkipped,
     StartPass,
     StorageUnavailable,
 )
@@ -290,11 +287,8 @@ class Session:
 
     def _tell_consumers(self) -> None:
         if self.consumers is not None:
-            for number, generation, note in self.consumers.take():
-                if isinstance(note, FailedBatch):
-                    self._announce(number, BatchFailed(generation, note.step, note.error))
-                else:
-                    self._announce(number, RecordsSkipped(generation, note.step, note.errors, note.num_skipped))
+            for number, note in self.consumers.take():
+                self._announce(number, note)
 
     def _announce(self, number: int, message: Message) -> None:
         """Send a message that the consumer reads before it takes the batches behind it."""

@@ -16,11 +16,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from loaderd.errors import LoaderdError
+from loaderd.plan.batch_range import BatchRange
+from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition
 from loaderd.redaction import redacted
-from loaderd.shm.batch_range import ArenaSegment, BatchRange
 from loaderd.snapshots import Kernels, Outage
 from loaderd.storage.names import some_of
 from loaderd.storage.shard_file import Block, Compression, ShardFile
@@ -98,12 +99,12 @@ class Detach(NamedTuple):
 class Granted(NamedTuple):
     """Daemon: these batches may be made, besides those granted before in this generation; older ones may not.
 
-    Without any run, it only wakes the worker, to look at the page again.
+    Without any range, it only wakes the worker, to look at the page again.
     """
 
     stream: int
     generation: int
-    runs: list[BatchRange]
+    ranges: list[BatchRange]
 
 
 class Withdrawn(NamedTuple):
@@ -237,7 +238,7 @@ class TrialTask(NamedTuple):
 
     stream: int
     step: int
-    segments: tuple[ArenaSegment, ...]
+    segments: tuple[Segment, ...]
     rows: tuple[int, ...]
     task: int = -1
 

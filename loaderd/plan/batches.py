@@ -27,11 +27,15 @@ from loaderd.plan.shares import EpochRemainder, HostShare, split_evenly
 
 
 class Segment(NamedTuple):
-    """Places ``start`` to ``stop - 1`` of a window (numbered through the pass)."""
+    """Places ``start`` to ``stop - 1`` of a window (numbered through the pass), which lies in ``arena``.
+
+    ``arena``: -1 in a plan, which is made before the window is loaded.
+    """
 
     window: int
     start: int
     stop: int
+    arena: int = -1
 
 
 @dataclass(frozen=True)

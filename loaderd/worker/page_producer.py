@@ -8,16 +8,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.shm.batch_range import ArenaSegment, BatchRange, without
+from loaderd.plan.batch_range import BatchRange, without
 from loaderd.shm.page import Page, barrier, key_of, ring, split_key, step_of
 
 
 class Claim(NamedTuple):
-    """Make batch ``step`` of ``run`` in ``slot``."""
+    """Make ``batch``, a range of one, in ``slot``."""
 
     slot: int
     key: int
-    run: BatchRange
+    batch: BatchRange
 
     @property
     def place(self) -> tuple[int, int]:
@@ -26,12 +26,7 @@ class Claim(NamedTuple):
 
     @property
     def step(self) -> int:
-        return step_of(self.key)
-
-    @property
-    def segments(self) -> tuple[ArenaSegment, ...]:
-        """Where its rows lie."""
-        return self.run.segments_of(self.step)
+        return self.batch.first
 
 
 class PageProducer:
@@ -49,7 +44,7 @@ class PageProducer:
         self._news = news
         self._bells = bells
         self._generation = 0
-        self._runs: list[BatchRange] = []
+        self._ranges: list[BatchRange] = []
         self._slots = list(page.slots_of(seat))
         """The one that was used last comes first: it is the most likely one to be in the cache still."""
         self._parked = {key: slot for slot, key in page.unfinished(seat)}
@@ -62,24 +57,24 @@ class PageProducer:
         """Whether there is a Granted, Withdrawn or UseColumn that must be read first."""
         return self.page.news(self.seat) != self._news
 
-    def granted(self, generation: int, runs: list[BatchRange]) -> None:
+    def granted(self, generation: int, ranges: list[BatchRange]) -> None:
         """More batches may be made; those of older generations may not."""
         self._news += 1
         if generation != self._generation:
-            self._generation, self._runs = generation, []
-        for run in runs:
-            if run.stop == run.first + 1:  # it may be granted anew, with other rows left out
-                self._runs = without(self._runs, run.first)
-        self._runs = sorted([*self._runs, *runs], key=lambda run: run.first)
+            self._generation, self._ranges = generation, []
+        for one in ranges:
+            if one.stop == one.first + 1:  # it may be granted anew, with other rows left out
+                self._ranges = without(self._ranges, one.first)
+        self._ranges = sorted([*self._ranges, *ranges], key=lambda one: one.first)
         for key in list(self._parked):
-            if split_key(key)[0] != generation or any(run.first <= step_of(key) < run.stop for run in runs):
+            if split_key(key)[0] != generation or any(one.has(step_of(key)) for one in ranges):
                 self._unpark(key)
 
     def withdrawn(self, generation: int, step: int) -> None:
         """A batch may not be made any more."""
         self._news += 1
         if generation == self._generation:
-            self._runs = without(self._runs, step)
+            self._ranges = without(self._ranges, step)
             self._unpark(key_of(generation, step))
 
     def use_column(self, column: int, memory: npt.NDArray[np.uint8]) -> None:
@@ -105,7 +100,7 @@ class PageProducer:
             found = self._next_key(set(keys))
             if found is None:
                 return None
-            key, run = found
+            key, batches = found
             page.claim(slot, key)
             barrier()
             keys = page.keys()
@@ -119,7 +114,7 @@ class PageProducer:
                 self._slots.remove(slot)
                 self._slots.insert(0, slot)
                 page.say_makes(self.seat, key)
-                return Claim(slot, key, run)
+                return Claim(slot, key, batches.batch(step_of(key)))
             page.claim(slot, 0)  # another worker has claimed it at the same moment
 
     def _free_slot(self) -> int:
@@ -136,13 +131,13 @@ class PageProducer:
         generation, position = split_key(self.page.least_place())
         if generation != self._generation:
             return None
-        while self._runs and self._runs[0].stop <= position:
-            del self._runs[0]
+        while self._ranges and self._ranges[0].stop <= position:
+            del self._ranges[0]
         base = key_of(generation, 0)
-        for run in self._runs:
-            for key in range(base + max(run.first, position), base + run.stop):
+        for one in self._ranges:
+            for key in range(base + max(one.first, position), base + one.stop):
                 if key not in taken:
-                    return key, run
+                    return key, one
         return None
 
     def made(self, claim: Claim) -> None:
@@ -152,7 +147,7 @@ class PageProducer:
         if page.least_place() > claim.key:  # the consumers have begun elsewhere meanwhile
             page.claim(claim.slot, 0)
             return
-        page.fill(claim.slot, claim.run.num_records)
+        page.fill(claim.slot, claim.batch.num_records)
         barrier()
         may_miss = page.num_members and self.has_news  # a column that it does not know may say who sleeps
         for column, bell in enumerate(self._bells):

@@ -35,8 +35,8 @@ from loaderd.ipc.worker_messages import (
     TrialTask,
 )
 from loaderd.machine import remedy
+from loaderd.plan.batches import Segment
 from loaderd.shm.anonymous import SharedMemory
-from loaderd.shm.batch_range import ArenaSegment
 from loaderd.shm.layout import SlotLayout, WindowLayout
 from loaderd.shm.page import MAX_FIELDS
 from loaderd.stages import Stage
@@ -131,7 +131,7 @@ class TaskRunner:
             raise StorageError("memory ran out while records were read", hint=remedy(error)) from None
         return LoadDone(task.task, [LoadFault(tuple(of_error), error) for of_error, error in faults])
 
-    def fill(self, slot: int, segments: Sequence[ArenaSegment], omit: Sequence[int]) -> None:
+    def fill(self, slot: int, segments: Sequence[Segment], omit: Sequence[int]) -> None:
         """Decode a batch into its slot, without its rows ``omit``."""
         self._decode(self._slots[slot], segments, omit)
 
@@ -139,14 +139,14 @@ class TaskRunner:
         """Decode a batch, and forget it."""
         # The slots are other batches'.
         room = {name: np.empty_like(view) for name, view in self._slots[0].items()}
-        num_rows = sum(stop - start for _, start, stop in task.segments)
+        num_rows = sum(stop - start for _, start, stop, _ in task.segments)
         self._decode(room, task.segments, np.delete(np.arange(num_rows), task.rows).tolist())
         return TrialDone(task.task)
 
     def row_faults(
         self,
         slot: int,
-        segments: Sequence[ArenaSegment],
+        segments: Sequence[Segment],
         omit: Sequence[int],
         fill_ns: int,
         on_try: Callable[[int], None],
@@ -160,7 +160,7 @@ class TaskRunner:
         now_ns = time.monotonic_ns()
         until_ns = now_ns + _MOST_SEARCH_NS + 4 * fill_ns
         most = 0 if self._options.on_corrupt == "raise" else MOST_ROW_FAULTS
-        rows = np.arange(sum(stop - start for _, start, stop in segments))
+        rows = np.arange(sum(stop - start for _, start, stop, _ in segments))
         search = HalvingSearch(np.delete(rows, omit).tolist())
         faults: list[RowFault] = []
         while search and len(faults) <= most:
@@ -181,15 +181,15 @@ class TaskRunner:
         return faults if len(faults) <= most else faults[:1], len(faults) <= most
 
     def _decode(
-        self, views: Mapping[str, npt.NDArray[Any]], segments: Sequence[ArenaSegment], omit: Sequence[int]
+        self, views: Mapping[str, npt.NDArray[Any]], segments: Sequence[Segment], omit: Sequence[int]
     ) -> None:
         if omit:
-            whole = np.concatenate([self._windows[arena][start:stop] for arena, start, stop in segments])
+            whole = np.concatenate([self._windows[arena][start:stop] for _, start, stop, arena in segments])
             rows = np.delete(whole, omit, axis=0)
             self._decoder.decode(rows, {name: view[: len(rows)] for name, view in views.items()})
             return
         done = 0
-        for arena, start, stop in segments:
+        for _, start, stop, arena in segments:
             end = done + stop - start
             out = {name: view[done:end] for name, view in views.items()}
             self._decoder.decode(self._windows[arena][start:stop], out)

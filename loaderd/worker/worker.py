@@ -139,7 +139,7 @@ class Worker:
                 stream.runner.rows.use_servers(tuple(message.addresses))
         elif isinstance(message, Granted):
             if message.stream in self._streams:
-                self._streams[message.stream].producer.granted(message.generation, message.runs)
+                self._streams[message.stream].producer.granted(message.generation, message.ranges)
         elif isinstance(message, Withdrawn):
             if message.stream in self._streams:
                 self._streams[message.stream].producer.withdrawn(message.generation, message.step)
@@ -349,8 +349,8 @@ class Worker:
 
     def _make(self, stream: _Stream, claim: Claim) -> None:
         """Make a batch, and say so on the page; or tell the daemon why it cannot be made."""
-        began_ns, omit = time.monotonic_ns(), list(claim.run.omit)
-        error = self._error_of(lambda: stream.runner.fill(claim.slot, claim.segments, omit), "making a batch")
+        began_ns, segments, omit = time.monotonic_ns(), claim.batch.segments, list(claim.batch.omit)
+        error = self._error_of(lambda: stream.runner.fill(claim.slot, segments, omit), "making a batch")
         page, fill_ns = stream.producer.page, time.monotonic_ns() - began_ns
         count_ns = partial(page.count, self._seat, Counter.FILL_NS)  # whose rise shows that it has not stalled
         count_ns(fill_ns)
@@ -358,7 +358,7 @@ class Worker:
         if error is None:
             stream.producer.made(claim)
             return
-        faults, all_faults = stream.runner.row_faults(claim.slot, claim.segments, omit, fill_ns, count_ns)
+        faults, all_faults = stream.runner.row_faults(claim.slot, segments, omit, fill_ns, count_ns)
         stream.producer.not_made(claim)
         self._channel.send(FillFailed(stream.number, *claim.place, omit, faults, all_faults, error))
 

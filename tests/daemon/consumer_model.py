@@ -7,10 +7,10 @@ from itertools import count
 
 import numpy as np
 
-from loaderd.daemon.delivery.events import FailedBatch
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import MAX_DEATHS, Task
 from loaderd.errors import ShardReadError
+from loaderd.ipc.messages import BatchFailed
 from loaderd.ipc.worker_messages import Done, LoadFault, LoadTask, TrialTask
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
@@ -68,6 +68,7 @@ class Consumer:
             num_workers=num_workers,
             skip_damaged=skip_damaged,
             error_context=lambda records, error, **_: error,
+            number=len(crew.pages),
         )
         self.granting = crew.attach(self.stream)
         self.feed = Taker(self.stream, crew.worker_manager.bell, crew.pool.bells)
@@ -163,13 +164,13 @@ class Consumer:
         ]
         assert all(self.loaded[row] for row in rows), "its windows are ready"
         bad = {row for row, place in enumerate(self.places_of(step)) if place in self.bad}
-        assert set(claim.run.omit) == bad, "what cannot be delivered is left out, and nothing else"
+        assert set(claim.batch.omit) == bad, "what cannot be delivered is left out, and nothing else"
         self.slots.pop(claim.slot, None)
 
     def holds(self, claim: Claim) -> bool:
         """Whether the rows of a batch are where its worker looks for them."""
         planned = [((claim.place[0], one.window), one.start, one.stop) for one in self.plan.segments_of(claim.step)]
-        return planned == [(self.arenas.get(arena), start, stop) for arena, start, stop in claim.segments]
+        return planned == [(self.arenas.get(arena), start, stop) for _, start, stop, arena in claim.batch.segments]
 
     # --------------------------------------------------------------------------------- what becomes of it
 
@@ -228,17 +229,17 @@ class Consumer:
             self.ended = True
         self.granting.say()
 
-    def take(self, item: Delivery | FailedBatch) -> None:
+    def take(self, item: Delivery | BatchFailed) -> None:
         places = self.places_of(item.step)
         bad = len(self.bad.intersection(places))
-        if isinstance(item, FailedBatch):
+        if isinstance(item, BatchFailed):
             most = MAX_DEATHS if item.step in self.stalls and not self.skip_damaged else 2 * MAX_DEATHS
             is_deadly = self.losses[item.step] >= most
             assert self.is_broken(item.step) or is_deadly or item.step in self.failed, "it is broken for a reason"
             return
         assert self.slots.pop(item.slot) == (self.generation, item.step), "what is in the slot is the batch"
         assert item.slot not in self.lent
-        skipped, errors = (item.omission.num_skipped, item.omission.errors) if item.omission else (0, ())
+        skipped, errors = (item.omission.num_records, item.omission.errors) if item.omission else (0, ())
         assert item.num_records + skipped == len(places) and item.num_records
         assert skipped == bad and bool(errors) == bool(skipped) and (self.skip_damaged or not skipped)
         self.lent.add(item.slot)

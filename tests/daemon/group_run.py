@@ -14,13 +14,11 @@ import numpy as np
 
 from loaderd.client.page_consumer import PageConsumer
 from loaderd.daemon.delivery.consumers import Consumers
-from loaderd.daemon.delivery.events import FailedBatch
-from loaderd.daemon.delivery.grants import Withdrawal
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import ShardReadError
 from loaderd.ipc.messages import BatchFailed
-from loaderd.ipc.worker_messages import FillFailed, Granted, UseColumn, Withdrawn
+from loaderd.ipc.worker_messages import FillFailed, UseColumn
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
@@ -187,20 +185,17 @@ class Group:
         """What a session does when the daemon is awake."""
         stream = self.stream
         stream.look()
-        for number, generation, note in self.consumers.take():
-            assert isinstance(note, FailedBatch)
+        for number, note in self.consumers.take():
+            assert isinstance(note, BatchFailed)
             self.page.add_consumer_news(self.members[number].column)
-            self.members[number].unread.append(BatchFailed(generation, note.step, note.error))
+            self.members[number].unread.append(note)
         if stream.plan is not None:
             self._epochs[stream.generation] = self._plans[stream.plan]
         while stream.grants:
             item = stream.grants.popleft()
             for seat, worker in enumerate(self._workers):
                 self.page.add_news(seat)
-                if isinstance(item, Withdrawal):
-                    worker.tell(Withdrawn(0, stream.generation, item.step))
-                else:
-                    worker.tell(Granted(0, stream.generation, [grant.run for grant in item]))
+                worker.tell(item)
 
     def work(self, num_jobs: int = 1000, turn: int = 0) -> None:
         """Do so many jobs, or what there is; ``turn``: which of those that are begun."""

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from loaderd.client.page_consumer import PageConsumer
-from loaderd.daemon.delivery.events import FailedBatch, Note, Omission
-from loaderd.daemon.delivery.stream import Grant, Stream, Withdrawal
+from loaderd.daemon.delivery.notes import Note
+from loaderd.daemon.delivery.stream import Stream
 from loaderd.errors import LoaderdError
-from loaderd.ipc.worker_messages import FillFailed, RowFault
+from loaderd.ipc.messages import BatchFailed, RecordsSkipped
+from loaderd.ipc.worker_messages import FillFailed, Granted, RowFault, Withdrawn
 from loaderd.shm.page import Page, barrier, new_bell, split_key
-from loaderd.worker.page_producer import Claim, PageProducer
-from tests.daemon.page_workers import Delivery, new_page
+from loaderd.worker.page_producer import Claim
+from tests.daemon.page_workers import Delivery, PageWorker, new_page
 
 
 def is_rung(bell: int) -> bool:
@@ -28,29 +29,24 @@ def is_rung(bell: int) -> bool:
         return False
 
 
-class Hand:
+class Hand(PageWorker):
     """The worker of a seat, as far as it makes batches."""
 
     def __init__(self, page: Page, seat: int, bell: int, consumer_bell: int) -> None:
-        self.filler = PageProducer(page, seat, page.news(seat), [consumer_bell])
-        self.unread: deque[tuple[int, list[Grant] | Withdrawal]] = deque()
-        """Granted and Withdrawn."""
+        super().__init__(page, seat, page.news(seat), [consumer_bell])
         self.unheard: deque[FillFailed] = deque()
         """Of which the daemon has not heard."""
-        self.claim: Claim | None = None
+        self.at: Claim | None = None
+        """What it makes."""
         self.asleep = False
         self._bell = bell
 
-    def read(self, most: int = 1000) -> None:
+    def read_some(self, most: int = 1000) -> None:
         """Read so much of what the daemon has said."""
-        while self.unread and most:
+        for _ in range(most):
+            if not self.read():
+                return
             self._wake_up()
-            most -= 1
-            generation, said = self.unread.popleft()
-            if isinstance(said, Withdrawal):
-                self.filler.withdrawn(generation, said.step)
-                continue
-            self.filler.granted(generation, [grant.run for grant in said])
 
     def _wake_up(self) -> None:
         self.asleep = False
@@ -62,32 +58,32 @@ class Hand:
         if self.asleep and not (is_rung(self._bell) or self.unread):
             return None
         assert self.filler.has_news == bool(self.unread), "the page says how much is on its way"
-        if self.claim is not None or self.unread:
+        if self.at is not None or self.unread:
             return None
-        self.claim = self.filler.claim()
-        self.asleep = self.claim is None
+        self.at = self.filler.claim()
+        self.asleep = self.at is None
         page.say_sleeps(seat, self.asleep)
         if self.asleep:
             barrier()
-            self.claim = self.filler.claim()  # a slot may have come back in front of this
-            self.asleep = self.claim is None
-        return self.claim
+            self.at = self.filler.claim()  # a slot may have come back in front of this
+            self.asleep = self.at is None
+        return self.at
 
     def made(self) -> None:
         """Its batch is there."""
-        assert self.claim is not None
-        claim, self.claim = self.claim, None
+        assert self.at is not None
+        claim, self.at = self.at, None
         self.filler.made(claim)
 
     def not_made(
         self, error: LoaderdError, faults: Mapping[int, LoaderdError] | None = None, all_faults: bool = True
     ) -> None:
         """Its batch cannot be made, because of these rows; the daemon is told."""
-        assert self.claim is not None
-        claim, self.claim = self.claim, None
+        assert self.at is not None
+        claim, self.at = self.at, None
         self.filler.not_made(claim)
         of_rows = [RowFault(row, fault) for row, fault in (faults or {}).items()]
-        omit = list(claim.run.omit)
+        omit = list(claim.batch.omit)
         self.unheard.append(FillFailed(0, *claim.place, omit, of_rows, all_faults, error))
 
 
@@ -96,13 +92,13 @@ class Consumer:
 
     def __init__(self, page: Page, bell: int, daemon_bell: int, bells: list[int]) -> None:
         self.taker = PageConsumer(page, [bell, daemon_bell, *bells])
-        self.unread: deque[tuple[int, Note]] = deque()
+        self.unread: deque[Note] = deque()
         self.asleep = False
         self._page = page
         self._bell = bell
         self._num_read = self._generation = 0
-        self._broken: dict[int, FailedBatch] = {}
-        self._omissions: dict[int, Omission] = {}
+        self._broken: dict[int, BatchFailed] = {}
+        self._omissions: dict[int, RecordsSkipped] = {}
 
     def begin(self, generation: int, step: int) -> None:
         """Take from here on."""
@@ -119,7 +115,7 @@ class Consumer:
             is_rung(self._bell)
         self.asleep = False
 
-    def next(self) -> Delivery | FailedBatch | None:
+    def next(self) -> Delivery | BatchFailed | None:
         """The next batch, or why it cannot be had; None: it is not there, and the consumer sleeps."""
         if self.asleep and not (is_rung(self._bell) or self.unread):
             return None
@@ -137,10 +133,10 @@ class Consumer:
     def _read(self) -> None:
         while self._page.consumer_news(0) != self._num_read:
             self._num_read += 1
-            generation, note = self.unread.popleft()
-            if generation != self._generation:
+            note = self.unread.popleft()
+            if note.generation != self._generation:
                 continue
-            if isinstance(note, FailedBatch):
+            if isinstance(note, BatchFailed):
                 self._broken[note.step] = note
             else:
                 self._omissions[note.step] = note
@@ -176,15 +172,15 @@ class Floor:
         stream: Stream = self.stream
         while stream.notes:
             self.page.add_consumer_news()
-            self.consumer.unread.append((stream.generation, stream.notes.popleft()))
+            self.consumer.unread.append(stream.notes.popleft())
         while stream.grants:
             said = stream.grants.popleft()
             for seat in range(len(self.hands)):
                 self._tell(seat, said)
 
-    def _tell(self, seat: int, said: list[Grant] | Withdrawal) -> None:
+    def _tell(self, seat: int, said: Granted | Withdrawn) -> None:
         self.page.add_news(seat)
-        self.hands[seat].unread.append((self.stream.generation, said))
+        self.hands[seat].tell(said)
 
     def wake_daemon(self) -> bool:
         """Have the daemon look, if its bell was rung; whether it was."""
@@ -217,10 +213,10 @@ class Floor:
         for slot in given_up:
             page.claim(slot, 0)
         barrier()
-        stream.grants.append([])
+        stream.wake_workers()
         self._say()
         self.hands[seat] = self._new_hand(seat)
-        self._tell(seat, stream.all_granted())
+        self._tell(seat, Granted(0, stream.generation, [*stream.granted]))
         self.consumer.wake_up()  # it is warned
         self.say()
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loaderd.client.page_consumer import PageConsumer
-from loaderd.daemon.delivery.events import FailedBatch, Note, Omission
+from loaderd.daemon.delivery.notes import Note
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
+from loaderd.ipc.messages import BatchFailed, RecordsSkipped
 from loaderd.ipc.worker_messages import Granted, LoadDone, LoadFault, LoadTask, TrialDone, UseColumn, Withdrawn
 from loaderd.plan.passes import Pass
 from loaderd.shm.page import Page, words_of
@@ -43,7 +44,7 @@ class Delivery(NamedTuple):
     step: int
     slot: int
     num_records: int
-    omission: Omission | None = None
+    omission: RecordsSkipped | None = None
 
 
 class Taker:
@@ -68,7 +69,7 @@ class Taker:
         self.ended = True
         self.consumer.begin(self._stream.generation + 1, 0)  # else what workers make yet would fill all slots
 
-    def take(self) -> Delivery | FailedBatch | None:
+    def take(self) -> Delivery | BatchFailed | None:
         """The next batch, or why it cannot be had; None: it is not there, or the pass is over."""
         self._notes.update((note.step, note) for note in self._stream.notes)
         self._stream.notes.clear()
@@ -77,7 +78,7 @@ class Taker:
             return None
         self.ended = step == plan.num_steps
         note = self._notes.get(step)
-        if isinstance(note, FailedBatch):
+        if isinstance(note, BatchFailed):
             self.consumer.skip()
             return note
         if self.ended or (not self.consumer.has_batch() and self.consumer.fall_asleep()):
@@ -90,16 +91,16 @@ class PageWorker:
 
     def __init__(self, page: Page, seat: int, news: int, bells: Sequence[int]) -> None:
         self.filler = PageProducer(page, seat, news, bells)
-        self._unread: deque[tuple[Granted | Withdrawn | UseColumn, Any]] = deque()
+        self.unread: deque[tuple[Granted | Withdrawn | UseColumn, Any]] = deque()
 
     def tell(self, message: Granted | Withdrawn | UseColumn, memory: Any = None) -> None:
         """It is on its way; that it is, the page says already. ``memory`` comes with UseColumn."""
-        self._unread.append((message, memory))
+        self.unread.append((message, memory))
 
     def read(self) -> bool:
         """Read the next message, if it has come."""
-        if self._unread:
-            self._read(*self._unread.popleft())
+        if self.unread:
+            self._read(*self.unread.popleft())
             return True
         return False
 
@@ -115,4 +116,4 @@ class PageWorker:
         elif isinstance(message, UseColumn):
             self.filler.use_column(message.column, memory)
         else:
-            self.filler.granted(message.generation, message.runs)
+            self.filler.granted(message.generation, message.ranges)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.daemon.delivery.events import FailedBatch
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import LoaderdError, WorkerError
+from loaderd.ipc.messages import BatchFailed
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
@@ -83,7 +83,7 @@ class Run:
         self.working: deque[tuple[int, Task]] = deque()
         self.assigned: list[Task] = []
         self.claimed: list[Claim] = []
-        self.sent: list[Delivery | FailedBatch] = []
+        self.sent: list[Delivery | BatchFailed] = []
         self.start(1, 0)
 
     def close(self) -> None:
@@ -111,11 +111,11 @@ class Run:
     def claims(self, seat: int) -> Claim | None:
         """What the worker of a seat has claimed, or claims now."""
         hand = self.floor.hands[seat]
-        hand.read()
-        if hand.claim is None and hand.try_claim() is not None:
-            assert hand.claim is not None
-            self.claimed.append(hand.claim)
-        return hand.claim
+        hand.read_some()
+        if hand.at is None and hand.try_claim() is not None:
+            assert hand.at is not None
+            self.claimed.append(hand.at)
+        return hand.at
 
     def take(self) -> list[int]:
         """The consumer takes what there is; returns the slots."""
@@ -157,7 +157,7 @@ class Run:
         stalled: bool = False,
         faults: Mapping[int, LoaderdError] | None = None,
         all_faults: bool = True,
-    ) -> list[Delivery | FailedBatch]:
+    ) -> list[Delivery | BatchFailed]:
         """Have all done but what kills a worker (or has it ``stalled``), or fails; what was sent.
 
         ``is_deadly`` and ``error_at`` are asked of the work of tasks, and of claims. Batches fail because of the
@@ -180,7 +180,7 @@ class Run:
                 elif task is not None:
                     self.end_task(task, error_at(work))
                 elif (error := error_at(work)) is not None:
-                    left = {row: why for row, why in (faults or {}).items() if row not in work.run.omit}
+                    left = {row: why for row, why in (faults or {}).items() if row not in work.batch.omit}
                     hand.not_made(error, left, all_faults)
                     self.floor.hear(seat)
                 else:

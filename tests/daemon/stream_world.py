@@ -8,16 +8,15 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from loaderd.daemon.delivery.events import FailedBatch
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import CorruptRecordError, LoaderdError
+from loaderd.ipc.messages import BatchFailed
 from loaderd.ipc.worker_messages import FillFailed, LoadFault, LoadTask
-from loaderd.plan.batches import BatchPlan
+from loaderd.plan.batches import BatchPlan, Segment
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
 from loaderd.plan.shares import EpochRemainder, HostShare
-from loaderd.shm.batch_range import ArenaSegment
 from loaderd.worker.page_producer import Claim
 from tests.daemon.page_run import Consumer, Floor, Hand
 from tests.daemon.page_workers import Delivery
@@ -83,10 +82,10 @@ class StreamWorld(RuleBasedStateMachine):
             rest = rest.after(found[-1], self.window_records)
         return tuple(found)
 
-    def check(self, item: Delivery | FailedBatch) -> None:
+    def check(self, item: Delivery | BatchFailed) -> None:
         rows, bad = self.planned(item.step)
         errors = [self.broken[item.step]] if item.step in self.broken else [] if self.skip else list(bad.values())
-        if isinstance(item, FailedBatch):
+        if isinstance(item, BatchFailed):
             if not errors:  # they were all to be skipped
                 assert bad and len(bad) == len(rows) and f"of batch {item.step} is left" in item.error.message
             else:
@@ -94,7 +93,7 @@ class StreamWorld(RuleBasedStateMachine):
                 assert item.error.message == errors[0].message + more
             return
         omission = item.omission
-        said = (omission.num_skipped, {error.message for error in omission.errors}) if omission else (0, set())
+        said = (omission.num_records, {error.message for error in omission.errors}) if omission else (0, set())
         assert said == (len(bad), {error.message for error in bad.values()})
         expected = [row for position, row in enumerate(rows) if position not in bad]
         assert not errors and item.slot not in self.lent
@@ -148,25 +147,25 @@ class StreamWorld(RuleBasedStateMachine):
         for row in rows_of_load(work):
             assert places[row] < 0 or self.arenas[work.arena][places[row]] is None, "each row is loaded once"
         for hand in self.hands:
-            if hand.claim is not None and hand.claim.key >= self.floor.page.least_place():
-                arenas = [arena for arena, _, _ in hand.claim.segments]
+            if hand.at is not None and hand.at.key >= self.floor.page.least_place():
+                arenas = [segment.arena for segment in hand.at.batch.segments]
                 assert work.arena not in arenas, "what is read there will be delivered"
 
     def check_claim(self, claim: Claim) -> None:
         generation, step = claim.place
         assert generation == self.generation == self.stream.generation and self.unheard_start is None
         assert self.next_step <= step and claim.slot not in self.lent
-        keys = [hand.claim.key for hand in self.hands if hand.claim is not None]
+        keys = [hand.at.key for hand in self.hands if hand.at is not None]
         assert keys.count(claim.key) == 1, "here, none claims while another does"
         rows, bad = self.planned(step)
-        assert list(claim.run.omit) == list(bad) and (self.skip or not bad)
-        read = self.read(claim.segments)
+        assert list(claim.batch.omit) == list(bad) and (self.skip or not bad)
+        read = self.read(claim.batch.segments)
         assert all(read[i] == row for i, row in enumerate(rows) if i not in bad), "its windows are loaded"
         assert self.stream.is_under_way(claim.key) and step not in self.broken
         self.slots[claim.slot] = [None]
 
-    def read(self, segments: tuple[ArenaSegment, ...]) -> list[Row | None]:
-        return [row for arena, start, stop in segments for row in self.arenas[arena][start:stop]]
+    def read(self, segments: tuple[Segment, ...]) -> list[Row | None]:
+        return [row for _, start, stop, arena in segments for row in self.arenas[arena][start:stop]]
 
     def finish_load(self, task: Task, work: LoadTask, faults: list[int]) -> list[LoadFault]:
         _, window, places = self.opened[work.arena]

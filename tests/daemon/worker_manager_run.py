@@ -164,7 +164,7 @@ class Hand:
         if isinstance(message, WorkerTask):
             self.tasks.append(self._crew.task_of(message))
         elif isinstance(message, Granted):
-            self.fillers[message.stream].granted(message.generation, message.runs)
+            self.fillers[message.stream].granted(message.generation, message.ranges)
         elif isinstance(message, Withdrawn):
             self.fillers[message.stream].withdrawn(message.generation, message.step)
         elif isinstance(message, Attach):
@@ -250,7 +250,7 @@ class Hand:
             filler.made(job.claim)
         else:
             filler.not_made(job.claim)
-            self.said.append(FillFailed(job.stream, *job.claim.place, [*job.claim.run.omit], [], True, error))
+            self.said.append(FillFailed(job.stream, *job.claim.place, [*job.claim.batch.omit], [], True, error))
 
     def overlooked(self) -> list[tuple[int, int]]:
         """(stream, step) of the batches that it would make if it looked: asked in a way that claims none."""

@@ -13,12 +13,18 @@ from typing import Any
 import numpy as np
 
 from loaderd.client.page_consumer import PageConsumer
-from loaderd.shm.batch_range import BatchRange
+from loaderd.plan.batch_range import BatchRange
+from loaderd.plan.batches import Segment
 from loaderd.shm.page import Column, Page, new_bell, split_key, words_of
 from loaderd.worker.page_producer import Claim, PageProducer
 
 SIZE = 3
 """Records of a batch."""
+
+
+def batches(first: int, stop: int, *omit: int) -> BatchRange:
+    """Batches of ``SIZE`` rows that lie one behind the other in arena 0."""
+    return BatchRange(first, stop, (Segment(0, SIZE * first, SIZE * (first + 1), 0),), omit)
 
 
 class Died(BaseException):
@@ -102,11 +108,10 @@ class Scene:
         self.fillers[name] = PageProducer(self._view(name), seat, self.page.news(seat), [self.consumer_bell])
         self.grant(name)
 
-    def grant(self, name: str, runs: list[BatchRange] | None = None) -> None:
+    def grant(self, name: str, *ranges: BatchRange) -> None:
         """A worker reads that it may make all, or these."""
-        all_of_them = [BatchRange(0, self.num_steps, ((0, 0, SIZE),), ())]
         self.page.add_news(self.fillers[name].seat)
-        self.fillers[name].granted(self.generation, all_of_them if runs is None else runs)
+        self.fillers[name].granted(self.generation, [*ranges] or [batches(0, self.num_steps)])
 
     def withdraw(self, name: str, step: int, generation: int | None = None) -> None:
         """A worker reads that it may not make a batch."""

@@ -6,9 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from loaderd.shm.batch_range import BatchRange
 from loaderd.shm.page import key_of
-from tests.worker.page_scene import SIZE, Died, Do, NewScene, Scene, claimed, do_at
+from tests.worker.page_scene import SIZE, Died, Do, NewScene, Scene, batches, claimed, do_at
 
 # -------------------------------------------------------------------------------------------------- deaths
 
@@ -55,7 +54,7 @@ def test_wherever_a_worker_dies_that_gives_slots_back_none_is_lost(new_scene: Ne
                 filler.withdrawn(1, 0)
                 filler.withdrawn(1, 1)
             else:
-                filler.granted(scene.generation, [BatchRange(0, 2, ((0, 0, SIZE),), ())])
+                filler.granted(scene.generation, [batches(0, 2)])
         scene.ignore()
         for slot, _ in scene.page.unfinished(0):  # the daemon does not want them any more
             scene.page.claim(slot, 0)

@@ -6,31 +6,9 @@ import select
 
 import pytest
 
-from loaderd.shm.batch_range import BatchRange, without
 from loaderd.shm.page import POSITION, WAKE_DAEMON_AT, key_of, silence, step_of
 from loaderd.worker.page_producer import Claim, PageProducer
-from tests.worker.page_scene import SIZE, NewScene, Scene, claimed, do_at
-
-# ---------------------------------------------------------------------------------------------------- runs
-
-
-def test_a_run_says_where_each_of_its_batches_lies():
-    run = BatchRange(4, 8, ((1, 10, 15),), ())
-    assert [run.segments_of(step) for step in range(4, 8)] == [((1, 10 + 5 * k, 15 + 5 * k),) for k in range(4)]
-    assert run.num_records == 5
-    assert BatchRange(4, 5, ((1, 10, 15), (0, 0, 3)), (1, 6)).num_records == 6
-
-
-@pytest.mark.parametrize("step", range(3, 9))
-def test_without_a_step_the_others_lie_where_they_lay(step: int):
-    runs = [BatchRange(4, 8, ((1, 10, 15),), ()), BatchRange(8, 9, ((1, 30, 33), (0, 0, 2)), (1,))]
-    places = {n: run.segments_of(n) for run in runs for n in range(run.first, run.stop) if n != step}
-    left = without(runs, step)
-    assert {n: run.segments_of(n) for run in left for n in range(run.first, run.stop)} == places
-    assert [run.omit for run in left if run.first == 8] == [(1,)] * (step != 8)
-
-
-# -------------------------------------------------------------------------------------------------- claims
+from tests.worker.page_scene import SIZE, NewScene, Scene, batches, claimed, do_at
 
 
 def test_workers_claim_the_first_step_that_nobody_has(new_scene: NewScene):
@@ -39,7 +17,7 @@ def test_workers_claim_the_first_step_that_nobody_has(new_scene: NewScene):
     second = claimed(scene, "B")
     assert (first.place, second.place) == ((1, 0), (1, 1))
     assert (first.slot % 2, second.slot % 2) == (0, 1), "in a slot of its own"
-    assert second.segments == ((0, SIZE, 2 * SIZE),)
+    assert second.batch == batches(1, 2)
     scene.begin_writing(first), scene.end_writing(first)
     scene.fillers["A"].made(first)
     assert claimed(scene, "A").step == 2
@@ -101,13 +79,13 @@ def test_a_slot_that_the_predecessor_left_is_kept(new_scene: NewScene):
     scene = new_scene(4)
     claim = claimed(scene, "A")
     scene.fillers["A"] = filler = PageProducer(scene.page, 0, scene.page.news(0), [scene.consumer_bell])
-    scene.grant("A", [BatchRange(1, 6, ((0, SIZE, 2 * SIZE),), ())])
+    scene.grant("A", batches(1, 6))
     while (other := filler.claim()) is not None:
         assert other.slot != claim.slot and other.step > 0
         filler.made(other)
-    scene.grant("A", [BatchRange(0, 1, ((0, 0, SIZE),), (1,))])
+    scene.grant("A", batches(0, 1, 1))
     again = claimed(scene, "A")
-    assert (again.slot, again.step, again.run.num_records) == (claim.slot, 0, SIZE - 1)
+    assert (again.slot, again.step, again.batch.num_records) == (claim.slot, 0, SIZE - 1)
 
 
 def test_what_is_withdrawn_at_any_moment_is_not_claimed_any_more(new_scene: NewScene):

@@ -27,12 +27,11 @@ from loaderd.formats.shard_index import build_index, decode_indexes, encode_inde
 from loaderd.ipc.worker_messages import CheckTask, IndexDone, IndexTask, LoadFault, LoadTask, TrialTask
 from loaderd.kernels.crc import framed
 from loaderd.options import Shuffle, Storage, StreamOptions
-from loaderd.plan.batches import BatchPlan
+from loaderd.plan.batches import BatchPlan, Segment
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.anonymous import SharedMemory
-from loaderd.shm.batch_range import ArenaSegment
 from loaderd.shm.layout import SlotLayout, WindowLayout
 from loaderd.storage.files import list_shards
 from loaderd.worker import task_runner
@@ -46,6 +45,8 @@ WINDOW = 60
 NUM_ARENAS = 3
 NUM_SLOTS = 2
 UNTOUCHED = 0xEE
+ACROSS = Segment(0, 50, 57, 2), Segment(1, 0, 9, 0)
+"""A batch of two windows, which lie in arenas 2 and 0."""
 
 
 class Stage:
@@ -139,17 +140,17 @@ def test_a_task_that_is_done_again_writes_the_same(stage: Stage):
     before = stage.windows.bytes.copy()
     stage.load(0, 0)
     assert np.array_equal(stage.windows.bytes, before)
-    stage.executor.fill(1, [(0, 8, 24)], [])
+    stage.executor.fill(1, [Segment(0, 8, 24, 0)], [])
     filled = stage.slots.bytes.copy()
-    stage.executor.fill(1, [(0, 8, 24)], [])
+    stage.executor.fill(1, [Segment(0, 8, 24, 0)], [])
     assert np.array_equal(stage.slots.bytes, filled)
     assert np.array_equal(stage.windows.bytes, before)
 
 
 def test_a_batch_of_one_window(stage: Stage):
     stage.load(1, 0)
-    stage.executor.fill(0, [(0, 5, 21)], [])
-    stage.executor.fill(1, [(0, 50, 57)], [])
+    stage.executor.fill(0, [Segment(1, 5, 21, 0)], [])
+    stage.executor.fill(1, [Segment(1, 50, 57, 0)], [])
     check_slot(stage.slot(0), stage.numbers(1)[5:21])
     check_slot(stage.slot(1), stage.numbers(1)[50:57])
 
@@ -158,7 +159,7 @@ def test_a_batch_of_one_window(stage: Stage):
 def test_a_batch_across_arenas_with_rows_left_out(stage: Stage, omit: list[int]):
     stage.load(0, 2)
     stage.load(1, 0)
-    stage.executor.fill(1, [(2, 50, 57), (0, 0, 9)], omit)
+    stage.executor.fill(1, ACROSS, omit)
     planned = stage.numbers(0)[50:57] + stage.numbers(1)[:9]
     check_slot(stage.slot(1), [number for row, number in enumerate(planned) if row not in omit])
     check_slot(stage.slot(0), [])
@@ -204,7 +205,7 @@ def test_a_derived_field_that_raises_is_named(write_numbered: Write):
     stage.load(0, 0)
     first = stage.numbers(0)[0]
     with pytest.raises(WorkerError, match=rf"derived field 'x': .* raised KeyError: {first}") as caught:
-        stage.executor.fill(0, [(0, 0, 16)], [])
+        stage.executor.fill(0, [Segment(0, 0, 16, 0)], [])
     assert "in refuse" in caught.value.traceback
 
 
@@ -235,9 +236,7 @@ def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
 
     def failing(*omit: int, fill_ns: int = 0) -> tuple[list[int], bool]:
         """The rows, each with its own error; and whether these are all."""
-        faults, all_faults = stage.executor.row_faults(
-            1, [ArenaSegment(2, 50, 57), ArenaSegment(0, 0, 9)], omit, fill_ns, tries_ns.append
-        )
+        faults, all_faults = stage.executor.row_faults(1, ACROSS, omit, fill_ns, tries_ns.append)
         for fault in faults:
             assert f"KeyError: [{numbers[fault.row]}]" in fault.error.message
         return [fault.row for fault in faults], all_faults
@@ -310,13 +309,12 @@ def test_a_trial_decodes_the_rows_that_are_left_and_writes_nothing(write_numbere
     planned = stage.numbers(0)[50:57] + stage.numbers(1)[:9]
     assert 77 not in planned
     tried.clear()
-    segments = [ArenaSegment(2, 50, 57), ArenaSegment(0, 0, 9)]
-    stage.executor.try_out(TrialTask(0, 0, (*segments,), (1, 2)))
+    stage.executor.try_out(TrialTask(0, 0, ACROSS, (1, 2)))
     assert tried == planned[1:3]
     (window,) = [window for window in range(3) if 77 in stage.numbers(window)]
     place = stage.numbers(window).index(77)
     with pytest.raises(WorkerError, match="raised KeyError: 77"):
-        stage.executor.try_out(TrialTask(0, 0, (ArenaSegment((2, 0, 1)[window], place, place + 1),), (0,)))
+        stage.executor.try_out(TrialTask(0, 0, (Segment(window, place, place + 1, (2, 0, 1)[window]),), (0,)))
     assert set(stage.slots.bytes.tobytes()) == {UNTOUCHED}
     assert np.array_equal(stage.windows.bytes, before)
 

@@ -28,9 +28,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from loaderd.daemon.delivery.events import Note
+from loaderd.daemon.delivery.notes import Note
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.options import MAX_EPOCHS
 from loaderd.plan.passes import Pass, PassPlan
@@ -44,14 +43,6 @@ PassKey = tuple[int, tuple[tuple[int, ...], ...]]
 
 _BEFORE_ALL: PassKey = (-1, ())
 _START: tuple[PassKey, int] = (0, ()), 0
-
-
-class ConsumerNote(NamedTuple):
-    """``note`` is for consumer ``number``, and belongs to its own ``generation``."""
-
-    number: int
-    generation: int
-    note: Note
 
 
 @dataclass(eq=False)
@@ -170,14 +161,17 @@ class Consumers:
         """So much time has passed."""
         self._quiet_s += seconds
 
-    def take(self) -> list[ConsumerNote]:
-        """What is to be said now, in order. It must be sent before the workers hear of the stream's grants."""
+    def take(self) -> list[tuple[int, Note]]:
+        """What is to be said now, in order, and to which consumer.
+
+        It must be sent before the workers hear of the stream's grants.
+        """
         if self._num_members:
             self._settle()
         notes, self._stream.notes = self._stream.notes, deque()
         self._noted = max([self._noted, *(note.step for note in notes)])
         return [
-            ConsumerNote(number, one.generation, note)
+            (number, note._replace(generation=one.generation))
             for note in notes
             for number, one in self._consumers.items()
             if self._is_in(one) and self._step_of(one) <= note.step
@@ -209,7 +203,7 @@ class Consumers:
     def _wake_workers(self) -> None:
         """Slots may be free that nobody gives back."""
         if self._stream.plan is not None:
-            self._stream.grants.append([])
+            self._stream.wake_workers()
 
     def _settle(self) -> None:
         """Have the stream run at the place of the hindmost member that has asked."""

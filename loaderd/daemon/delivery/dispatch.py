@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from loaderd.daemon.delivery.grants import Withdrawal
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.errors import LoaderdError
-from loaderd.ipc.worker_messages import Attach, FillFailed, Granted, UseColumn, Withdrawn
+from loaderd.ipc.worker_messages import Attach, FillFailed, Granted, UseColumn
 from loaderd.shm.page import Page, barrier, ring
 from loaderd.snapshots import Outage
 
@@ -52,20 +51,13 @@ class Dispatch:
     def granted_message(self) -> Granted:
         """What a worker that is attached now may make. Consumers are told first what there is to tell."""
         self._tell_consumers()
-        runs = [grant.run for grant in self._stream.all_granted()]
-        return Granted(self.number, self._stream.generation, runs)
+        return Granted(self.number, self._stream.generation, [*self._stream.granted])
 
     def say(self) -> None:
         """Tell the consumers what there is to tell, and all workers what has changed in what they may make."""
         self._tell_consumers()
-        stream = self._stream
-        while stream.grants:
-            item = stream.grants.popleft()
-            if isinstance(item, Withdrawal):
-                self._worker_manager.tell(self, Withdrawn(self.number, stream.generation, item.step))
-            else:
-                runs = [grant.run for grant in item]
-                self._worker_manager.tell(self, Granted(self.number, stream.generation, runs))
+        while self._stream.grants:
+            self._worker_manager.tell(self, self._stream.grants.popleft())
 
     def renew_column(self, column: int) -> None:
         """Give a column new memory, which no member before can write to. Raises DaemonError where there is none."""
@@ -98,7 +90,7 @@ class Dispatch:
         for slot in given_up:
             page.claim(slot, 0)
         barrier()
-        stream.grants.append([])  # an empty grant: the others may be asleep, and have to look again
+        stream.wake_workers()
         self.say()
         for bell in self._opened.stream_memory.bells:  # the worker may have filled a slot, and died before it rang
             ring(bell)

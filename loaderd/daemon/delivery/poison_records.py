@@ -8,9 +8,10 @@ too many are guilty, it is not the records' fault, and the batch is broken.
 
 from __future__ import annotations
 
-from loaderd.daemon.pool.tasks import MAX_DEATHS, PlannedBatch
+from loaderd.daemon.pool.tasks import MAX_DEATHS
 from loaderd.errors import WorkerError
 from loaderd.ipc.worker_messages import MOST_ROW_FAULTS, TrialTask
+from loaderd.plan.batch_range import BatchRange
 from loaderd.worker.halving import HalvingSearch
 
 _MOST_STALLING_ROWS = 3
@@ -23,7 +24,7 @@ class PoisonSearch:
     With ``first_only``, it ends with the first row that is guilty.
     """
 
-    def __init__(self, stream: int, batch: PlannedBatch, first_only: bool) -> None:
+    def __init__(self, stream: int, batch: BatchRange, first_only: bool) -> None:
         self._stream = stream
         self.batch = batch
         self.guilty: dict[int, WorkerError] = {}
@@ -44,8 +45,7 @@ class PoisonSearch:
         if self.under_way or self.finished:
             return None
         self.under_way = True
-        batch = self.batch
-        return TrialTask(self._stream, batch.step, batch.arena_segments, self._search.next())
+        return TrialTask(self._stream, self.batch.first, self.batch.segments, self._search.next())
 
     def most_deaths(self, work: TrialTask) -> int:
         """How many workers may be lost at it: one is enough to try halves of it, but not to find a row guilty."""
@@ -67,5 +67,5 @@ class PoisonSearch:
     def too_many(self) -> WorkerError:
         """Why the batch is broken if the trial is hopeless; the first guilty row is the one to name."""
         first = self.guilty[min(self.guilty)]
-        text = f"workers are lost at {len(self.guilty)} records of batch {self.batch.step} or more; at the first, "
+        text = f"workers are lost at {len(self.guilty)} records of batch {self.batch.first} or more; at the first, "
         return WorkerError(text + first.message, hint=first.hint)

@@ -14,7 +14,7 @@
 - :meth:`Stream.start` begins anew anywhere. Loads of older generations that are still in flight keep their arenas
   until they are done, and then are forgotten.
 
-The owner first sends what is in ``notes`` to the consumer, then what is in ``grants`` to all workers.
+The owner first sends the messages in ``notes`` to the consumer, then those in ``grants`` to all workers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from loaderd.daemon.delivery.events import FailedBatch, Note, UnreadNotices, note_of
-from loaderd.daemon.delivery.grants import Grant, Grants, Withdrawal
 from loaderd.daemon.delivery.mismatches import Mismatches
+from loaderd.daemon.delivery.notes import Note, UnreadNotices, note_of
 from loaderd.daemon.delivery.poison_records import PoisonSearch
 from loaderd.daemon.delivery.storage_outage import StorageOutage
 from loaderd.daemon.delivery.windows import Windows
@@ -33,21 +32,24 @@ from loaderd.daemon.pool.tasks import (
     HINT_OF_DEATHS,
     MAX_DEATHS,
     TASKS_PER_WORKER,
-    PlannedBatch,
     Task,
     TaskSource,
 )
 from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError
+from loaderd.ipc.messages import BatchFailed
 from loaderd.ipc.worker_messages import (
     MOST_ROW_FAULTS,
     Done,
     FilePlace,
     FillFailed,
+    Granted,
     LoadDone,
     LoadFault,
     LoadTask,
     TrialTask,
+    Withdrawn,
 )
+from loaderd.plan.batch_range import BatchRange, without
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
@@ -59,6 +61,7 @@ from loaderd.shm.page import (
     barrier,
     key_of,
     split_key,
+    step_of,
 )
 from loaderd.snapshots import Outage
 
@@ -88,7 +91,7 @@ class Stream(TaskSource):
         self._tasks_per_worker = tasks_per_worker
         self._number = number
         self.notes: deque[Note] = deque()
-        self.grants: deque[list[Grant] | Withdrawal] = deque()
+        self.grants: deque[Granted | Withdrawn] = deque()
         self.generation = 0  # none
         self.plan: PassPlan | None = None
         self.plan_pass = plan_pass
@@ -100,7 +103,8 @@ class Stream(TaskSource):
         self._windows = Windows(num_arenas, num_workers, number, places_of)
         self._in_flight: set[Task] = set()
         self._loads_alone: deque[LoadTask] = deque()
-        self._granted = Grants()
+        self.granted: list[BatchRange] = []
+        """The batches that may be made."""
         self._said = UnreadNotices()
         self._trials: dict[int, PoisonSearch] = {}
         self._tried: set[int] = set()
@@ -123,7 +127,7 @@ class Stream(TaskSource):
         self._windows.stop(self._in_flight)
         self._in_flight.clear()
         self._loads_alone.clear()
-        self._granted.clear()
+        self.granted.clear()
         self._said.clear()
         self._trials.clear()
         self._tried.clear()
@@ -142,14 +146,14 @@ class Stream(TaskSource):
         self.next = self.taken = step
         if not self._past_end(step):
             self._windows.begin(self.plan, generation, self.plan.first_window_from(step), step)
-        self.grants.append([])
+        self.wake_workers()
         self.look()
 
     def look(self) -> None:
         """See in the page how far the consumer is, and grant what can be granted."""
         while self.plan is not None:
             self.taken = self._reached()
-            self._granted.drop_before(self.taken)
+            self.granted = [one for one in self.granted if one.stop > self.taken]
             self._said.come_to(self.taken)
             self._windows.close(self.taken)
             wake_at = self._grant(self.plan)
@@ -267,7 +271,7 @@ class Stream(TaskSource):
 
         Batches with bad rows wait until they can have a slot, and until the consumer has read enough older notes.
         """
-        found: list[Grant] = []
+        found: list[BatchRange] = []
         again_at = NEVER
         while not self._past_end(self.next):
             step = self.next
@@ -282,12 +286,12 @@ class Stream(TaskSource):
                 break
             if error is not None:
                 self._said.add(step, len(error.damages))
-                self.notes.append(FailedBatch(step, error))
-            grant = None if error is not None else self._grant_of(step, segments, bad)
-            self.next = step + 1 if grant is None else grant.stop
-            if grant is not None:
-                found.append(grant)
-        self._let(found)
+                self._broken(step, error)
+            batches = None if error is not None else self._range_from(step, segments, bad)
+            self.next = step + 1 if batches is None else batches.stop
+            if batches is not None:
+                found.append(batches)
+        self._let(*found)
         return again_at
 
     def _too_many_mismatches(self, plan: PassPlan, segments: Sequence[Segment]) -> LoaderdError | None:
@@ -297,11 +301,17 @@ class Stream(TaskSource):
                 self._mismatches.count(plan, segment.window, self._windows.bad_in(segment.window))
         return self._mismatches.error
 
-    def _let(self, grants: list[Grant]) -> None:
-        self._granted.add(grants)
-        self.grants += [grants] if grants else []
+    def _let(self, *ranges: BatchRange) -> None:
+        """Have workers make these batches."""
+        if ranges:
+            self.granted += ranges
+            self.grants.append(Granted(self._number, self.generation, [*ranges]))
 
-    def _grant_of(self, step: int, segments: Sequence[Segment], bad: dict[int, LoadFault]) -> Grant | None:
+    def wake_workers(self) -> None:
+        """Have workers that sleep look at the page."""
+        self.grants.append(Granted(self._number, self.generation, []))
+
+    def _range_from(self, step: int, segments: Sequence[Segment], bad: dict[int, LoadFault]) -> BatchRange | None:
         """Batch ``step``, whose rows are there, and those behind it that are cut from the same window; None: broken.
 
         Adds a note of what is wrong with it: ``bad``.
@@ -309,46 +319,53 @@ class Stream(TaskSource):
         if bad:
             num_rows = sum(segment.stop - segment.start for segment in segments)
             self._said.add(step, len(bad))
-            self.notes.append(note := note_of(step, num_rows, list(bad.values()), self._skip_damaged))
-            if isinstance(note, FailedBatch):
+            note = note_of(self.generation, step, num_rows, list(bad.values()), self._skip_damaged)
+            self.notes.append(note)
+            if isinstance(note, BatchFailed):
                 return None
-        batch = PlannedBatch(step, tuple(segments), self._windows.arenas_of(segments), tuple(bad))
         alone = bad or len(segments) != 1 or self._windows.bad_in(segments[0].window)
-        return Grant(batch, step + 1 if alone else self._windows.plan.stop_of_run(step))
+        stop = step + 1 if alone else self._windows.plan.stop_of_run(step)
+        return BatchRange(step, stop, self._windows.in_arenas(segments), tuple(bad))
 
-    def all_granted(self) -> list[Grant]:
-        """What a worker that is attached now may make."""
-        return self._granted.all()
+    def _granted_at(self, key: int) -> BatchRange | None:
+        """The batch with this key, if it may be made."""
+        generation, step = split_key(key)
+        if self.plan is None or generation != self.generation:
+            return None
+        return next((one.batch(step) for one in self.granted if one.has(step)), None)
 
-    def _withdraw(self, step: int) -> PlannedBatch:
-        """Have nobody make a batch; returns the batch."""
-        self.grants.append(Withdrawal(step))
-        return self._granted.take_out(step)
+    def _withdraw(self, step: int) -> None:
+        """Have nobody make a batch; a worker that keeps a slot for it may free the slot."""
+        self.granted = without(self.granted, step)
+        self.grants.append(Withdrawn(self._number, self.generation, step))
+
+    def _broken(self, step: int, error: LoaderdError) -> None:
+        self.notes.append(BatchFailed(self.generation, step, error))
 
     # ---------------------------------------------------------------------------------- what goes wrong
 
     def is_under_way(self, key: int) -> bool:
         """Whether a claim of this key is of a batch that may be made."""
-        generation, step = split_key(key)
-        return self.plan is not None and generation == self.generation and self._granted.has(step)
+        return self._granted_at(key) is not None
 
     def not_made(self, failed: FillFailed) -> None:
         """A worker says that a batch cannot be made: it is made without the records to blame, or broken."""
         step = failed.step
-        batch = self._granted.batch(step) if self.is_under_way(key_of(failed.generation, step)) else None
+        batch = self._granted_at(key_of(failed.generation, step))
         if batch is None or failed.omit != list(batch.omit):  # meanwhile, more are to be left out
             return
         faults = {fault.row: fault.error for fault in failed.faults}
         self._num_faults[step] += len(faults)
         if self._skip_damaged and faults and failed.all_faults and self._num_faults[step] <= MOST_ROW_FAULTS:
             # Not withdrawn: the worker would use the slot that it keeps for a later batch.
-            self._make_without(self._granted.take_out(step), faults, survived=True)
+            self.granted = without(self.granted, step)
+            self._make_without(batch, faults, survived=True)
             return
         error = failed.error
         if faults:
             error = self._error_context(self._windows.records_of(batch, [min(faults)]), error, survived=True)
         self._withdraw(step)
-        self.notes.append(FailedBatch(step, error))
+        self._broken(step, error)
 
     def keeps_slot(self, key: int) -> bool:
         """Whether a claim is of a batch on trial. That batch keeps its slot: later ones could take all slots."""
@@ -361,24 +378,24 @@ class Stream(TaskSource):
         After the third one, find out which records are to blame, and make the batch without them, or break it. To
         notice a stall takes long: after one, this is done only if batches may be made without some of their records.
         """
-        step = split_key(key)[1]
-        if not self.is_under_way(key):
+        step, batch = step_of(key), self._granted_at(key)
+        if batch is None:
             return
         if self.page.keys().count(key) > 1:  # another worker makes it, too
             return
         self._deaths[step] += 1
         if self._deaths[step] < MAX_DEATHS:
             return
-        batch = self._withdraw(step)
-        if batch.num_rows == len(batch.omit):  # no record is left in it that they could die of
-            self._let([Grant(batch, step + 1)])
+        self._withdraw(step)
+        if not batch.num_records:  # none is left in it that they could die of
+            self._let(batch)
             return
         lost = f"{MAX_DEATHS} workers in a row were lost at the decoding of batch {step}; the last one {reason}"
         error = WorkerError(lost, hint=HINT_OF_DEATHS)
         del self._deaths[step]
         if step in self._tried or (stalled and not self._skip_damaged):
             records = self._windows.records_of(batch, range(batch.num_rows))
-            self.notes.append(FailedBatch(step, self._error_context(records, error)))
+            self._broken(step, self._error_context(records, error))
             return
         self._tried.add(step)
         self._trials[step] = PoisonSearch(self._number, batch, first_only=not self._skip_damaged)
@@ -395,10 +412,10 @@ class Stream(TaskSource):
             return
         if step >= self.taken:
             records = self._windows.records_of(trial.batch, [min(trial.guilty)])
-            self.notes.append(FailedBatch(step, self._error_context(records, trial.too_many())))
-        self.grants.append(Withdrawal(step))  # a worker that keeps a slot for it may free the slot
+            self._broken(step, self._error_context(records, trial.too_many()))
+        self._withdraw(step)
 
-    def _make_without(self, batch: PlannedBatch, guilty: Mapping[int, LoaderdError], survived: bool = False) -> None:
+    def _make_without(self, batch: BatchRange, guilty: Mapping[int, LoaderdError], survived: bool = False) -> None:
         """Have a batch that nobody may make now made without rows, or break it.
 
         ``survived``: as in ``ErrorContext``.
@@ -407,13 +424,13 @@ class Stream(TaskSource):
             self._windows.mark_bad(*batch.place_of(row), self._error_context([record], why, survived=survived))
         bad = self._windows.bad_rows(batch.segments)
         if set(bad) == set(batch.omit):
-            self._let([Grant(batch, batch.step + 1)])
+            self._let(batch)
             return
-        again = self._grant_of(batch.step, batch.segments, bad)
+        again = self._range_from(batch.first, batch.segments, bad)
         if again is None:
-            self.grants.append(Withdrawal(batch.step))  # as above
+            self._withdraw(batch.first)
         else:
-            self._let([Grant(again.first, batch.step + 1)])
+            self._let(again)
 
     def _forget_stale(self, task: Task) -> bool:
         """Whether ``task`` is of an older generation; if so, give back what it held."""

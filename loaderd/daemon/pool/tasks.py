@@ -7,43 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.ipc.worker_messages import Done, LoadTask, TrialTask, WorkerTask
-from loaderd.plan.batches import Segment
-from loaderd.shm.batch_range import ArenaSegment
-
-
-class PlannedBatch(NamedTuple):
-    """Batch ``step``: the rows of ``segments`` (whose windows lie in ``arenas``)."""
-
-    step: int
-    segments: tuple[Segment, ...]
-    arenas: tuple[int, ...]
-    omit: tuple[int, ...] = ()
-    """Rows of the batch, counted from its start, that are left out."""
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows it has, including those that are left out."""
-        return sum(part.stop - part.start for part in self.segments)
-
-    @property
-    def arena_segments(self) -> tuple[ArenaSegment, ...]:
-        """The segments as workers see them."""
-        parts = zip(self.arenas, self.segments, strict=True)
-        return tuple(ArenaSegment(arena, part.start, part.stop) for arena, part in parts)
-
-    def place_of(self, row: int) -> tuple[int, int]:
-        """(window, place in it) of a row of the batch."""
-        for segment in self.segments:
-            size = segment.stop - segment.start
-            if row < size:
-                return segment.window, segment.start + row
-            row -= size
-        raise IndexError(row)
-
 
 TASKS_PER_WORKER = 2
 """One it works on and one that waits, so that a worker never idles while the daemon thinks."""

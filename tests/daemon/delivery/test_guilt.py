@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from loaderd.daemon.delivery.poison_records import PoisonSearch
-from loaderd.daemon.pool.tasks import PlannedBatch
 from loaderd.errors import WorkerError
+from loaderd.plan.batch_range import BatchRange
 from loaderd.plan.batches import Segment
 
 
 def tried(killing: set[int], stalling: set[int]) -> PoisonSearch:
     """The trial of 64 rows of which workers die or at which they stall, at its end."""
-    trial = PoisonSearch(0, PlannedBatch(5, (Segment(0, 0, 64),), (0,)), first_only=False)
+    trial = PoisonSearch(0, BatchRange(5, 6, (Segment(0, 0, 64, 0),)), first_only=False)
     while (work := trial.next_work()) is not None:
         guilty = sorted(killing.union(stalling).intersection(work.rows))
         error = WorkerError(f"row {guilty[0]}") if guilty else None

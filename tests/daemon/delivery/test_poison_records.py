@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from loaderd.daemon.delivery.events import FailedBatch, Omission
 from loaderd.errors import LoaderdError, ShardError, WorkerError
+from loaderd.ipc.messages import BatchFailed, RecordsSkipped
 from loaderd.ipc.worker_messages import LoadTask, TrialTask
 from loaderd.worker.page_producer import Claim
 from tests.daemon.page_workers import Delivery
@@ -36,7 +36,7 @@ def new_run() -> Iterator[NewRun]:
 def rows_decoded(work: Any) -> set[tuple[int, int]]:
     """(step, row) of what a claim or a trial decodes."""
     if isinstance(work, Claim):
-        num_rows, step, omit = work.run.num_records + len(work.run.omit), work.step, work.run.omit
+        num_rows, step, omit = work.batch.num_rows, work.step, work.batch.omit
     elif isinstance(work, TrialTask):
         return {(work.step, row) for row in work.rows}
     else:
@@ -73,19 +73,21 @@ def delivered(sent: list[Any]) -> dict[int, int]:
     return {item.step: item.num_records for item in sent if isinstance(item, Delivery)}
 
 
-def omitted(sent: list[Any]) -> dict[int, Omission]:
+def omitted(sent: list[Any]) -> dict[int, RecordsSkipped]:
     return {item.step: item.omission for item in sent if isinstance(item, Delivery) and item.omission is not None}
 
 
 def broken(sent: list[Any]) -> dict[int, str]:
-    return {item.step: item.error.message for item in sent if isinstance(item, FailedBatch)}
+    return {item.step: item.error.message for item in sent if isinstance(item, BatchFailed)}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_record_that_workers_are_lost_at_is_found_and_breaks_its_batch(new_run: NewRun, workers: int):
     run = new_run(2000, 100, 1000, workers=workers, slots=20)
+    while not any(one.has(13) for one in run.stream.granted):
+        run.end_task(run.working[0][1])
+    assert any(one.has(13) and one.has(12) for one in run.stream.granted), "it is granted with others"
     sent = run.to_the_end(is_deadly=decodes_rows((13, 41)))
-    assert max(claim.run.stop - claim.run.first for claim in run.claimed) > 1, "it was granted with others"
     assert delivered(sent) == {step: 100 for step in range(20) if step != 13}
     lost = f"{LOST} the decoding of 1 record of batch 13; the last one was killed by SIGSEGV"
     assert broken(sent) == {13: f"[{record_at(run, 1, 341)}]: {lost}"}
@@ -100,10 +102,10 @@ def test_records_that_workers_are_lost_at_are_skipped_if_the_user_chose_so(new_r
     assert not broken(sent)
     assert delivered(sent) == {step: 100 - {13: 3, 4: 1}.get(step, 0) for step in range(20)}
     skips = omitted(sent)
-    assert {step: item.num_skipped for step, item in skips.items()} == {13: 3, 4: 1}
+    assert {step: item.num_records for step, item in skips.items()} == {13: 3, 4: 1}
     named = {error.message.split(":")[0] for item in skips.values() for error in item.errors}
     assert named == {f"[{record_at(run, step // 10, step % 10 * 100 + row)}]" for step, row in deadly}
-    whole = [claim for claim in run.claimed if claim.step in (4, 13) and not claim.run.omit]
+    whole = [claim for claim in run.claimed if claim.step in (4, 13) and not claim.batch.omit]
     assert len(whole) == 6, "three each, and then it is known what to leave out"
 
 
@@ -153,7 +155,7 @@ def test_a_batch_on_trial_keeps_a_slot_whoever_takes_the_seat(new_run: NewRun, s
 def test_a_batch_of_which_nothing_is_left_is_an_error(new_run: NewRun, skip: bool):
     run = new_run(40, 4, 20, slots=2, skip_damaged=skip)
     sent = run.to_the_end(is_deadly=decodes_rows(*[(3, row) for row in range(4)]))
-    (error,) = [item.error for item in sent if isinstance(item, FailedBatch)]
+    (error,) = [item.error for item in sent if isinstance(item, BatchFailed)]
     assert isinstance(error, ShardError if skip else WorkerError)
     assert error.message.startswith("none of the 4 records of batch 3 is left; the first: ") == skip
     assert delivered(sent) == {step: 4 for step in range(10) if step != 3}
@@ -222,7 +224,7 @@ def test_records_at_which_a_function_raises_are_skipped_if_the_user_chose_so(new
     run = new_run(200, 10, 100, workers=2, slots=slots, skip_damaged=True)
     sent = run.to_the_end(error_at=raises(12, {3, 7}), faults=FAULTS)
     assert not broken(sent) and delivered(sent) == {step: 10 - 2 * (step == 12) for step in range(20)}
-    assert omitted(sent)[12].num_skipped == 2
+    assert omitted(sent)[12].num_records == 2
     said = {error.message for error in omitted(sent)[12].errors}
     assert said == {f"[{record_at(run, 1, 20 + row)}]: {error.message}" for row, error in FAULTS.items()}
     assert [claim.step for claim in run.claimed].count(12) == 2
@@ -239,10 +241,10 @@ def test_a_slot_that_is_kept_for_a_batch_is_used_for_it(new_run: NewRun):
     hand.not_made(RAISED, FAULTS)
     run.floor.hear(0)
     while hand.unread:
-        hand.read(1)
+        hand.read()
         if (claim := hand.try_claim()) is not None:
             break
-    assert claim is not None and (claim.step, claim.run.omit) == (0, (3, 7))
+    assert claim is not None and (claim.step, claim.batch.omit) == (0, (3, 7))
 
 
 def test_what_another_worker_says_of_a_batch_that_is_made_without_some_is_passed_over(new_run: NewRun):
@@ -256,7 +258,7 @@ def test_what_another_worker_says_of_a_batch_that_is_made_without_some_is_passed
         run.floor.hear(seat)
     sent = run.to_the_end()
     assert not broken(sent) and delivered(sent) == {0: 98, 1: 100, 2: 100, 3: 100}
-    assert omitted(sent)[0].num_skipped == 2
+    assert omitted(sent)[0].num_records == 2
 
 
 def test_a_batch_in_which_too_many_fail_is_broken(new_run: NewRun):
@@ -273,7 +275,7 @@ def test_a_batch_in_which_too_many_fail_is_broken(new_run: NewRun):
 def test_records_that_kill_and_records_at_which_a_function_raises_are_both_skipped(new_run: NewRun):
     run = new_run(200, 10, 100, slots=2, skip_damaged=True)
     sent = run.to_the_end(is_deadly=decodes_rows((12, 5)), error_at=raises(12, {3, 7}), faults=FAULTS)
-    assert not broken(sent) and delivered(sent)[12] == 7 and omitted(sent)[12].num_skipped == 3
+    assert not broken(sent) and delivered(sent)[12] == 7 and omitted(sent)[12].num_records == 3
 
 
 def run_up_to_trial(new_run: NewRun, step: int) -> tuple[Run, TrialTask]:
@@ -311,7 +313,7 @@ def test_a_start_ends_a_trial(new_run: NewRun, ends: str):
 def test_a_batch_on_trial_is_granted_to_nobody(new_run: NewRun):
     run, work = run_up_to_trial(new_run, 3)
     assert work.step == 3
-    assert 3 not in [step for grant in run.stream.all_granted() for step in range(grant.first.step, grant.stop)]
+    assert not any(one.has(3) for one in run.stream.granted)
     while (claim := run.claims(0)) is not None:
         assert claim.step != 3
         run.floor.hands[0].made()

@@ -194,7 +194,7 @@ class StreamMachine(StreamWorld):
         seats = list(range(len(self.hands)))
         for seat in seats[number % len(seats) :] + seats[: number % len(seats)]:
             self.claim(seat, 1000)
-            if self.hands[seat].claim is not None:
+            if self.hands[seat].at is not None:
                 self.make(seat)
                 return True
         if self.outstanding:
@@ -216,14 +216,14 @@ class StreamMachine(StreamWorld):
     def claim(self, which: int, most: int) -> None:
         """A worker reads so much of what it was told, and claims a batch, if it may."""
         hand = self.hands[which % len(self.hands)]
-        hand.read(most)
+        hand.read_some(most)
         if (claim := hand.try_claim()) is not None:
             self.check_claim(claim)
 
     @property
     def making(self) -> list[int]:
         """Seats whose workers make a batch."""
-        return [seat for seat, hand in enumerate(self.hands) if hand.claim is not None]
+        return [seat for seat, hand in enumerate(self.hands) if hand.at is not None]
 
     @precondition(lambda self: self.making)
     @rule(which=st.integers(0, 2))
@@ -233,17 +233,17 @@ class StreamMachine(StreamWorld):
 
     def make(self, seat: int) -> None:
         hand = self.hands[seat]
-        assert hand.claim is not None
-        rows = self.read(hand.claim.segments)
-        self.slots[hand.claim.slot] = [row for i, row in enumerate(rows) if i not in hand.claim.run.omit]
+        assert hand.at is not None
+        rows = self.read(hand.at.batch.segments)
+        self.slots[hand.at.slot] = [row for i, row in enumerate(rows) if i not in hand.at.batch.omit]
         hand.made()
 
     @precondition(lambda self: self.making)
     @rule(which=st.integers(0, 2), guilty=st.lists(st.integers(0, 20), max_size=3), all_faults=st.booleans())
     def fail_batch(self, which: int, guilty: list[int], all_faults: bool) -> None:
         hand = self.hands[self.making[which % len(self.making)]]
-        assert hand.claim is not None
-        run = hand.claim.run
+        assert hand.at is not None
+        run = hand.at.batch
         left = sorted(set(range(run.num_records + len(run.omit))).difference(run.omit))
         faults = {left[row % len(left)]: self.new_error() for row in sorted(guilty) if left}
         hand.not_made(self.new_error(), faults, all_faults)
@@ -300,7 +300,7 @@ class StreamMachine(StreamWorld):
         """A worker is lost, and another one takes its seat. Who is guilty for good, ``test_trials`` says."""
         seat = which % len(self.hands)
         hand = self.hands[seat]
-        task = self.tasks[seat][0] if self.tasks[seat] and hand.claim is None else None
+        task = self.tasks[seat][0] if self.tasks[seat] and hand.at is None else None
         may_be_halved = task is not None and isinstance(task.work, TrialTask) and len(task.work.rows) > 1
         if task is not None and self.deaths[task] == task.most_deaths - 1 and not may_be_halved:
             return
@@ -383,7 +383,7 @@ class StreamMachine(StreamWorld):
             self.make(self.making[0])
         for seat, hand in enumerate(self.hands):
             self.hear(seat)
-            hand.read()
+            hand.read_some()
         self.an_arena_has_one_owner()
         if self.ended:
             self.release(None)

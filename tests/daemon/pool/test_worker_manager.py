@@ -27,7 +27,7 @@ def test_the_next_window_is_loaded_while_this_one_is_decoded(line_of: Any, worke
             loaded[what.window] += what.num_rows
             continue
         (segment,) = line.plan.segments_of(what.step)
-        decoded[segment.window] += what.run.num_records
+        decoded[segment.window] += what.batch.num_records
         if segment.window < 3:
             # The arena of the next window is free when what was in it is taken.
             assert loaded[segment.window + 1] >= segment.start - rows_in_flight, "loads keep pace with batches"
@@ -54,12 +54,12 @@ def test_a_consumer_that_gives_nothing_back_does_not_stop_the_loads(line_of: Any
 def test_all_that_a_window_has_is_granted_at_once(line_of: Any, batch_size: int):
     """A message to each worker is for a window, not for a batch; but for the last one, which may be smaller."""
     line = line_of(20_000, batch_size, 20_000)
-    while line.stream.plan and not line.stream.all_granted():
+    while line.stream.plan and not line.stream.granted:
         next(line.work())
-    grants = line.stream.all_granted()
+    grants = line.stream.granted
     num_steps = line.plan.num_steps
     assert num_steps == -(-20_000 // batch_size)
-    assert [(grant.first.step, grant.stop) for grant in grants] in (
+    assert [(one.first, one.stop) for one in grants] in (
         [(0, num_steps)],
         [(0, num_steps - 1), (num_steps - 1, num_steps)],
     )
@@ -69,7 +69,7 @@ def test_a_pass_that_begins_at_its_end_is_over_at_once(line_of: Any):
     line = line_of(400, 10, 100)
     line.taker.start(2, Pass(0, 1), 40)
     assert line.taker.take() is None and line.ended
-    assert line.stream.next_task() is None and not line.stream.all_granted()
+    assert line.stream.next_task() is None and not line.stream.granted
 
 
 def test_windows_that_no_batch_reads_are_in_nobody_s_way(line_of: Any):

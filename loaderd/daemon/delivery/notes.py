@@ -1,31 +1,15 @@
-"""What a stream tells its consumers besides batches."""
+"""What a stream tells its consumers besides batches: which batches it cannot make, and which records others lack."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from loaderd.errors import HOW_TO_GO_ON_BEHIND, EmptyBatchError, LoaderdError
+from loaderd.ipc.messages import BatchFailed, RecordsSkipped
 from loaderd.ipc.worker_messages import LoadFault
 
-
-class Omission(NamedTuple):
-    """Of batch ``step``, ``num_skipped`` records are left out because of ``errors``."""
-
-    step: int
-    num_skipped: int
-    errors: tuple[LoaderdError, ...]
-
-
-class FailedBatch(NamedTuple):
-    """Batch ``step`` cannot be delivered."""
-
-    step: int
-    error: LoaderdError
-
-
-Note = Omission | FailedBatch
+Note = BatchFailed | RecordsSkipped
 
 _MOST_SAID = 4096
 """How many damages may be named ahead: some 3 MB of messages. (A server lets 4 MiB lie unread.)"""
@@ -60,13 +44,13 @@ class UnreadNotices:
         self._total = 0
 
 
-def note_of(step: int, num_rows: int, bad: Sequence[LoadFault], skip_damaged: bool) -> Note:
+def note_of(generation: int, step: int, num_rows: int, bad: Sequence[LoadFault], skip_damaged: bool) -> Note:
     """What to say of a batch of ``num_rows`` rows; ``bad``: the fault of each row that cannot be delivered."""
     errors = tuple({id(fault): fault.error for fault in bad}.values())
     if skip_damaged and len(bad) < num_rows:
-        return Omission(step, len(bad), errors)
+        return RecordsSkipped(generation, step, errors, len(bad))
     error = _all_in_one(errors)
-    return FailedBatch(step, _nothing_left(step, num_rows, error) if skip_damaged else error)
+    return BatchFailed(generation, step, _nothing_left(step, num_rows, error) if skip_damaged else error)
 
 
 def _all_in_one(errors: Sequence[LoaderdError]) -> LoaderdError:

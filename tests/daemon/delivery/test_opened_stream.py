@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loaderd.client.page_consumer import PageConsumer
-from loaderd.daemon.delivery.events import Note
+from loaderd.daemon.delivery.notes import Note
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.errors import CorruptRecordError
 from loaderd.ipc.worker_messages import Granted, LoadFault, LoadTask
@@ -43,7 +43,7 @@ def test_consumers_hear_what_a_batch_lacks_before_a_worker_may_make_it(loses: bo
         told = [
             message for inbox in crew.event_loop.inboxes.values() for message in inbox if isinstance(message, Granted)
         ]
-        return {step for message in told for run in message.runs for step in range(run.first, run.stop)}
+        return {step for message in told for one in message.ranges for step in range(one.first, one.stop)}
 
     def tell_consumers() -> None:
         while stream.notes:
