@@ -16,9 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from loaderd.daemon.delivery.consumers import Consumers
-from loaderd.daemon.delivery.dispatch import Dispatch
 from loaderd.daemon.delivery.opened_stream import OpenedStream
-from loaderd.daemon.delivery.sampling import Sampler
 from loaderd.daemon.delivery.storage_outage import StorageOutage
 from loaderd.daemon.indexing.preparation import Preparation, Prepare
 from loaderd.daemon.indexing.schema_check import SchemaCheck
@@ -89,8 +87,6 @@ class Session:
         self._num_members = num_members
         self._log = log
         self._outage_s = 0.0
-        self._granting: Dispatch | None = None
-        self._sampler: Sampler | None = None
         self._probe: SchemaCheck | None = None
         self._index_facts: dict[str, Any] = {}
 
@@ -165,8 +161,8 @@ class Session:
                 self._after_probe(self._probe)
         except LoaderdError as error:
             self.error = error
-        if self._granting is not None:
-            self.error = self.error or self._granting.error
+        if self.opened is not None:
+            self.error = self.error or self.opened.error
 
     def _after_preparing(self, preparation: Preparation) -> None:
         if preparation.progress is not None:
@@ -198,23 +194,26 @@ class Session:
         assert data is not None
         if preparation is self._own and data.left_out:  # consumers read it in Listed
             self._log(data.left_out)
-        if self.opened is not None and self._granting is not None:
+        if self.opened is not None:
             self.opened.use(data)
-            worker_manager.attach(self._granting)
+            worker_manager.attach(self.opened)
             self._tell_all(self.opened.listed_message())
             return
-        running = len(worker_manager.pool.numbers)
         self.opened = opened = OpenedStream(
-            self.number, self._description, self._pickled, data, running, self._num_members
+            self.number,
+            self._description,
+            self._pickled,
+            data,
+            worker_manager,
+            self._num_members,
+            self._tell_consumers,
         )
-        self._sampler = Sampler(opened, worker_manager.use)
         self._index_facts = {
             "index_s": preparation.index_s,
             "index_cached": preparation.num_cached,
             "storage": preparation.storage_counts,
         }
-        self._granting = Dispatch(opened, worker_manager, self._tell_consumers)
-        worker_manager.attach(self._granting)
+        worker_manager.attach(opened)
         worker_manager.start(self._description.options.num_workers)
         self._probe = SchemaCheck(
             opened.check_task, opened.num_blocks, self._description.options.on_corrupt != "raise"
@@ -226,7 +225,7 @@ class Session:
         self._probe = None
         if probe.error is not None:
             raise probe.error
-        assert self.opened is not None and self._granting is not None
+        assert self.opened is not None
         opened = self.opened
         opened.kernels = probe.kernels
         if names := probe.feature_lists:
@@ -235,7 +234,7 @@ class Session:
                 f"{some_of(names)}"
             )
         self._worker_manager.scheduler.add_source(opened.stream)
-        self.consumers = Consumers(opened.stream, opened.stream_memory.bells, self._granting.renew_column)
+        self.consumers = Consumers(opened.stream, opened.stream_memory.bells, opened.renew_column)
         for number in self.present:
             self._introduce(self.consumers, number)
 
@@ -251,11 +250,10 @@ class Session:
 
     def tick(self, seconds: float) -> None:
         """So much time has passed."""
-        if self.consumers is not None and self.opened is not None and self._granting is not None:
-            self.opened.stream.tick(seconds)
+        if self.consumers is not None and self.opened is not None:
+            self.opened.tick(seconds)
             self._log_outage(self.opened.stream.outage, self.opened.stream_memory.watched.facts)
             self.consumers.tick(seconds)
-            self._granting.tick(seconds, self.opened.stream.is_waited_for)
 
     def _log_outage(self, outage: Outage | None, facts: Facts) -> None:
         """Say once that there is an outage, and once that it is over."""
@@ -268,11 +266,11 @@ class Session:
 
     def hand_over(self) -> None:
         """Look at the page, and send consumers and workers what there is to tell."""
-        if self.consumers is None or self.opened is None or self._granting is None or self._sampler is None:
+        if self.consumers is None or self.opened is None:
             return
         self.opened.stream.look()
-        self._sampler.sample()
-        self._granting.say()
+        self.opened.sample()
+        self.opened.say()
         self._tell_of_outage(self.consumers, self.opened.stream.storage)
 
     def _tell_of_outage(self, consumers: Consumers, storage: StorageOutage) -> None:
@@ -309,8 +307,7 @@ class Session:
             if self.consumers is not None:
                 self.opened.stream.stop()
                 worker_manager.scheduler.remove_source(self.opened.stream)
-            if self._granting is not None:
-                worker_manager.detach(self._granting)
+            worker_manager.detach(self.opened)
             self.opened.stream_memory.close()
 
     # ------------------------------------------------------------------------------------------- report

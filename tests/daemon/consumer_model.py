@@ -70,7 +70,7 @@ class Consumer:
             error_context=lambda records, error, **_: error,
             number=len(crew.pages),
         )
-        self.granting = crew.attach(self.stream)
+        self.opened = crew.attach(self.stream)
         self.feed = Taker(self.stream, crew.worker_manager.bell, crew.pool.bells)
         self.taker = self.feed.consumer
         self.generations = count(1)
@@ -227,7 +227,7 @@ class Consumer:
         if self.feed.ended and not self.ended:
             assert self.next_step == self.plan.num_steps
             self.ended = True
-        self.granting.say()
+        self.opened.say()
 
     def take(self, item: Delivery | BatchFailed) -> None:
         places = self.places_of(item.step)

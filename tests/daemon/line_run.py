@@ -46,7 +46,7 @@ class Line:
             skip_damaged=False,
             error_context=lambda records, error, **_: error,
         )
-        self.granting = self.crew.attach(self.stream)
+        self.opened = self.crew.attach(self.stream)
         self.taker = Taker(self.stream, self.crew.worker_manager.bell, self.crew.pool.bells)
         self.crew.start(workers)
         for hand in self.crew.hands.values():
@@ -76,7 +76,7 @@ class Line:
             self.taken.append(item)
             if not self.keeps:
                 self.taker.consumer.release(item.slot)
-        self.granting.say()
+        self.opened.say()
         self.crew.assign()
 
     def begin(self, hand: Hand) -> None:

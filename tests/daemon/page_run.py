@@ -168,7 +168,7 @@ class Floor:
         self._say()
 
     def _say(self) -> None:
-        """What ``Dispatch.say`` does."""
+        """What ``OpenedStream.say`` does."""
         stream: Stream = self.stream
         while stream.notes:
             self.page.add_consumer_news()
@@ -197,7 +197,7 @@ class Floor:
         self.say()
 
     def lose(self, seat: int, reason: str, stalled: bool = False) -> None:
-        """The worker of a seat is lost: what ``WorkerManager._lose`` and ``Dispatch.lose_claims`` do.
+        """The worker of a seat is lost: what ``WorkerManager._lose`` and ``OpenedStream.lose_claims`` do.
 
         A worker that is lost has been heard to the end.
         """

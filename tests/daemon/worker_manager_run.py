@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from loaderd.daemon.delivery.dispatch import Dispatch
+from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
 from loaderd.daemon.pool.worker_manager import WorkerManager
@@ -114,23 +114,21 @@ def nobody() -> None:
     """Tells consumers nothing: whoever takes batches in these tests looks at the stream's notes first."""
 
 
-def _granting_of(
-    number: int, stream: Stream, worker_manager: WorkerManager, tell_consumers: Callable[[], None]
-) -> Dispatch:
-    """What the workers are told of a stream, which needs no more of an opened one than this."""
-    page = stream.page
+class _Opened(OpenedStream):
+    """As far as workers are told of a stream: it has no data and no memory of its own."""
 
-    def attach_message(seat: int) -> Attach:
-        return Attach(number, b"", b"", 0, page.num_slots, page.num_seats, 0, page.news(seat))
+    def __init__(
+        self, number: int, stream: Stream, worker_manager: WorkerManager, tell_consumers: Callable[[], None]
+    ) -> None:
+        self.number, self.stream, self.page = number, stream, stream.page
+        self.error = None
+        self.stream_memory: Any = SimpleNamespace(bells=[worker_manager.bell])
+        self._worker_manager, self._tell_consumers = worker_manager, tell_consumers
+        self._missing_s = 0.0
 
-    opened: Any = SimpleNamespace(
-        number=number,
-        stream=stream,
-        page=page,
-        attach_message=attach_message,
-        stream_memory=SimpleNamespace(worker_fds=(), bells=[worker_manager.bell]),
-    )
-    return Dispatch(opened, worker_manager, tell_consumers)
+    def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
+        sizes = self.page.num_slots, self.page.num_seats, 0
+        return Attach(self.number, b"", b"", 0, *sizes, self.page.news(seat)), ()
 
 
 @dataclass(eq=False)
@@ -291,15 +289,15 @@ class Crew:
         """The number of the stream that a task is of; NO_STREAM: of none."""
         return NO_STREAM if isinstance(task.work, IndexTask) else self._streams[task.source]
 
-    def attach(self, stream: Stream, tell_consumers: Callable[[], None] = nobody) -> Dispatch:
+    def attach(self, stream: Stream, tell_consumers: Callable[[], None] = nobody) -> OpenedStream:
         """Have the workers know of a stream, and do its tasks."""
         number = len(self._streams)
         self._streams[stream] = number
         self.pages[number] = stream.page
-        granting = _granting_of(number, stream, self.worker_manager, tell_consumers)
-        self.worker_manager.attach(granting)
+        opened = _Opened(number, stream, self.worker_manager, tell_consumers)
+        self.worker_manager.attach(opened)
         self.add_source(stream)
-        return granting
+        return opened
 
     def add_source(self, source: Any) -> None:
         self.worker_manager.scheduler.add_source(source)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -76,9 +77,11 @@ class Daemon:
     def attach(self) -> OpenedStream:
         """One more stream of the same data."""
         pickled = cloudpickle.dumps(self._description)
-        opened = OpenedStream(len(self._streams), self._description, pickled, self.data, 0, 0)
+        manager: Any = SimpleNamespace(pool=SimpleNamespace(numbers=[]))
+        number = len(self._streams)
+        opened = OpenedStream(number, self._description, pickled, self.data, manager, 0, lambda: None)
         self._streams.append(opened)
-        self.channel.send(opened.attach_message(0), opened.stream_memory.worker_fds)
+        self.channel.send(*opened.attach_message(0))
         assert self.hear() == Attached()
         return opened
 

@@ -1,24 +1,33 @@
-"""Opening a stream when its data are there: the plan, the memories, the messages."""
+"""A stream whose data are there: its plan, its memories, and what its workers, its consumers and samples are told.
+
+The daemon wakes at least once a second, and then writes a sample to the page (see ``shm.samples``); it writes more
+only while it is awake anyway.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from loaderd import processes
 from loaderd.daemon.delivery.page_facts import facts_of
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.delivery.stream_memory import StreamMemory
 from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.daemon.pool.tasks import TASKS_PER_WORKER
+from loaderd.daemon.pool.worker_manager import WorkerManager
+from loaderd.daemon.pool.worker_usage import EVERY_S
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.ipc.messages import DataListed, Opened, PageSize
-from loaderd.ipc.worker_messages import Attach, CheckTask
+from loaderd.ipc.worker_messages import Attach, CheckTask, FillFailed, Granted, OutageReport, UseColumn
 from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence, Position, order_of
-from loaderd.shm.samples import Gauge, encode_facts
+from loaderd.shm.page import CONSUMER_PID, CONSUMER_THREAD, TAKEN_BATCHES, TAKEN_RECORDS, Page, barrier, ring
+from loaderd.shm.samples import Gauge, encode_facts, write_sample
 from loaderd.snapshots import Kernels
 
 if TYPE_CHECKING:
@@ -32,11 +41,12 @@ _TASKS_FAR_AWAY = 4
 
 
 class OpenedStream:
-    """A stream with its data and memory.
+    """See the module's docstring; and :class:`~loaderd.daemon.pool.worker_manager.Attachable`.
 
     Raises OptionError where the data do not fit the options (a batch larger than the data set, a position of other
-    data), and what :class:`StreamMemory` raises. ``num_running``, ``num_members``: see there. ``number``: by which
-    workers know the stream.
+    data), and what :class:`StreamMemory` raises. ``num_members``: see there. ``number``: by which workers know the
+    stream. ``tell_consumers`` sends what there is to tell: consumers must know what is wrong with a batch before it
+    is made.
     """
 
     def __init__(
@@ -45,11 +55,17 @@ class OpenedStream:
         description: StreamDescription,
         pickled: bytes,
         data: LocalData | RemoteData,
-        num_running: int,
+        worker_manager: WorkerManager,
         num_members: int,
+        tell_consumers: Callable[[], None],
     ) -> None:
         options = description.options
         self.number = number
+        self.error: LoaderdError | None = None
+        """Why the stream cannot go on: a worker could not be attached to it, or those that it needs are missing."""
+        self._worker_manager = worker_manager
+        self._tell_consumers = tell_consumers
+        self._missing_s = self._sampled_s = 0.0
         self._description = description
         self._pickled = pickled
         self._data = data
@@ -60,9 +76,9 @@ class OpenedStream:
         self._num_arenas, self._max_rows = self._windows_for(start)
         steps_per_epoch = self._pass_sequence.batches(start).steps_per_epoch
         facts = encode_facts(facts_of(description, data, steps_per_epoch, self._num_arenas))
-        self.stream_memory = StreamMemory(
-            description, self._num_arenas, self._max_rows, facts, num_running, num_members
-        )
+        num_running = len(worker_manager.pool.numbers)
+        sizes = self._num_arenas, self._max_rows
+        self.stream_memory = StreamMemory(description, *sizes, facts, num_running, num_members)
         self.page = self.stream_memory.page
         self.stream = Stream(
             self._plan_pass,
@@ -126,8 +142,20 @@ class OpenedStream:
         """Blocks of all sets."""
         return self._data.num_blocks
 
-    def seen(self) -> dict[Gauge, int]:
-        """What a sample says of the stream besides counters."""
+    # ------------------------------------------------------------------------------------------- samples
+
+    def sample(self) -> None:
+        """Write a sample if it is time."""
+        now_s, page = time.monotonic(), self.page
+        if now_s - self._sampled_s < EVERY_S:
+            return
+        self._sampled_s = now_s
+        if page.num_members:  # then no consumer has the column in the page
+            for word in (TAKEN_BATCHES, TAKEN_RECORDS):
+                page.words[word] = max(page.words[word], *(column.words[word] for column in page.columns))
+        write_sample(page, {**self._worker_manager.use.look(now_s), **_of_consumer(page), **self._gauges()})
+
+    def _gauges(self) -> dict[Gauge, int]:
         stream, page = self.stream, self.page
         epoch, batch = (0, 0) if stream.plan is None else stream.plan.place_of(stream.taken)
         outage = stream.outage
@@ -144,9 +172,10 @@ class OpenedStream:
             Gauge.OUTAGE_FAILURES: 0 if outage is None else outage.failures,
         }
 
-    def attach_message(self, seat: int) -> Attach:
-        """What the worker of a seat needs."""
-        return Attach(
+    # ------------------------------------------------------------------------------------------- workers
+
+    def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
+        message = Attach(
             self.number,
             self._pickled,
             self._data.source,
@@ -156,6 +185,66 @@ class OpenedStream:
             self.page.num_members,
             self.page.news(seat),
         )
+        return message, self.stream_memory.worker_fds
+
+    def attach_failed(self, error: LoaderdError) -> None:
+        self.error = self.error or error
+
+    def granted_message(self) -> Granted:
+        self._tell_consumers()
+        return Granted(self.number, self.stream.generation, [*self.stream.granted])
+
+    def say(self) -> None:
+        """Tell the consumers what there is to tell, and all workers what has changed in what they may make."""
+        self._tell_consumers()
+        while self.stream.grants:
+            self._worker_manager.tell(self, self.stream.grants.popleft())
+
+    def renew_column(self, column: int) -> None:
+        """Give a column new memory, which no member before can write to. Raises DaemonError where there is none."""
+        fd = self.stream_memory.renew_column(column)
+        self._worker_manager.tell(self, UseColumn(self.number, column), (fd,))
+
+    def is_under_way(self, key: int) -> bool:
+        return self.stream.is_under_way(key)
+
+    def received(self, seat: int, message: FillFailed | OutageReport) -> None:
+        if isinstance(message, FillFailed):
+            self.stream.not_made(message)
+        else:
+            self.stream.storage.report(seat, message.outage)
+
+    def read_hangs(self, seat: int, for_s: float) -> None:
+        self.stream.storage.read_hangs(seat, for_s)
+
+    def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
+        page, stream = self.page, self.stream
+        stream.storage.report(seat, None)
+        stream.storage.read_hangs(seat, 0.0)
+        stream.lost_at(page.makes(seat), reason, stalled)
+        given_up = [slot for slot, key in page.unfinished(seat) if not stream.keeps_slot(key)]
+        page.say_makes(seat, 0)
+        page.say_task(seat, None)
+        page.say_sleeps(seat, False)
+        self.say()  # workers must know what is withdrawn before they can claim it again
+        for slot in given_up:
+            page.claim(slot, 0)
+        barrier()
+        stream.wake_workers()
+        self.say()
+        for bell in self.stream_memory.bells:  # the worker may have filled a slot, and died before it rang
+            ring(bell)
+
+    def tick(self, seconds: float) -> None:
+        """So much time has passed. A stream does not wait for ever for slots whose workers cannot be replaced."""
+        self.stream.tick(seconds)
+        shortage = self._worker_manager.shortage(self.page) if self.stream.is_waited_for else None
+        self._missing_s = 0.0 if shortage is None else self._missing_s + seconds
+        limit_s = self._worker_manager.stall_timeout
+        if limit_s is not None and self._missing_s >= limit_s:
+            self.error = self.error or shortage
+
+    # ------------------------------------------------------------------------------------------- consumers
 
     def opened_message(self, index_facts: Mapping[str, Any], column: int) -> Opened:
         """What the consumer of a column needs; the caller sends the descriptors with it."""
@@ -187,6 +276,19 @@ class OpenedStream:
         count = self._data.count(block)
         (place,) = self._data.places([Slice(block, 0, count, 0, 0)], 0) or (None,)
         return CheckTask(self.number, block, count, place, any_fits)
+
+
+def _of_consumer(page: Page) -> dict[Gauge, int]:
+    pid, thread = page.words[CONSUMER_PID], page.words[CONSUMER_THREAD]
+    if not pid:
+        return {}
+    busiest_ns, delay_ns = max((processes.cpu_ns(pid, one), processes.delay_ns(pid, one)) for one in (pid, thread))
+    return {
+        Gauge.CONSUMER_CPU_NS: processes.cpu_ns(pid),
+        Gauge.THREAD_CPU_NS: busiest_ns,
+        Gauge.THREAD_DELAY_NS: delay_ns,
+        Gauge.USES_ACCELERATOR: processes.uses_accelerator(pid),
+    }
 
 
 def _check_batch_size(options: StreamOptions, num_records: int) -> None:

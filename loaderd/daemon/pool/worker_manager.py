@@ -70,7 +70,7 @@ class Attachable(Protocol):
         """What the worker of a seat needs, and the descriptors that go with it."""
 
     def granted_message(self) -> Granted:
-        """What a worker that is attached now may make."""
+        """What a worker that is attached now may make. Consumers are told first what there is to tell."""
 
     def attach_failed(self, error: LoaderdError) -> None:
         """A worker cannot be attached to the stream."""
@@ -78,17 +78,14 @@ class Attachable(Protocol):
     def is_under_way(self, key: int) -> bool:
         """Whether a claim of this key is of a batch that may be made."""
 
-    def not_made(self, failed: FillFailed) -> None:
-        """A worker says that a batch cannot be made."""
-
-    def unanswered(self, seat: int, outage: Outage | None) -> None:
-        """How long the requests of the worker of a seat have had no answer; None: they have."""
+    def received(self, seat: int, message: FillFailed | OutageReport) -> None:
+        """The worker of a seat says that a batch cannot be made, or how long its requests have had no answer."""
 
     def read_hangs(self, seat: int, for_s: float) -> None:
         """For how long a read of the worker of a seat has not returned; 0: it has, or there is none."""
 
     def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
-        """The worker of a seat is lost: give up its claims, so that others make these batches."""
+        """The worker of a seat is lost: give up its claims, so that others make these batches, if anybody may."""
 
 
 class WorkerManager:
@@ -227,12 +224,12 @@ class WorkerManager:
             elif isinstance(message, TaskFailed):
                 self._failed(worker, message)
             elif isinstance(message, FillFailed) and message.stream in self._streams:
-                self._streams[message.stream].not_made(message)
+                self._streams[message.stream].received(self.pool.seat_of(worker), message)
             self.pool.achieved()
 
     def _unanswered(self, worker: int, message: OutageReport) -> None:
         if message.stream in self._streams:
-            self._streams[message.stream].unanswered(self.pool.seat_of(worker), message.outage)
+            self._streams[message.stream].received(self.pool.seat_of(worker), message)
         elif message.stream == NO_STREAM and message.outage is not None:
             self._outages[worker] = message.outage
         elif message.stream == NO_STREAM:

@@ -50,13 +50,13 @@ def test_consumers_hear_what_a_batch_lacks_before_a_worker_may_make_it(loses: bo
             heard.append(stream.notes.popleft())
             assert heard[-1].step not in granted()
 
-    granting = crew.attach(stream, tell_consumers)
+    opened = crew.attach(stream, tell_consumers)
     crew.start(2)
     for hand in crew.hands.values():
         hand.start()
     crew.hear()
     stream.start(1, Pass(0, 1), 0)
-    granting.say()
+    opened.say()
     while crew.assign():
         for hand in crew.hands.values():
             hand.begin()
@@ -67,7 +67,7 @@ def test_consumers_hear_what_a_batch_lacks_before_a_worker_may_make_it(loses: bo
         crew.hear()
     stream.look()
     assert not heard and not granted()
-    crew.kill(next(iter(crew.hands))) if loses else granting.say()
+    crew.kill(next(iter(crew.hands))) if loses else opened.say()
     assert [note.step for note in heard] == [1] and granted() == {0, 1, 2, 3}
     crew.close()
 
