@@ -214,12 +214,12 @@ class Stream(TaskSource):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a consumer sleeps until it gets the batch that is granted next."""
-        return bool(self.sleepers)
+        """Whether a consumer sleeps until it gets a batch: one that may be made, or the one behind those."""
+        return any(map(self.page.sleeps_for, range(len(self.page.columns))))
 
     @property
     def sleepers(self) -> list[int]:
-        """The columns of those that do."""
+        """The columns of the consumers that sleep until they get the batch that is granted next."""
         key = key_of(self.generation, self.next)
         return [column for column in range(len(self.page.columns)) if self.page.sleeps_for(column) == key]
 

@@ -83,18 +83,20 @@ def test_a_stream_does_not_wait_for_ever_for_the_slots_of_a_worker_that_is_missi
     line.crew.kill(first)
     assert all(True for _ in line.work())
     assert len(line.taken) == 3, "the slots of one of two seats"
-    for is_waited_for in (True, False, True):
-        line.granting.tick(STALL_TIMEOUT_S - 1, is_waited_for)
-    assert line.granting.error is None, "it is not waited for all the time"
+    assert line.stream.granted, "the batch that the consumer sleeps for may be made"
+    for do in (line.taker.consumer.fall_asleep, line.taker.consumer.wake_up, line.taker.consumer.fall_asleep):
+        do()
+        line.opened.tick(STALL_TIMEOUT_S - 1)
+    assert line.opened.error is None, "it is not waited for all the time"
     if comes_back:
         line.crew.pool.refuses = False
         line.tick(1)
-        line.granting.tick(STALL_TIMEOUT_S, True)
-        assert line.granting.error is None
+        line.opened.tick(STALL_TIMEOUT_S)
+        assert line.opened.error is None
         return
-    line.granting.tick(1, True)
-    assert line.granting.error is not None
-    assert (line.granting.error.message, line.granting.error.hint) == (
+    line.opened.tick(1)
+    assert line.opened.error is not None
+    assert (line.opened.error.message, line.opened.error.hint) == (
         "cannot start a worker: no memory",
         "Have more.",
     )
@@ -106,5 +108,5 @@ def test_a_stream_whose_consumer_holds_all_slots_waits_for_it(line_of: Any):
     assert all(True for _ in line.work())
     line.crew.kill(next(iter(line.crew.hands)))
     assert len(line.taken) == 6
-    line.granting.tick(2 * STALL_TIMEOUT_S, True)
-    assert line.granting.error is None
+    line.opened.tick(2 * STALL_TIMEOUT_S)
+    assert line.opened.error is None
