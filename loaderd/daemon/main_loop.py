@@ -2,9 +2,9 @@
 
 ::
 
-    wait ──► messages of the parent, of consumers, of workers ──► tick ──► sessions advance and hand over ──► assign
-      ▲                                                                                                         │
-      └─────────────────────────────────────────────────────────────────────────────────────────────────────────┘
+    wait ──► messages of the parent, of consumers, of workers ──► tick ──► sessions go on ──► assign
+      ▲                                                                                         │
+      └─────────────────────────────────────────────────────────────────────────────────────────┘
 
 The **parent** is the process that started the daemon: the only consumer of a private daemon (``private_daemon``), or
 the supervisor of a server's (``server_daemon``). The daemon has one thread, which waits only in ``select``. It ends
@@ -20,7 +20,6 @@ import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 from loaderd.daemon.debug_report import describe
 from loaderd.daemon.pool.fork_server import ForkServer
@@ -91,18 +90,14 @@ class Daemon(ABC):
             self._worker_manager.tick()
             self._tick(now_s, min(passed_s, 2 * tick_s))  # a suspension of this process does not count
         self._prepare()
-        for do in (Session.advance, Session.hand_over):
-            for session in list(self._sessions.values()):
-                self._care_for(session, do)
+        for session in list(self._sessions.values()):
+            try:
+                session.go_on()
+            except Exception as error:
+                session.error = as_loaderd_error(error)
+            if session.error is not None:
+                self._session_failed(session, session.error)
         self._worker_manager.assign()
-
-    def _care_for(self, session: Session, do: Callable[[Session], object]) -> None:
-        try:
-            do(session)
-        except Exception as error:
-            session.error = as_loaderd_error(error)
-        if session.error is not None:
-            self._session_failed(session, session.error)
 
     def _fail(self, error: LoaderdError) -> None:
         """The daemon cannot go on."""

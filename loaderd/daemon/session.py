@@ -152,17 +152,22 @@ class Session:
 
     # ------------------------------------------------------------------------------------------- phases
 
-    def advance(self) -> None:
-        """Go on to the next phase if this one is over."""
-        try:
-            if self._preparation is not None:
-                self._after_preparing(self._preparation)
-            if self._probe is not None and self._probe.finished:
-                self._after_probe(self._probe)
-        except LoaderdError as error:
-            self.error = error
+    def go_on(self) -> None:
+        """Go on to the next phase if this one is over; look at the page, and send what there is to tell.
+
+        Raises the error of a phase. ``error`` is then the caller's to set.
+        """
+        if self._preparation is not None:
+            self._after_preparing(self._preparation)
+        if self._probe is not None and self._probe.finished:
+            self._after_probe(self._probe)
         if self.opened is not None:
             self.error = self.error or self.opened.error
+        if self.error is None and self.consumers is not None and self.opened is not None:
+            self.opened.stream.look()
+            self.opened.sample()
+            self.opened.say()
+            self._tell_of_outage(self.consumers, self.opened.stream.storage)
 
     def _after_preparing(self, preparation: Preparation) -> None:
         if preparation.progress is not None:
@@ -263,15 +268,6 @@ class Session:
             self.warn(f"answers come from {facts.source} again, after {before_s:.0f} s")
         elif outage is not None and before_s < _OUTAGE_LOGGED_S <= now_s:
             self.warn(f"{outage.in_words(facts.source)}. Requests are made again until there are answers")
-
-    def hand_over(self) -> None:
-        """Look at the page, and send consumers and workers what there is to tell."""
-        if self.consumers is None or self.opened is None:
-            return
-        self.opened.stream.look()
-        self.opened.sample()
-        self.opened.say()
-        self._tell_of_outage(self.consumers, self.opened.stream.storage)
 
     def _tell_of_outage(self, consumers: Consumers, storage: StorageOutage) -> None:
         """Tell those that sleep now that storage has failed; those that wait later are told if it fails again."""

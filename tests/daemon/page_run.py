@@ -163,7 +163,7 @@ class Floor:
         return Hand(self.page, seat, self.bells[seat], self.consumer_bell)
 
     def say(self) -> None:
-        """What ``Session.hand_over`` does."""
+        """What ``Session.go_on`` does."""
         self.stream.look()
         self._say()
 

@@ -14,8 +14,7 @@ from loaderd.machine import available_memory, in_mib, remedy
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout, WindowLayout
 from loaderd.shm.page import Page, column_words_of, new_bell, words_of
-from loaderd.shm.page_view import PageView
-from loaderd.shm.samples import PAGE_NAME, begin
+from loaderd.shm.samples import PAGE_NAME, PageView, begin
 
 # An interpreter with numpy, and the records of a task; measured in a cgroup. What a schema imports comes on top.
 _WORKER_BYTES = 40 << 20
