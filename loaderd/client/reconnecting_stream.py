@@ -47,7 +47,7 @@ from loaderd.plan.passes import Listing, Pass, pass_of
 from loaderd.plan.positions import PassSequence, Position, check_epoch, compare, compare_listings
 from loaderd.progress import ProgressDisplay
 from loaderd.shm.page import COPY_NS
-from loaderd.shm.page_view import PageView
+from loaderd.shm.samples import PageView
 
 _MOST_PASS_SEQUENCES = 64
 _MOST_EMPTY_STEPS = 1_000_000

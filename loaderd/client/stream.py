@@ -21,7 +21,7 @@ from loaderd.plan.passes import Listing, Pass
 from loaderd.plan.positions import PassSequence, Position
 from loaderd.schema import Schema
 from loaderd.shm.page import COPIES_AHEAD, DEVICE_WAIT_NS
-from loaderd.shm.page_view import PageView
+from loaderd.shm.samples import PageView
 
 
 @dataclass

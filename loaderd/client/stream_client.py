@@ -54,7 +54,7 @@ from loaderd.progress import ProgressDisplay
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout
 from loaderd.shm.page import MAX_GENERATION, STORAGE_COUNTERS, Column, Page
-from loaderd.shm.page_view import PageView
+from loaderd.shm.samples import PageView
 from loaderd.snapshots import Progress, StorageCounts
 
 if TYPE_CHECKING:

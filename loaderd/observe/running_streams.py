@@ -16,8 +16,7 @@ from pathlib import Path
 from loaderd import processes
 from loaderd.errors import DaemonError
 from loaderd.shm.anonymous import SharedMemory
-from loaderd.shm.page_view import PageView
-from loaderd.shm.samples import PAGE_NAME
+from loaderd.shm.samples import PAGE_NAME, PageView
 
 _PROC = Path("/proc")
 _SERVER = "loaderd-server"

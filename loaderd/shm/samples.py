@@ -17,7 +17,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -112,60 +112,67 @@ def begin(page: Page, memory: npt.NDArray[np.uint8], facts: bytes) -> None:
     words[LAYOUT] = _LAYOUT
 
 
-def open_page(memory: npt.NDArray[np.uint8]) -> tuple[Page, Facts]:
-    """A page, from its memory alone. Raises DaemonError where that is another version's, or makes no sense."""
-    if len(memory) < 8 * POSITION:
-        raise DaemonError(f"a page of {8 * POSITION} bytes or more is expected, got {len(memory)}")
-    head = memory[: 8 * POSITION].view(np.int64)
-    if head[LAYOUT] != _LAYOUT:
-        raise DaemonError(
-            f"this stream belongs to another version of loaderd: its page has layout {int(head[LAYOUT]):#x}, and "
-            f"this version's have {_LAYOUT:#x}",
-            hint="Use the other version's command.",
-        )
-    num_slots, num_seats, num_members = (int(head[word]) for word in (NUM_SLOTS, NUM_SEATS, NUM_MEMBERS))
-    start, num_bytes = 8 * words_of(num_slots, num_seats, num_members), int(head[FACTS_BYTES])
-    if min(num_slots, num_seats, num_members, num_bytes) < 0 or start + num_bytes != len(memory):
-        raise DaemonError(f"a page of {start + num_bytes:,} bytes is expected, got {len(memory):,}")
-    try:
-        found: dict[str, Any] = json.loads(memory[start : start + num_bytes].tobytes())
-        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
-        facts = Facts(**values)
-        if wrong := [name for name, kind in _KINDS.items() if not _is_a(kind, getattr(facts, name))]:
-            raise ValueError(f"{wrong[0]} has another type")
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise DaemonError(f"the facts behind a page are expected, got what cannot be read: {error}") from None
-    return Page(memory, num_slots, num_seats, num_members), facts
-
-
-def _is_a(kind: Any, value: Any) -> bool:
-    if kind not in (int, bool):
-        return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
-    return type(value) is kind and 0 <= value < 1 << 53
-
-
 def write_sample(page: Page, seen: Mapping[Gauge, int]) -> None:
     """Daemon: write a sample of all counts. Takes 100 µs."""
     counts = [*page.words[CONSUMER].tolist(), *page.totals()]
     page.add_sample([time.monotonic_ns(), *counts, *[seen.get(what, 0) for what in Gauge]])
 
 
-def read_samples(page: Page, facts: Facts) -> list[Snapshot]:
-    """The latest samples, oldest first."""
-    number = page.words[SAMPLES]
-    barrier()
-    first = max(0, number - NUM_SAMPLES + 1)
-    found = [(one, page.sample(one).tolist()) for one in range(first, number)]
-    barrier()
-    overwritten = page.words[SAMPLES] - NUM_SAMPLES
-    error = page.error()
-    return [_snapshot(words, facts.fields, error)._replace(number=one) for one, words in found if one > overwritten]
+class PageView(NamedTuple):
+    """A page and the facts of its stream, for processes that only watch: the memory may be mapped read-only."""
+
+    page: Page
+    facts: Facts
+
+    @classmethod
+    def of(cls, memory: npt.NDArray[np.uint8]) -> PageView:
+        """Of a page, from its memory alone. Raises DaemonError where that is another version's, or makes no sense."""
+        if len(memory) < 8 * POSITION:
+            raise DaemonError(f"a page of {8 * POSITION} bytes or more is expected, got {len(memory)}")
+        head = memory[: 8 * POSITION].view(np.int64)
+        if head[LAYOUT] != _LAYOUT:
+            raise DaemonError(
+                f"this stream belongs to another version of loaderd: its page has layout {int(head[LAYOUT]):#x}, and "
+                f"this version's have {_LAYOUT:#x}",
+                hint="Use the other version's command.",
+            )
+        num_slots, num_seats, num_members = (int(head[word]) for word in (NUM_SLOTS, NUM_SEATS, NUM_MEMBERS))
+        start, num_bytes = 8 * words_of(num_slots, num_seats, num_members), int(head[FACTS_BYTES])
+        if min(num_slots, num_seats, num_members, num_bytes) < 0 or start + num_bytes != len(memory):
+            raise DaemonError(f"a page of {start + num_bytes:,} bytes is expected, got {len(memory):,}")
+        try:
+            found: dict[str, Any] = json.loads(memory[start : start + num_bytes].tobytes())
+            values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+            facts = Facts(**values)
+            if wrong := [name for name, kind in _KINDS.items() if not _is_a(kind, getattr(facts, name))]:
+                raise ValueError(f"{wrong[0]} has another type")
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise DaemonError(f"the facts behind a page are expected, got what cannot be read: {error}") from None
+        return cls(Page(memory, num_slots, num_seats, num_members), facts)
+
+    def now(self) -> Snapshot:
+        """What has been counted up to now; what only the daemon measures is 0."""
+        words = [time.monotonic_ns(), *self.page.words[CONSUMER].tolist(), *self.page.totals(), *[0] * len(Gauge)]
+        return _snapshot(words, self.facts.fields)
+
+    def samples(self) -> list[Snapshot]:
+        """What the daemon has counted and measured in the last seconds, one or two samples a second, oldest first."""
+        page = self.page
+        number = page.words[SAMPLES]
+        barrier()
+        first = max(0, number - NUM_SAMPLES + 1)
+        found = [(one, page.sample(one).tolist()) for one in range(first, number)]
+        barrier()
+        overwritten = page.words[SAMPLES] - NUM_SAMPLES
+        error = page.error()
+        snapshots = ((one, _snapshot(words, self.facts.fields, error)) for one, words in found)
+        return [snapshot._replace(number=one) for one, snapshot in snapshots if one > overwritten]
 
 
-def snapshot(page: Page, facts: Facts) -> Snapshot:
-    """All counts up to now; what only the daemon measures is 0."""
-    words = [time.monotonic_ns(), *page.words[CONSUMER].tolist(), *page.totals(), *[0] * len(Gauge)]
-    return _snapshot(words, facts.fields)
+def _is_a(kind: Any, value: Any) -> bool:
+    if kind not in (int, bool):
+        return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+    return type(value) is kind and 0 <= value < 1 << 53
 
 
 def _snapshot(words: Sequence[int], fields: Sequence[str], error: str = "") -> Snapshot:

@@ -28,8 +28,7 @@ from loaderd.shm.page import (
     Page,
     words_of,
 )
-from loaderd.shm.page_view import PageView
-from loaderd.shm.samples import Gauge, begin, encode_facts, wait_class, write_sample
+from loaderd.shm.samples import Gauge, PageView, begin, encode_facts, wait_class, write_sample
 from loaderd.snapshots import Facts
 from loaderd.stages import Stage
 
