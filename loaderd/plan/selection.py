@@ -5,6 +5,7 @@ records (or the shards) whose hash lies in a range, :class:`Range` a part of the
 what is left of a block is a range of its record numbers, less those that a hash leaves out. The daemon counts what is
 left; a worker finds out which records these are, from a :data:`Condition` for each hash.
 
+A hash depends only on the shard's name and on the record's number in the shard. So a record stays on its side of a
 split when shards are added, or moved to another folder.
 """
 

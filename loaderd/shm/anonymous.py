@@ -66,13 +66,6 @@ class SharedMemory:
             raise _error(size, error) from None
         return cls(fd)
 
-    @classmethod
-    def holding(cls, name: str, data: bytes) -> SharedMemory:
-        """As :meth:`create`, with ``data`` at its beginning."""
-        memory = cls.create(name, len(data))
-        memory.bytes[: len(data)] = np.frombuffer(data, np.uint8)
-        return memory
-
     def close_fd(self) -> None:
         """Give the file descriptor back; the mapping stays while anything views it."""
         fd, self.fd = self.fd, -1
