@@ -210,9 +210,19 @@ def test_a_thread_that_reads_sees_nothing_of_it():
     memory.close_fd()
 
 
-def test_what_cannot_be_had_in_place_is_an_error():
+def test_what_cannot_be_had_in_place_is_an_error_and_leaves_nothing():
+    def mapped_mib() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE >> 20
+
+    memory = SharedMemory.create("private", 2 << 20)
+    before = mapped_mib()
+    for _ in range(50):
+        with pytest.raises(DaemonError, match="cannot allocate 1 MiB of memory: Invalid argument"):
+            make_private(memory.bytes.ctypes.data + 1, 1 << 20)  # it is no page's address
+    assert mapped_mib() < before + 40
     with pytest.raises(DaemonError, match="cannot allocate 4,398,046,511,104 MiB of memory: "):
         make_private(0, 1 << 62)
+    memory.close_fd()
 
 
 def test_memory_that_may_not_be_locked_is_told_from_a_lack_of_processes(monkeypatch: pytest.MonkeyPatch):

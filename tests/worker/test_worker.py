@@ -219,6 +219,8 @@ def test_what_is_asked_of_storage_is_counted_for_who_asked(
 
         assert counted(CheckTask(1, 0, 50, place, False, 7)) == [0, 0], "it is counted with the next load"
         assert counted(load(8, 0)) == [one, 0], "not what was read for the other stream"
+        assert [page.total(Counter.LOADS) for page in pages] == [1, 0]
+        assert [page.total(Counter.LOAD_NS) > 0 for page in pages] == [True, False]
         file = daemon.data.files[0]
         daemon.channel.send(IndexTask((file,), pickle.dumps(IndexCache("none", 50)), pickle.dumps(storage), 9))
         indexed = daemon.hear()
