@@ -7,7 +7,6 @@ from itertools import count
 
 import numpy as np
 
-from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import MAX_DEATHS, Task
 from loaderd.errors import ShardReadError
 from loaderd.ipc.messages import BatchFailed
@@ -19,7 +18,7 @@ from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page import POSITION, split_key
 from loaderd.worker.page_producer import Claim
-from tests.daemon.page_workers import Delivery, Taker, answer_to, new_page
+from tests.daemon.page_workers import Delivery, Taker, answer_to, new_page, stream_of
 from tests.daemon.worker_manager_run import Crew, Job
 
 MOST_WORKERS = 4
@@ -61,13 +60,12 @@ class Consumer:
         self.skip_damaged = skip_damaged
         self.make_plan = lambda pass_: PassPlan(rows, batches, 5, True, pass_.first_epoch)
         self.page = new_page(num_slots, MOST_WORKERS)
-        self.stream = Stream(
+        self.stream = stream_of(
             self.make_plan,
             self.page,
             num_arenas=self.num_arenas,
             num_workers=num_workers,
             skip_damaged=skip_damaged,
-            error_context=lambda records, error, **_: error,
             number=len(crew.pages),
         )
         self.opened = crew.attach(self.stream)

@@ -14,18 +14,14 @@ import numpy as np
 
 from loaderd.client.page_consumer import PageConsumer
 from loaderd.daemon.delivery.consumers import Consumers
-from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import ShardReadError
 from loaderd.ipc.messages import BatchFailed
 from loaderd.ipc.worker_messages import FillFailed, UseColumn
-from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.rows import DatasetRows
-from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page import Column, Page, column_words_of, new_bell, words_of
 from loaderd.worker.page_producer import Claim
-from tests.daemon.page_workers import PageWorker, answer_to, free_arenas
+from tests.daemon.page_workers import PageWorker, answer_to, free_arenas, plan_of, stream_of
 
 STEPS = 6
 BATCH_SIZE = 2
@@ -108,14 +104,7 @@ class Group:
         read_only = memory.view()
         read_only.flags.writeable = False
         self.member_page = Page(read_only, self.num_slots, NUM_WORKERS, num_members)
-        self.stream = Stream(
-            self._plan_pass,
-            self.page,
-            num_arenas=_NUM_ARENAS,
-            num_workers=NUM_WORKERS,
-            skip_damaged=False,
-            error_context=lambda records, error, **_: error,
-        )
+        self.stream = stream_of(self._plan_pass, self.page, num_arenas=_NUM_ARENAS)
         self.bells = [new_bell() for _ in range(num_members)]
         self.daemon_bell, *self.seat_bells = [new_bell() for _ in range(1 + NUM_WORKERS)]
         self.consumers = Consumers(self.stream, self.bells, self._renew_column)
@@ -140,10 +129,8 @@ class Group:
             worker.tell(UseColumn(0, column), self.columns[column])
 
     def _plan_pass(self, pass_: Pass) -> PassPlan:
-        num_records = BATCH_SIZE * self.num_steps
-        batches = BatchPlan(HostShare(EpochRemainder(num_records), 0, 1, 4), BATCH_SIZE, "short", 1)
-        rows = DatasetRows(np.full(self.num_steps, BATCH_SIZE), 0, True)
-        plan = PassPlan(rows, batches, 0, True, pass_.first_epoch)
+        sizes = BATCH_SIZE * self.num_steps, BATCH_SIZE, 4
+        plan = plan_of(*sizes, block_records=BATCH_SIZE, first_epoch=pass_.first_epoch)
         self._plans[plan] = pass_.first_epoch
         return plan
 
@@ -215,6 +202,16 @@ class Group:
                 self._begin_writing(claim)
                 self._jobs.append((worker, claim))
         return not self._jobs
+
+    def begin_batch(self) -> tuple[PageWorker, Claim]:
+        """Do all that comes before the first batch; the worker that is at it, and what it has claimed."""
+        while True:
+            self.is_idle()
+            for job in [*self._jobs]:
+                self._jobs.remove(job)
+                if not isinstance(job, Task):
+                    return job
+                self._end(job)
 
     def _begin_writing(self, claim: Claim) -> None:
         self.contents[claim.slot] = None

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from loaderd.daemon.delivery.stream import Stream
 from loaderd.ipc.worker_messages import LoadTask, TrialTask
 from loaderd.options import Remainder
-from loaderd.plan.batches import BatchPlan
-from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.rows import DatasetRows
-from loaderd.plan.shares import EpochRemainder, HostShare
+from loaderd.plan.passes import Pass
 from loaderd.worker.page_producer import Claim
-from tests.daemon.page_workers import Delivery, Taker, new_page
+from tests.daemon.page_workers import Delivery, Taker, new_page, plan_of, stream_of
 from tests.daemon.worker_manager_run import Crew, Hand
 
 STALL_TIMEOUT_S = 8.0
@@ -35,17 +29,10 @@ class Line:
         remainder: Remainder = "short",
         epochs: int = 1,
     ) -> None:
-        batches = BatchPlan(HostShare(EpochRemainder(num_records), 0, 1, window), batch_size, remainder, epochs)
-        self.plan = PassPlan(DatasetRows(np.full(num_records // 10, 10), 0, True), batches, 0, True, 0)
+        self.plan = plan_of(num_records, batch_size, window, remainder=remainder, epochs=epochs)
         self.crew = Crew(STALL_TIMEOUT_S)
-        self.stream = Stream(
-            lambda _: self.plan,
-            new_page(slots, workers),
-            num_arenas=max(2, batches.max_windows_of_a_batch),
-            num_workers=workers,
-            skip_damaged=False,
-            error_context=lambda records, error, **_: error,
-        )
+        num_arenas = max(2, self.plan.batches.max_windows_of_a_batch)
+        self.stream = stream_of(self.plan, new_page(slots, workers), num_arenas=num_arenas)
         self.opened = self.crew.attach(self.stream)
         self.taker = Taker(self.stream, self.crew.worker_manager.bell, self.crew.pool.bells)
         self.crew.start(workers)

@@ -19,14 +19,7 @@ from loaderd.ipc.worker_messages import FillFailed, Granted, RowFault, Withdrawn
 from loaderd.shm.page import Page, barrier, new_bell, split_key
 from loaderd.worker.page_producer import Claim
 from tests.daemon.page_workers import Delivery, PageWorker, new_page
-
-
-def is_rung(bell: int) -> bool:
-    """Whether a bell was rung; it is silent then."""
-    try:
-        return bool(os.eventfd_read(bell))
-    except BlockingIOError:
-        return False
+from tests.helpers.bells import was_rung
 
 
 class Hand(PageWorker):
@@ -55,7 +48,7 @@ class Hand(PageWorker):
     def try_claim(self) -> Claim | None:
         """Claim a batch, if it is at none, and need not read first; fall asleep where there is none."""
         page, seat = self.filler.page, self.filler.seat
-        if self.asleep and not (is_rung(self._bell) or self.unread):
+        if self.asleep and not (was_rung(self._bell) or self.unread):
             return None
         assert self.filler.has_news == bool(self.unread), "the page says how much is on its way"
         if self.at is not None or self.unread:
@@ -112,12 +105,12 @@ class Consumer:
         """It is told something."""
         if self.asleep:
             self.taker.wake_up()
-            is_rung(self._bell)
+            was_rung(self._bell)
         self.asleep = False
 
     def next(self) -> Delivery | BatchFailed | None:
         """The next batch, or why it cannot be had; None: it is not there, and the consumer sleeps."""
-        if self.asleep and not (is_rung(self._bell) or self.unread):
+        if self.asleep and not (was_rung(self._bell) or self.unread):
             return None
         self.wake_up()
         self._read()
@@ -184,7 +177,7 @@ class Floor:
 
     def wake_daemon(self) -> bool:
         """Have the daemon look, if its bell was rung; whether it was."""
-        rung = is_rung(self.daemon_bell)
+        rung = was_rung(self.daemon_bell)
         if rung:
             self.say()
         return rung

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,11 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
 from loaderd.ipc.messages import BatchFailed, RecordsSkipped
 from loaderd.ipc.worker_messages import Granted, LoadDone, LoadFault, LoadTask, TrialDone, UseColumn, Withdrawn
-from loaderd.plan.passes import Pass
+from loaderd.options import Remainder
+from loaderd.plan.batches import BatchPlan
+from loaderd.plan.passes import Pass, PassPlan
+from loaderd.plan.rows import DatasetRows
+from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page import Page, words_of
 from loaderd.worker.page_producer import Claim, PageProducer
 
@@ -22,6 +26,29 @@ from loaderd.worker.page_producer import Claim, PageProducer
 def new_page(num_slots: int, num_seats: int) -> Page:
     """On memory of its own."""
     return Page(np.zeros(8 * words_of(num_slots, num_seats), np.uint8), num_slots, num_seats)
+
+
+def plan_of(
+    num_records: int,
+    batch_size: int,
+    window: int,
+    *,
+    remainder: Remainder = "short",
+    epochs: int | None = 1,
+    block_records: int = 10,
+    first_epoch: int = 0,
+) -> PassPlan:
+    """Of one host, shuffled."""
+    batches = BatchPlan(HostShare(EpochRemainder(num_records), 0, 1, window), batch_size, remainder, epochs)
+    counts = np.full(num_records // block_records, block_records)
+    return PassPlan(DatasetRows(counts, 0, True), batches, 0, True, first_epoch)
+
+
+def stream_of(plan: PassPlan | Callable[[Pass], PassPlan], page: Page, **options: Any) -> Stream:
+    """Of passes with this plan; an error stays as it is, whatever it is of."""
+    needed: dict[str, Any] = {"num_arenas": 2, "num_workers": page.num_seats, "skip_damaged": False}
+    needed["error_context"] = lambda records, error, **_: error
+    return Stream(plan if callable(plan) else lambda _: plan, page, **{**needed, **options})
 
 
 def answer_to(task: Task, faults: Sequence[LoadFault] = ()) -> LoadDone | TrialDone:

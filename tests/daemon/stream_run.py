@@ -6,21 +6,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.ipc.messages import BatchFailed
-from loaderd.plan.batches import BatchPlan
 from loaderd.plan.epoch import Slice
-from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.rows import DatasetRows
-from loaderd.plan.shares import EpochRemainder, HostShare
+from loaderd.plan.passes import Pass
 from loaderd.worker.page_producer import Claim
 from tests.daemon.page_run import Floor
-from tests.daemon.page_workers import Delivery, answer_to
+from tests.daemon.page_workers import Delivery, answer_to, plan_of, stream_of
 
 REASON = "was killed by SIGSEGV"
 STALLED = "made no progress"
@@ -63,18 +57,9 @@ class Run:
         batches_first: bool = False,
     ) -> None:
         self.batches_first = batches_first
-        batches = BatchPlan(HostShare(EpochRemainder(num_records), 0, 1, window), batch_size, "short", 1)
-        counts = np.full(num_records // 10, 10)
-        self.plan = PassPlan(DatasetRows(counts, 0, True), batches, 0, True, 0)
+        self.plan = plan_of(num_records, batch_size, window)
         self.floor = Floor(slots, workers)
-        self.stream = Stream(
-            lambda _: self.plan,
-            self.floor.page,
-            num_arenas=2,
-            num_workers=workers,
-            skip_damaged=skip_damaged,
-            error_context=error_context,
-        )
+        self.stream = stream_of(self.plan, self.floor.page, skip_damaged=skip_damaged, error_context=error_context)
         self.floor.stream = self.stream
         self.scheduler = scheduler_of(self.stream, workers=workers)
         self.workers = list(range(workers))

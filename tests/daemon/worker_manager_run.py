@@ -35,14 +35,7 @@ from loaderd.ipc.worker_messages import (
 from loaderd.shm.page import Page, new_bell, step_of
 from loaderd.worker.page_producer import Claim, PageProducer
 from tests.daemon.page_workers import answer_to
-
-
-def was_rung(bell: int) -> bool:
-    """Whether it was, since this was asked last."""
-    try:
-        return os.eventfd_read(bell) > 0
-    except BlockingIOError:
-        return False
+from tests.helpers.bells import was_rung
 
 
 class _Wires:

@@ -72,18 +72,6 @@ def test_the_place_behind_a_pass_is_the_next_epoch(plan: BatchPlan):
     assert plan.step_at(plan.epochs, 0) == plan.num_steps
 
 
-@given(records=st.integers(1, 60), hosts=st.integers(1, 5), batch=st.integers(1, 20), epochs=st.integers(1, 3))
-def test_drop_gives_every_host_as_many_whole_batches(records: int, hosts: int, batch: int, epochs: int):
-    plans = [
-        BatchPlan(HostShare(EpochRemainder(records), host, hosts, 16), batch, "drop", epochs) for host in range(hosts)
-    ]
-    assert len({plan.num_steps for plan in plans}) == 1, "or one host would wait for another for ever"
-    for plan in plans:
-        for step in steps_of(plan):
-            start, stop = plan.rows_of(step)
-            assert stop - start == batch
-
-
 @given(records=st.integers(1, 60), batch=st.integers(1, 20), epochs=st.one_of(st.none(), st.integers(1, 3)))
 def test_carry_has_one_short_batch_at_most(records: int, batch: int, epochs: int | None):
     plan = BatchPlan(HostShare(EpochRemainder(records), 0, 1, 16), batch, "carry", epochs)

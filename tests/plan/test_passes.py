@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.options import Remainder
-from loaderd.plan.batches import BatchPlan
+from loaderd.plan.batches import BatchPlan, Segment
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
@@ -105,8 +105,10 @@ def test_a_run_is_all_batches_that_lie_one_behind_the_other(batch: int, window: 
     for step in range(plan.num_steps):
         if len(plan.segments_of(step)) != 1:
             continue
-        ((number, start, stop),) = plan.segments_of(step)
+        ((number, start, stop, _),) = plan.segments_of(step)
         last = plan.last_step_in(number)
         shifts = [(other - step) * (stop - start) for other in range(step, last)]
-        are_alike = [plan.segments_of(step + i) == [(number, start + s, stop + s)] for i, s in enumerate(shifts)]
+        are_alike = [
+            plan.segments_of(step + i) == [Segment(number, start + s, stop + s)] for i, s in enumerate(shifts)
+        ]
         assert plan.stop_of_run(step) == (last if shifts and all(are_alike) else step + 1)

@@ -288,14 +288,6 @@ def test_a_position_that_does_not_exist(position: Position, message: str):
         pass_sequence.find(position)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1, "epoch": -1}', '{"version": 2}', "null"])
-def test_what_is_no_position(text: str):
-    with pytest.raises(
-        OptionError, match=r"a position must be what Position.to_json\(\) wrote|Position.epoch must be"
-    ):
-        Position.from_json(text)
-
-
 def test_a_pass_that_came_as_lists_is_the_one_that_was_sent():
     pass_ = Pass(2, None, ((3, 4), (5,)), (None, ("a", "b", 3, "digest")))
     assert pass_of([2, None, [[3, 4], [5]], [None, ["a", "b", 3, "digest"]]]) == pass_
@@ -369,7 +361,9 @@ def test_a_position_of_any_values_can_be_planned_or_is_refused(job: Job, changes
     assert num_steps is None or step <= num_steps
 
 
-@pytest.mark.parametrize("text", ["", "[" * 100_000, "null", "[]", "{}", '{"version": 1}', "1" * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "[" * 100_000, "null", "[1]", "{}", '{"version": 1}', '{"version": 2}', "1" * 5000]
+)
 def test_text_that_is_no_position(text: str):
     with pytest.raises(OptionError, match=r"must be what Position.to_json\(\) wrote") as refused:
         Position.from_json(text)

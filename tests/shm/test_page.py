@@ -18,15 +18,12 @@ from loaderd.shm.page import (
     ANSWERED,
     CONSUMER,
     CONSUMER_NEWS,
-    CONSUMER_SLEEPS_FOR,
     MAX_FIELDS,
     MAX_GENERATION,
     NEVER,
     NUM_MEMBERS,
     NUM_SAMPLES,
     POSITION,
-    TAKEN_BATCHES,
-    TAKEN_RECORDS,
     WAKE_DAEMON_AT,
     Counter,
     Page,
@@ -40,6 +37,7 @@ from loaderd.shm.page import (
     words_of,
 )
 from loaderd.stages import Stage
+from tests.helpers.bells import was_rung
 from tests.helpers.interrupts import InterruptAt, points_of
 
 generations = st.integers(1, MAX_GENERATION)
@@ -69,13 +67,6 @@ def bells() -> Iterator[list[int]]:
     yield found
     for bell in found:
         os.close(bell)
-
-
-def is_rung(bell: int) -> bool:
-    try:
-        return bool(os.eventfd_read(bell))
-    except BlockingIOError:
-        return False
 
 
 def hold(page: Page, slot: int, held: int = 1) -> None:
@@ -149,6 +140,9 @@ def test_no_two_words_are_one(num_slots: int, num_seats: int):
         (word,) = memory.changed()
         assert word not in seen and word < words_of(num_slots, num_seats)
         seen.add(word)
+    page.say_error("x" * 10_000)
+    of_error = memory.changed()
+    assert of_error and not of_error & seen and max(of_error) < words_of(num_slots, num_seats)
     page.fill(num_slots - 1, 7)
     assert max(memory.changed()) < words_of(num_slots, num_seats)
 
@@ -274,77 +268,11 @@ def test_a_bell_may_be_rung_too_often():
     ring(bell)
     silence(bell)
     silence(bell)
-    assert not is_rung(bell)
+    assert not was_rung(bell)
     os.close(bell)
 
 
 # -------------------------------------------------------------------------------------------------- taking
-
-
-def test_batches_are_taken_in_order_wherever_they_lie(bells: list[int]):
-    page = Memory(4, 2).page
-    taker = PageConsumer(page, [bells[0], *bells])
-    taker.begin(3, 7)
-    assert not taker.has_batch() and taker.step == 7
-    fill(page, 2, key_of(3, 8), 4)
-    assert not taker.has_batch()
-    page.claim(3, key_of(3, 7))
-    assert not taker.has_batch(), "it is being written"
-    page.fill(3, 5)
-    assert taker.has_batch() and taker.take() == (3, 5)
-    assert page.words[POSITION] == key_of(3, 8)
-    assert taker.has_batch() and taker.take() == (2, 4)
-    assert taker.held == {2, 3} and not page.is_free(2)
-    assert (page.words[TAKEN_BATCHES], page.words[TAKEN_RECORDS]) == (2, 9)
-    taker.release(3)
-    assert taker.held == {2} and page.is_free(3) and not page.is_free(2)
-
-
-def test_what_is_there_twice_is_taken_once(bells: list[int]):
-    page = Memory(4, 2).page
-    taker = PageConsumer(page, [bells[0], *bells])
-    taker.begin(1, 0)
-    page.claim(0, key_of(1, 0))  # and never filled
-    fill(page, 1, key_of(1, 0))
-    fill(page, 3, key_of(1, 0))
-    assert taker.has_batch() and taker.take() == (1, 5)
-    assert not taker.has_batch()
-    assert taker.fall_asleep()
-    assert page.is_free(3) and not page.is_free(1), "the other one is passed over, not the one that it has"
-    assert page.words[CONSUMER_SLEEPS_FOR] == key_of(1, 1)
-    taker.wake_up()
-    assert page.words[CONSUMER_SLEEPS_FOR] == 0
-
-
-def test_who_begins_anew_keeps_what_it_has_and_passes_the_rest_over(bells: list[int]):
-    page = Memory(4, 2).page
-    taker = PageConsumer(page, [bells[0], *bells])
-    taker.begin(1, 0)
-    for slot in range(3):
-        fill(page, slot, key_of(1, slot))
-    assert taker.has_batch() and taker.take()[0] == 0
-    assert taker.has_batch()
-    page.say_sleeps(1, True)
-    taker.begin(2, 0)
-    assert not taker.has_batch(), "what it had found is of the older generation"
-    assert [page.is_free(slot) for slot in range(4)] == [False, True, True, True]
-    assert is_rung(bells[2]) and not is_rung(bells[1])
-    fill(page, 1, key_of(2, 0))
-    taker.begin(3, 0)
-    assert page.words[POSITION] == key_of(3, 0) and page.is_free(1)
-
-
-def test_a_batch_that_is_skipped_is_passed_over(bells: list[int]):
-    page = Memory(2, 2).page
-    taker = PageConsumer(page, [bells[0], *bells])
-    taker.begin(1, 0)
-    fill(page, 0, key_of(1, 0))
-    fill(page, 1, key_of(1, 1))
-    assert taker.has_batch()
-    taker.skip()
-    assert taker.has_batch() and taker.take()[0] == 1
-    assert page.words[TAKEN_BATCHES] == 1
-    assert page.is_free(0) and not page.is_free(1)
 
 
 def test_whoever_sleeps_is_rung_for_when_a_slot_of_its_own_is_given_back(bells: list[int]):
@@ -357,12 +285,12 @@ def test_whoever_sleeps_is_rung_for_when_a_slot_of_its_own_is_given_back(bells: 
     assert slots == [0, 1, 2]
     page.say_sleeps(0, True)
     taker.release(1)
-    assert not is_rung(bells[1]) and not is_rung(bells[2])
+    assert not was_rung(bells[1]) and not was_rung(bells[2])
     taker.release(2)
-    assert is_rung(bells[1]) and not is_rung(bells[2])
+    assert was_rung(bells[1]) and not was_rung(bells[2])
     page.say_sleeps(0, False)
     taker.release(0)
-    assert not is_rung(bells[1])
+    assert not was_rung(bells[1])
 
 
 def test_the_daemon_is_rung_for_once_for_each_place(bells: list[int]):
@@ -370,15 +298,15 @@ def test_the_daemon_is_rung_for_once_for_each_place(bells: list[int]):
     page.words[WAKE_DAEMON_AT] = NEVER
     taker = PageConsumer(page, [bells[0], *bells])
     taker.begin(1, 0)
-    assert not is_rung(bells[0])
+    assert not was_rung(bells[0])
     page.words[WAKE_DAEMON_AT] = key_of(1, 2)
     rung = []
     for _ in range(4):
         taker.skip()
-        rung.append(is_rung(bells[0]))
+        rung.append(was_rung(bells[0]))
     assert rung == [False, True, False, False]
     page.words[WAKE_DAEMON_AT] = key_of(1, 5)
     taker.skip()
-    assert is_rung(bells[0])
+    assert was_rung(bells[0])
     taker.begin(2, 0)
-    assert not is_rung(bells[0]), "the daemon is told of a start"
+    assert not was_rung(bells[0]), "the daemon is told of a start"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import select
-
 import pytest
 
-from loaderd.shm.page import POSITION, WAKE_DAEMON_AT, key_of, silence, step_of
+from loaderd.shm.page import POSITION, WAKE_DAEMON_AT, key_of, step_of
 from loaderd.worker.page_producer import Claim, PageProducer
+from tests.helpers.bells import was_rung
 from tests.worker.page_scene import SIZE, NewScene, Scene, batches, claimed, do_at
 
 
@@ -64,7 +63,9 @@ def test_what_cannot_be_made_keeps_its_slot_until_it_is_withdrawn(new_scene: New
     scene = new_scene(4)
     filler = scene.fillers["A"]
     claim = claimed(scene, "A")
+    assert scene.page.makes(0) == claim.key
     filler.not_made(claim)
+    assert scene.page.makes(0) == 0, "it is at nothing"
     assert claimed(scene, "B").step == 1
     again = claimed(scene, "A")
     assert (again.step, again.slot) == (2, 2), "neither the batch nor its slot"
@@ -158,17 +159,9 @@ def test_the_consumer_is_rung_for_if_it_sleeps_for_this_batch(new_scene: NewScen
     claims = claimed(scene, "A"), claimed(scene, "B")
     assert scene.taker.fall_asleep()
     scene.fillers["B"].made(claims[1])
-    assert not is_rung(scene.consumer_bell), "this is the next but one"
+    assert not was_rung(scene.consumer_bell), "this is the next but one"
     scene.fillers["A"].made(claims[0])
-    assert is_rung(scene.consumer_bell)
-
-
-def is_rung(bell: int) -> bool:
-    poll = select.poll()
-    poll.register(bell, select.POLLIN)
-    rung = bool(poll.poll(0))
-    silence(bell)
-    return rung
+    assert was_rung(scene.consumer_bell)
 
 
 # --------------------------------------------------------------------------------------------------- sleep
@@ -182,7 +175,7 @@ def test_whoever_falls_asleep_is_rung_for(new_scene: NewScene):
         sleeps = scene.taker.fall_asleep()
         if scene.page.is_free(0):
             scene.make("A")
-        assert not sleeps or is_rung(scene.consumer_bell)
+        assert not sleeps or was_rung(scene.consumer_bell)
 
 
 def test_a_worker_without_slots_is_rung_for(new_scene: NewScene):
@@ -205,7 +198,7 @@ def test_a_worker_without_slots_is_rung_for(new_scene: NewScene):
             if not hasattr(scene, "found"):
                 fall_asleep()
             scene.give_back()
-            assert scene.found is not None or is_rung(scene.seat_bells[0])  # type: ignore[attr-defined]
+            assert scene.found is not None or was_rung(scene.seat_bells[0])  # type: ignore[attr-defined]
 
 
 def test_the_daemon_is_rung_for_once_where_the_page_says(new_scene: NewScene):
@@ -215,4 +208,4 @@ def test_the_daemon_is_rung_for_once_where_the_page_says(new_scene: NewScene):
         scene.make("A")
         assert scene.consume()
         assert scene.page.words[POSITION] == key_of(1, step + 1)
-        assert is_rung(scene.daemon_bell) == (step == 1)
+        assert was_rung(scene.daemon_bell) == (step == 1)

@@ -147,14 +147,6 @@ def test_a_task_that_is_done_again_writes_the_same(stage: Stage):
     assert np.array_equal(stage.windows.bytes, before)
 
 
-def test_a_batch_of_one_window(stage: Stage):
-    stage.load(1, 0)
-    stage.executor.fill(0, [Segment(1, 5, 21, 0)], [])
-    stage.executor.fill(1, [Segment(1, 50, 57, 0)], [])
-    check_slot(stage.slot(0), stage.numbers(1)[5:21])
-    check_slot(stage.slot(1), stage.numbers(1)[50:57])
-
-
 @pytest.mark.parametrize("omit", [[], [0], [15], [2, 3, 7], list(range(16)), list(range(7)), list(range(7, 16))])
 def test_a_batch_across_arenas_with_rows_left_out(stage: Stage, omit: list[int]):
     stage.load(0, 2)
@@ -163,35 +155,6 @@ def test_a_batch_across_arenas_with_rows_left_out(stage: Stage, omit: list[int])
     planned = stage.numbers(0)[50:57] + stage.numbers(1)[:9]
     check_slot(stage.slot(1), [number for row, number in enumerate(planned) if row not in omit])
     check_slot(stage.slot(0), [])
-
-
-def test_faults_name_places(write_numbered: Write, numbered_schema: loaderd.Schema):
-    paths = write_numbered([100, 70])
-    stage = Stage(paths, numbered_schema)
-    numbers = stage.numbers(0)
-    victim = min(number for number in numbers if number >= 100)
-    data = bytearray(paths[1].read_bytes())
-    offset = 0
-    for _ in range(victim - 100):
-        offset += int.from_bytes(data[offset : offset + 8], "little") + 16
-    data[offset + 20] ^= 1
-    times = os.stat(paths[1])
-    paths[1].write_bytes(data)
-    os.utime(paths[1], ns=(times.st_atime_ns, times.st_mtime_ns))
-    os.remove(paths[0])
-    faults = stage.load(0, 0)
-    errors = {place: error for places, error in faults for place in places}
-    assert sorted(errors) == [place for place, number in enumerate(numbers) if number < 100 or number == victim]
-    for place, error in errors.items():
-        if numbers[place] == victim:
-            assert isinstance(error, CorruptRecordError) and error.damage is not None
-            assert (error.damage.record, error.damage.offset) == (victim - 100, offset)
-        else:
-            assert isinstance(error, ShardReadError)
-    found = stage.ids(0, len(numbers))
-    assert [number for place, number in enumerate(found) if place not in errors] == [
-        number for place, number in enumerate(numbers) if place not in errors
-    ]
 
 
 def test_a_derived_field_that_raises_is_named(write_numbered: Write):

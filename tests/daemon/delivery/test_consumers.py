@@ -10,6 +10,7 @@ import pytest
 from loaderd.daemon.delivery.consumers import GRACE_S
 from loaderd.shm.page import MAX_GENERATION, NEVER, POSITION, Column, key_of
 from tests.daemon.group_run import STEPS, Group
+from tests.helpers.bells import was_rung
 
 ALL = list(range(STEPS))
 NewGroup = Callable[..., Group]
@@ -73,70 +74,6 @@ def test_who_comes_where_the_stream_has_all_batches_is_let_in(new_group: NewGrou
     group.join(1).start(1)
     group.go(1, 2)
     assert group.members[1].got == ALL[1:] and group.members[2].got == ALL and group.fills == STEPS
-
-
-def test_the_stream_goes_back_for_who_is_behind(new_group: NewGroup):
-    group = new_group(2, num_slots=4)
-    group.begin(1, 2)
-    for _ in range(4):
-        group.go(1, 2, keep=True)
-    assert group.members[2].got == [0, 1, 2, 3]
-    group.leave(1)
-    group.members[2].release()
-    group.members[2].got.clear()
-    group.join(1).start(2)
-    group.work(3)
-    group.go(1, 2)
-    assert group.members[1].got == [2, 3, 4, 5] and group.members[2].got == [4, 5]
-
-
-def test_who_is_behind_gets_on_while_the_others_keep_all_that_they_may(new_group: NewGroup):
-    group = new_group(3, num_slots=6)
-    for number in (1, 2, 3):
-        group.join(number).start(2)
-    group.work()
-    for number in (1, 2):
-        assert group.members[number].take() and group.members[number].take()
-    group.leave(3)
-    group.join(3).start(0)
-    group.go(3)
-    assert group.members[3].got == [0, 1, 2, 3, 4, 5][: len(group.members[3].got)] and len(group.members[3].got) >= 4
-    group.members[1].release()
-    group.members[2].release()
-    group.go(1, 2, 3)
-    assert [member.got for member in group.members.values()] == [[2, 3, 4, 5], [2, 3, 4, 5], ALL]
-
-
-def test_who_has_not_looked_since_the_stream_went_back_is_in_nobodys_way(new_group: NewGroup):
-    """It is busy with its batch, and all slots are full of what it could take."""
-    group = new_group(2, num_slots=4)
-    group.begin(1, 2)
-    group.work()
-    for _ in range(2):
-        assert group.members[1].take() and group.members[2].take()
-    group.members[2].release()
-    group.work()
-    group.leave(2)
-    group.join(2).start(0)
-    group.go(2)
-    assert group.members[2].got[:3] == [0, 1, 2]
-    group.members[1].release()
-    group.go(1, 2)
-    assert group.members[1].got == ALL and group.members[2].got == ALL
-
-
-def test_who_starts_elsewhere_keeps_what_it_has(new_group: NewGroup):
-    group = new_group(2)
-    group.begin(1, 2)
-    group.go(1, keep=True)
-    one = group.members[1]
-    held = dict(one.kept)
-    one.got.clear()
-    one.start(1)
-    group.go(2)
-    assert {slot: one.kept[slot] for slot in held} == held
-    group.go(1, 2)
-    assert one.got == ALL[1:] and group.members[2].got == ALL
 
 
 @pytest.mark.parametrize("step", [1, 3], ids=["back", "ahead"])
@@ -222,17 +159,6 @@ def test_who_has_no_past_waits_for_the_others(new_group: NewGroup):
     assert group.members[1].got == ALL
 
 
-def test_a_broken_batch_is_told_to_all_also_to_who_comes_late(new_group: NewGroup):
-    group = new_group(2, broken=(1, 3))
-    group.begin(1, 2)
-    group.work()
-    assert group.members[1].take() and group.members[2].take()
-    group.leave(1)
-    group.join(1).start(1)
-    group.go(1, 2)
-    assert group.members[1].got == ALL[1:] and group.members[2].got == ALL
-
-
 def test_those_wait_for_storage_who_sleep_for_what_is_made_next(new_group: NewGroup):
     group = new_group(2)
     group.begin(1, 2)
@@ -287,22 +213,19 @@ def test_a_member_that_writes_nonsense_harms_itself_alone(new_group: NewGroup, n
     group.everything_is_free()
 
 
-def test_what_a_member_writes_behind_its_end_is_in_nobodys_column(new_group: NewGroup):
-    """Another thread of it may have been at a batch while it closed the connection."""
-    group = new_group(2, num_slots=4)
+def test_a_member_is_rung_for_by_a_worker_that_knows_its_column_by_old_memory(new_group: NewGroup):
+    """The worker is at the batch while the member before leaves; it has not read that the column is another one."""
+    group = new_group(2)
     group.begin(1, 2)
-    group.work()
-    gone = group.leave(1)
-    group.join(1).start()
-    assert group.members[1].column == gone.column
-    group.work()
-    assert group.members[1].take()
-    gone.page_consumer.release(*range(4))
-    for _ in range(3):
-        group.go(2)
-        group.members[1].check()
-    group.go(1, 2)
-    assert group.members[1].got == group.members[2].got == ALL
+    worker, claim = group.begin_batch()
+    group.leave(1)
+    one = group.join(1)
+    one.start()
+    group.listen()
+    was_rung(group.bells[one.column])
+    assert claim.step == 0 and one.page_consumer.fall_asleep() and not was_rung(group.bells[one.column])
+    worker.filler.made(claim)
+    assert was_rung(group.bells[one.column])
 
 
 @pytest.mark.parametrize("lies_later", [False, True])

@@ -8,7 +8,6 @@ any access, or end their connection while a thread of theirs is still at the pag
 from __future__ import annotations
 
 import copy
-import os
 import random
 from collections import deque
 from collections.abc import Callable
@@ -22,17 +21,11 @@ from loaderd.plan.passes import Pass
 from loaderd.shm.page import Column, Page, ring
 from tests.daemon.group_run import NUM_WORKERS, Group, Member
 from tests.daemon.page_workers import PageWorker, answer_to
+from tests.helpers.bells import was_rung
 from tests.worker.page_scene import Words
 from tests.worker.test_schedules import Schedule
 
 _MOST_TURNS = 100_000
-
-
-def was_rung(bell: int) -> bool:
-    try:
-        return os.eventfd_read(bell) > 0
-    except BlockingIOError:
-        return False
 
 
 class Actors(Group):

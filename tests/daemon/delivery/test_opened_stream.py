@@ -5,37 +5,24 @@ from __future__ import annotations
 import os
 import time
 
-import numpy as np
 import pytest
 
 from loaderd.client.page_consumer import PageConsumer
 from loaderd.daemon.delivery.notes import Note
-from loaderd.daemon.delivery.stream import Stream
 from loaderd.errors import CorruptRecordError
 from loaderd.ipc.worker_messages import Granted, LoadFault, LoadTask
-from loaderd.plan.batches import BatchPlan
-from loaderd.plan.passes import Pass, PassPlan
-from loaderd.plan.rows import DatasetRows
-from loaderd.plan.shares import EpochRemainder, HostShare
+from loaderd.plan.passes import Pass
 from loaderd.shm.page import new_bell
-from tests.daemon.page_workers import answer_to, new_page
-from tests.daemon.worker_manager_run import Crew, was_rung
+from tests.daemon.page_workers import answer_to, new_page, plan_of, stream_of
+from tests.daemon.worker_manager_run import Crew
+from tests.helpers.bells import was_rung
 
 
 @pytest.mark.parametrize("loses", [True, False])
 def test_consumers_hear_what_a_batch_lacks_before_a_worker_may_make_it(loses: bool):
     """Also where what was granted is told early, as a worker is lost: another one could make it at once."""
     crew = Crew()
-    batches = BatchPlan(HostShare(EpochRemainder(40), 0, 1, 40), 10, "short", 1)
-    plan = PassPlan(DatasetRows(np.full(4, 10), 0, True), batches, 0, True, 0)
-    stream = Stream(
-        lambda _: plan,
-        new_page(8, 2),
-        num_arenas=2,
-        num_workers=2,
-        skip_damaged=True,
-        error_context=lambda records, error, **_: error,
-    )
+    stream = stream_of(plan_of(40, 10, 40), new_page(8, 2), skip_damaged=True)
     heard: list[Note] = []
 
     def granted() -> set[int]:
@@ -76,16 +63,8 @@ class Damaged:
     """A stream of one window, all loaded, and its consumer; ``every``: which of the records of a task are damaged."""
 
     def __init__(self, num_records: int, batch_size: int, num_slots: int, every: int, skip_damaged: bool) -> None:
-        batches = BatchPlan(HostShare(EpochRemainder(num_records), 0, 1, num_records), batch_size, "short", 1)
-        plan = PassPlan(DatasetRows(np.full(num_records >> 6, 64), 0, True), batches, 0, True, 0)
-        self.stream = Stream(
-            lambda _: plan,
-            page := new_page(num_slots, 2),
-            num_arenas=2,
-            num_workers=2,
-            skip_damaged=skip_damaged,
-            error_context=lambda records, error, **_: error,
-        )
+        plan = plan_of(num_records, batch_size, num_records, block_records=64)
+        self.stream = stream_of(plan, page := new_page(num_slots, 2), skip_damaged=skip_damaged)
         self._bell = new_bell()
         self._consumer = PageConsumer(page, [self._bell, self._bell])
         self._consumer.begin(1, 0)
