@@ -49,10 +49,8 @@ class Rates:
     """The share of all of the workers' time in which they could not run: no core was free, or they were stopped."""
     stopped_share: float
     """The share in which they were stopped by a signal."""
-    worker_cores: float
-    """How many cores the workers used."""
     own_cores: float
-    """How many cores they and the consumer used."""
+    """How many cores the workers and the consumer used."""
     other_cores: float
     """How many of the cores that the workers may run on were used by others."""
     cores: int
@@ -94,15 +92,9 @@ class Rates:
         return self.busy_s / self.facts.workers
 
     @property
-    def known_share(self) -> float:
-        """The share of the workers' time of which it is known what it was: a task counts when it is done."""
-        worked_s = sum(max(0.0, s) for s in self.stage_s.values())
-        return worked_s / self.facts.workers / self.step_s + self.slot_share + self.window_share
-
-    @property
     def is_known(self) -> bool:
-        """Whether enough is known of the workers' time to say what they do."""
-        return self.known_share >= _MIN_KNOWN
+        """Whether enough of the workers' time is known to say what they do: a task counts when it is done."""
+        return self.data_s / self.step_s + self.slot_share + self.window_share >= _MIN_KNOWN
 
     @property
     def is_starved(self) -> bool:
@@ -169,10 +161,9 @@ def rates_between(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
     if facts.of_server:  # the workers' time on a core is that for all consumers; so is the rest of their time
         busy_s = max(busy_s, worker_s - stages["slot"] - stages["window"])
     consumer_cpu = (now.consumer_cpu_s - before.consumer_cpu_s) / over_s
-    worker_cpu = (now.worker_cpu_s - before.worker_cpu_s) / over_s
     cores = min(facts.cores, now.cores or facts.cores)
     idle = (now.idle_s - before.idle_s) / over_s
-    own_cores = consumer_cpu + worker_cpu
+    own_cores = consumer_cpu + (now.worker_cpu_s - before.worker_cpu_s) / over_s
     throttled_share = min(1.0, (now.throttled_s - before.throttled_s) / over_s)
     stopped_s = _stopped_s(before, now, by_stage)
     delayed_share = (now.delay_s - before.delay_s + stopped_s) / worker_s
@@ -194,7 +185,6 @@ def rates_between(before: Snapshot, now: Snapshot, facts: Facts) -> Rates:
         delay_share=(now.delay_s - before.delay_s) / busy_s,
         lack_share=min(1.0, max(delayed_share, throttled_share)),
         stopped_share=min(1.0, stopped_s / worker_s),
-        worker_cores=worker_cpu,
         own_cores=own_cores,
         other_cores=max(0.0, now.cores - idle - own_cores),
         cores=cores,

@@ -8,7 +8,8 @@ than the CPU time that workers and consumer need for it on the cores that they u
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from loaderd.observe.rates import Rates
@@ -44,26 +45,12 @@ class Remedy:
 
 def remedy_for(verdict: Verdict, limiting: str, rates: Rates) -> Remedy:
     """The remedy for a verdict."""
-    if verdict == "storage does not answer":
-        return Remedy("", "Check that this machine reaches it: the network, the endpoint or region, the credentials.")
-    if verdict == "the servers do not answer":
-        return Remedy("", "Check that they run and that this machine reaches them.")
-    if verdict == "the model":
-        return _for_model(rates)
-    if verdict == "too little CPU":
-        return _for_cpu(rates)
-    if verdict == "the consumer's Python":
-        return _for_python(rates)
-    if verdict == "too few batches held":
-        return _for_held_batches(rates)
-    if verdict == "copies to the device":
-        return _for_copies(rates)
+    if verdict in _REMEDIES:
+        return _REMEDIES[verdict](rates)
     if rates.is_starved:
         return _for_starving(rates)
-    if limiting == "inflate":
-        return _for_inflating(rates)
-    if limiting == "read":
-        return _for_reading(rates)
+    if verdict == "storage":
+        return _for_inflating(rates) if limiting == "inflate" else _for_reading(rates)
     return _for_field(limiting, rates) if verdict == "one field" else _for_workers(limiting, rates)
 
 
@@ -85,18 +72,16 @@ def _gain_of_data(rates: Rates, saved_s: float = 0.0, more_workers: int = 0, mor
     return _gain(rates, max(rates.own_s, data_s), saved_s=saved_s, more_cores=more_cores)
 
 
-def _more_workers(rates: Rates) -> int:
-    """How many workers would be enough; as many as now, if they compute and no core is left.
+def _more_workers(rates: Rates, cause: str) -> Remedy | None:
+    """As many workers as would be enough; None if they compute and no core is left.
 
     Four times as many at most, for beyond that something else may be the limit; and no more than a loader takes.
     """
     now = rates.facts.workers
     most = now + math.floor(rates.spare_cores + 0.5) if rates.workers_compute else 4 * now
-    return max(now, min(most, MAX_WORKERS, math.ceil(now * rates.step_s / rates.own_s)))
-
-
-def _with_workers(rates: Rates, workers: int, cause: str) -> Remedy:
-    now = rates.facts.workers
+    workers = min(most, MAX_WORKERS, math.ceil(now * rates.step_s / rates.own_s))
+    if workers <= now:
+        return None
     advice = f"{_option(workers, rates)} instead of {now}."
     return Remedy(cause, advice, _gain_of_data(rates, more_workers=workers - now))
 
@@ -108,8 +93,7 @@ def _option(workers: int, rates: Rates) -> str:
 
 def _for_starving(rates: Rates) -> Remedy:
     cause = "the workers are busy with other consumers of the server"
-    workers = _more_workers(rates)
-    return _with_workers(rates, workers, cause) if workers > rates.facts.workers else _for_cores(rates, cause)
+    return _more_workers(rates, cause) or _for_cores(rates, cause)
 
 
 def _for_cores(rates: Rates, cause: str) -> Remedy:
@@ -208,9 +192,8 @@ def _for_reading(rates: Rates) -> Remedy:
             "Copy the shards to a faster disk, or give the machine the memory to keep them.",
             gain,
         )
-    workers = _more_workers(rates)
-    if workers > facts.workers:
-        return Remedy(cause, f"{_option(workers, rates)} instead of {facts.workers}.")
+    if more := _more_workers(rates, cause):
+        return replace(more, gain=1.0)
     return Remedy(cause, f"Copy the shards to a {'local' if far else 'faster'} disk.", gain)
 
 
@@ -220,13 +203,11 @@ _BUCKETS = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "http", "https")
 
 
 def _for_field(name: str, rates: Rates) -> Remedy:
-    facts = rates.facts
     part = rates.stage_s[name] / max(1e-12, rates.busy_s)
     ns = 1e9 * rates.stage_s[name] * rates.batches / max(1, rates.records)
     cause = f"the function of {name!r} takes {ns:,.0f} ns a record, {part:.0%} of what the workers do"
-    workers = _more_workers(rates)
-    if not rates.workers_compute and workers > facts.workers:
-        return _with_workers(rates, workers, f"{cause}, and waits rather than computes")
+    if not rates.workers_compute and (more := _more_workers(rates, f"{cause}, and waits rather than computes")):
+        return more
     advice = f"Make the function of {name!r} cheaper, by numpy on whole arrays; or store what it gives in the shards."
     return Remedy(cause, advice, _gain_of_data(rates, rates.stage_s[name]))
 
@@ -235,9 +216,8 @@ def _for_workers(limiting: str, rates: Rates) -> Remedy:
     facts, cause = rates.facts, ""
     if rates.memory_share > _NOTICEABLE:
         cause = f"memory pressure: something waits for memory for {rates.memory_share:.0%} of the time"
-    workers = _more_workers(rates)
-    if workers > facts.workers:
-        return _with_workers(rates, workers, cause)
+    if more := _more_workers(rates, cause):
+        return more
     if limiting in _COMPILED and facts.has_bits and rates.now.kernels == "numpy":
         saved_s = sum(part * rates.stage_s.get(stage, 0.0) for stage, part in _COMPILED.items())
         gain = _gain_of_data(rates, saved_s)
@@ -270,3 +250,17 @@ def _for_cpu(rates: Rates) -> Remedy:
     if now.nice > 0:
         causes.append(f"the workers have the nice value {now.nice}, so others come first")
     return Remedy("; ".join(causes), "Give it more cores, or cores that nothing else uses.")
+
+
+_REMEDIES: dict[Verdict, Callable[[Rates], Remedy]] = {
+    "storage does not answer": lambda rates: Remedy(
+        "", "Check that this machine reaches it: the network, the endpoint or region, the credentials."
+    ),
+    "the servers do not answer": lambda rates: Remedy("", "Check that they run and that this machine reaches them."),
+    "the model": _for_model,
+    "too little CPU": _for_cpu,
+    "the consumer's Python": _for_python,
+    "too few batches held": _for_held_batches,
+    "copies to the device": _for_copies,
+}
+"""What helps where the verdict alone says it."""

@@ -38,8 +38,8 @@ def test_a_loader_gives_its_figures(
 ):
     paths = write_numbered([200, 100])
     with loaderd.Loader(paths, numbered_schema, batch_size=50, workers=1) as loader:
+        assert scrape(loader.serve_metrics(0))["loaderd_batches_total"] == 0, "at all addresses"
         port = loader.serve_metrics(0, "127.0.0.1")
-        assert scrape(port)["loaderd_batches_total"] == 0
         assert sum(1 for _ in loader) == 6
         found = scrape(port)
         assert (found["loaderd_batches_total"], found["loaderd_records_total"]) == (6, 300)
@@ -86,13 +86,6 @@ def test_a_loader_that_nobody_has_gives_its_port_back(
     wait_until(lambda: threading.active_count() <= threads)
 
 
-def test_the_port_is_that_of_all_addresses_unless_it_is_said_which(
-    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
-):
-    with loaderd.Loader(write_numbered([50]), numbered_schema, batch_size=50, workers=1) as loader:
-        assert scrape(loader.serve_metrics(0))["loaderd_workers"] == 1
-
-
 def test_an_end_does_not_wait_for_the_thread(
     write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
 ):
@@ -136,25 +129,6 @@ def test_a_fork_leaves_the_port_to_its_parent(write_numbered: Callable[[Sequence
     print("a fork" if child == 0 else "its parent", "has left the block", flush=True)
     """
     assert run(tmp_path, write_numbered([50]), lines) == "a fork has left the block\nits parent has left the block\n"
-
-
-@pytest.mark.slow
-def test_garbage_in_a_fork_leaves_the_port_to_its_parent(
-    write_numbered: Callable[[Sequence[int]], list[Path]], tmp_path: Path
-):
-    lines = """
-    loader = loaderd.Loader(sys.argv[1], schema, batch_size=10, workers=1)
-    port = loader.serve_metrics(0, "127.0.0.1")
-    child = os.fork()
-    if child == 0:
-        del loader
-        gc.collect()
-        sys.exit()
-    os.waitpid(child, 0)
-    urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).close()
-    print("it answers")
-    """
-    assert run(tmp_path, write_numbered([50]), lines) == "it answers\n"
 
 
 def test_without_prometheus_client_it_says_what_to_install():
