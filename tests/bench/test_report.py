@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
 from typing import Any
 
-from harness import chart
-from harness.display import Display
 from harness.report import COLUMNS, Spread, Summary, best_tfdata, markdown, summarise
-from rich.console import Console
 
 
 def _run(candidate: str, number: int, examples_per_s: float, **config: Any) -> dict[str, Any]:
@@ -95,31 +90,3 @@ def test_the_page_holds_the_facts_and_a_row_a_candidate() -> None:
     assert [line.split("|")[1].strip() for line in lines[4:]] == ["tfdata_expert", "tfdata_b", "loaderd_x"]
     assert lines[-2].endswith(" no CRC check |") and lines[-1].endswith("  |")
     assert "200 (100–400)" in lines[-1] and "2.00 (2.00–4.00)" in lines[-1]
-
-
-def test_a_terminal_has_a_table_that_grows_and_a_log_a_line_a_run() -> None:
-    shown = {}
-    for is_terminal in (True, False):
-        out = io.StringIO()
-        with Display(Console(file=out, force_terminal=is_terminal, width=200)) as display:
-            for number, run in enumerate(RUNS):
-                display.begin(f"run {number}")
-                display.done(run | {"other_cores": 0.5 * (number == 2)}, summarise(RUNS[: number + 1]))
-            display.finish(summarise(RUNS), {"machine": "a fast one"})
-        shown[is_terminal] = out.getvalue()
-    assert all(f"run {number}" in shown[True] for number in range(len(RUNS)))
-    assert shown[True].count("× best tf.data") >= len(RUNS)
-    assert shown[False].count("× best tf.data") == 1
-    assert shown[False].count("examples/s") == len(RUNS) + 1 and shown[True].count("round 3") == 1
-    assert all("0.50 cores were busy elsewhere" in text and "machine: a fast one" in text for text in shown.values())
-
-
-def test_the_chart_names_all_and_gives_what_delivers_other_values_a_panel(tmp_path: Path) -> None:
-    packed = _run("loaderd_x:packed", 0, 90_000, packed=True)
-    linear = [run for run in RUNS if run["candidate"] != "tfdata_b"]
-    for runs, scale in ((linear, "examples/s: median"), ([*RUNS, packed], "examples/s (logarithmic): median")):
-        chart.draw(summarise(runs), "a fast machine", [tmp_path / "x.svg"])
-        text = (tmp_path / "x.svg").read_text()
-        for shown in ("tfdata_expert", "loaderd_x", "200   2.0 ×", "float32", "a fast machine", scale):
-            assert shown in text
-        assert ("packed bits" in text) == (packed in runs)

@@ -64,14 +64,6 @@ def test_records_look_like_chess_records() -> None:
     assert mate_scores.min() >= 1 and mate_scores.max() > 50
 
 
-def test_the_seed_decides_the_bytes(tmp_path: Path) -> None:
-    def written(name: str, seed: int) -> bytes:
-        (path,) = synthetic.write_shards(tmp_path / name, 100, num_shards=1, seed=seed)
-        return path.read_bytes()
-
-    assert written("a", 1) == written("b", 1) != written("c", 2)
-
-
 def test_cached_shards_are_written_once_and_only_whole_ones_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

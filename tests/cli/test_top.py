@@ -124,27 +124,6 @@ def test_a_signal_leaves_the_terminal_as_it_was(
 
 
 @pytest.mark.slow
-def test_a_training_that_ends_is_shown_no_more(start_training: Start, open_terminal: Callable[..., Terminal]):
-    training = start_training(0.01)
-    terminal = open_terminal(training.pid)
-    terminal.wait_for(str(training.pid).encode())
-    training.communicate(timeout=60)
-    terminal.wait_for(b"0 loaders")
-    terminal.press(b"q")
-    assert terminal.ended() == 0
-
-
-@pytest.mark.slow
-def test_a_narrow_terminal_shows_less(start_training: Start, open_terminal: Callable[..., Terminal]):
-    training = start_training(0.01)
-    terminal = open_terminal(training.pid, width=80)
-    shown = terminal.wait_for(str(training.pid).encode())
-    assert b"records/s" in shown and b"waiting" in shown and b"damaged" not in shown
-    terminal.press(b"q")
-    assert terminal.ended() == 0
-
-
-@pytest.mark.slow
 def test_without_a_terminal(start_training: Start):
     training = start_training(0.01)
     done = subprocess.run([COMMAND, "top"], capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -151,27 +151,6 @@ def test_the_mark_of_utf_8_may_be_before_any_game(tmp_path: Path):
     assert f": game 1 at byte {offset}: " in first and ": game 4 at byte " in second
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        '[White "A"]\n[Result "0-1"]\n\n1. f3 e5 0-1\n',
-        '[Site "here"]\n[Event "A"]\n[Result "0-1"]\n\n1. f3 e5 0-1\n',
-        '  [Event "A"]\n [Result "0-1"]\n\n1. f3 e5 0-1\n',
-        '[Event "A"]\n\n% a line that is no part of the game\n\n[Result "0-1"]\n\n1. f3 e5 0-1\n',
-    ],
-)
-def test_a_game_begins_with_its_first_tag_whichever_that_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
-):
-    path = write(tmp_path / "a.pgn", first, DRAWN, first, before="; a comment\n\n% and [Event \n")
-    for size in (7, 50, 1 << 20):
-        monkeypatch.setattr(pgn, "PIECE_BYTES", size)
-        made = read(path, "result")
-        assert made.positions.scores == [*[BLACK_WON] * 3, *[NOBODY_WON] * 3, *[BLACK_WON] * 3]
-        assert made.unscored == 0 and not made.faults
-    assert begins_as_pgn(path.read_bytes())
-
-
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("before", ["", "\n\n", "\ufeff"])
 def test_games_are_found_wherever_pieces_end(

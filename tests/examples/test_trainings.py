@@ -54,10 +54,6 @@ def board(*rows: str) -> list[int]:
     return [".XO".index(point) for row in rows for point in row]
 
 
-def weight(colors: list[int], player: int, point: int) -> float:
-    return self_play.weight(colors, self_play.groups_of(colors, 4), 4, player, point)
-
-
 def test_what_has_no_liberties_is_taken_and_a_ko_is_known() -> None:
     colors = board(".XO.", "XO.O", ".XO.", "....")
     assert self_play.play_move(colors, 4, self_play.BLACK, 6) == 5
@@ -65,22 +61,6 @@ def test_what_has_no_liberties_is_taken_and_a_ko_is_known() -> None:
     colors = board("OO..", "XX..", "....", "....")
     assert self_play.play_move(colors, 4, self_play.BLACK, 2) == -1, "two stones are no ko"
     assert colors == board("..X.", "XX..", "....", "....")
-
-
-def test_moves_are_weighed_by_the_rules() -> None:
-    colors = board(".O..", "O.X.", ".X.X", "..X.")
-    assert weight(colors, self_play.BLACK, 0) == 0, "suicide"
-    assert weight(colors, self_play.WHITE, 0) == 0, "an eye of its own"
-    assert weight(colors, self_play.WHITE, 10) == 0, "suicide"
-    colors = board("OX..", "....", "....", "....")
-    assert weight(colors, self_play.BLACK, 4) > weight(colors, self_play.BLACK, 10), "it captures"
-    assert weight(colors, self_play.WHITE, 4) > weight(colors, self_play.WHITE, 10), "it saves its stone"
-
-
-def test_an_area_belongs_to_whom_it_touches_alone() -> None:
-    owners, score = self_play.count(board(".X.O", "XX.O", "..OO", "..O."), 4)
-    assert list(owners) == board("XX.O", "XX.O", "..OO", "..OO")
-    assert score == 4 - 6 - self_play.KOMI
 
 
 def test_rows_say_what_the_game_was() -> None:
