@@ -133,6 +133,8 @@ def remedy(error: BaseException) -> str:
         )
     if number == errno.ENFILE:
         return "The machine has as many files open as it may: raise fs.file-max."
+    if number == errno.EFBIG and (soft := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) != resource.RLIM_INFINITY:
+        return f"A process may write files of {in_mib(soft)} here, and shared memory counts: raise `ulimit -f`."
     if number == errno.ENOMEM:
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)
         if soft != resource.RLIM_INFINITY:

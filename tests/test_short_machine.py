@@ -182,6 +182,14 @@ def test_too_few_addresses_are_named(many_shards: str):
     assert "A process may have 600 MiB of addresses here: raise that with `ulimit -v`" in error
 
 
+@pytest.mark.parametrize("size", [0, 64 << 10])
+def test_files_that_may_not_be_large_are_named(many_shards: str, size: int):
+    """Linux counts shared memory as a file."""
+    error = train(limit_of("FSIZE", size, size), many_shards, workers=1)
+    assert re.match(r"cannot (start a process for .*|allocate .*): File too large\n", error), error
+    assert "A process may write files of 0 MiB here, and shared memory counts: raise `ulimit -f`" in error
+
+
 def test_one_core(many_shards: str):
     assert train("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})", many_shards) == "1 workers, 2000 records"
 

@@ -175,9 +175,10 @@ def _refused(path: Path, what: str) -> OptionError:
 
 def _lines_of(file: BinaryIO, path: Path) -> tuple[list[dict[str, Any] | FinishedShard], int]:
     """The jobs and shards in a journal, and how many bytes their lines are. Raises OptionError for other lines."""
-    content = file.read(_MOST_BYTES + 1)  # it may be any file
-    if len(content) > _MOST_BYTES:
+    num_bytes = os.fstat(file.fileno()).st_size
+    if num_bytes > _MOST_BYTES:  # it may be any file
         raise _refused(path, f"larger than {_MOST_BYTES:,} bytes")
+    content = file.read(num_bytes)
     whole, end, cut = content.rpartition(b"\n")
     if not end and not _BEGINNING.startswith(cut[: len(_BEGINNING)]):
         raise _refused(path, "another file")

@@ -54,7 +54,7 @@ def read_own(path: str | Path, most_bytes: int) -> tuple[bytes, float]:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
             raise OSError(errno.EINVAL, f"not a regular file of at most {most_bytes} bytes", str(path))
-        return file.read(most_bytes), status.st_mtime
+        return file.read(status.st_size), status.st_mtime  # memory is taken for as much as is asked for
 
 
 def write_whole(path: str | Path, data: bytes, mode: int = 0, dir_fd: int | None = None) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,6 +65,17 @@ def test_what_was_kept_is_found(cache: IndexCache, file: ShardFile):
     assert cache.load(file) is None
     assert keep(cache, file) is None and is_kept(cache, file)
     assert keep(cache, file) is None, "to keep it again is no error"
+
+
+def test_reading_it_takes_memory_for_what_it_holds(cache: IndexCache, file: ShardFile):
+    keep(cache, file)
+    tracemalloc.start()
+    try:
+        assert cache.load(file) is not None
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 1 << 20
 
 
 def test_another_size_time_name_or_block_size_misses(cache: IndexCache, where: str, file: ShardFile):

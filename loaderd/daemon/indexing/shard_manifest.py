@@ -181,7 +181,7 @@ class Manifests:
             _require_own(status)
             if status.st_size > _MAX_BYTES:
                 raise ValueError(f"it must have at most {_MAX_BYTES} bytes, found {status.st_size}")
-            return file.read(_MAX_BYTES)
+            return file.read(status.st_size)
 
     def _names(self, prefix: str = "") -> list[str]:
         """The files whose names begin so, the one that was used last in front."""
