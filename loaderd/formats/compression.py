@@ -22,6 +22,8 @@ OnRead = Callable[[int], None]
 _EXPECTED = "a TFRecord file, plain, GZIP or ZLIB"
 _HINT_FIXED = "Where it holds records of a fixed size, give a schema of FixedRecords, which may be wrapped so."
 _READ_BYTES = 1 << 18
+# Little at a time: behind each member, an inflater returns what it has not used yet as a copy.
+_FED_BYTES = 1 << 16
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 ALL_BYTES = 1 << 62
 """For ``ByteStream.skip``: up to the end."""
@@ -171,7 +173,7 @@ class InflatedStream(ByteStream):
         self._inflater = zlib.decompressobj(self._window_bits)
         self._compressed_offset = 0
         self._pending = memoryview(b"")
-        self._most_fed = _READ_BYTES
+        self._most_fed = _FED_BYTES
         self._member_started = False
         self._is_behind_gzip = False
         self._buffer = bytearray(_READ_BYTES)
@@ -218,10 +220,10 @@ class InflatedStream(ByteStream):
 
     def _inflate(self, most: int) -> bytes:
         """Inflate a step of what is pending: up to ``most`` bytes, maybe none yet."""
-        before = self._inflater.copy()
+        before = self._inflater.copy() if self._member_started else zlib.decompressobj(self._window_bits)
         fed = self._pending[: self._most_fed]
         try:
-            data: bytes = b"" if self._most_fed == _READ_BYTES else self._inflater.decompress(b"", most)
+            data: bytes = b"" if self._most_fed == _FED_BYTES else self._inflater.decompress(b"", most)
             if data or self._inflater.eof:
                 fed = fed[:0]
             else:

@@ -11,8 +11,8 @@ from typing import Any
 
 _RAW_WINDOW_BITS = -15
 _GZIP_WINDOW_BITS = 31
-# Behind each member, the rest of the file is copied.
-_MOST_MEMBERS = 64
+# Little at a time: behind each member, an inflater returns what it has not used yet as a copy.
+_FED_BYTES = 1 << 16
 
 
 @cache
@@ -34,24 +34,28 @@ def _library() -> Any:
         return zlib
 
 
-def gunzip(data: Any, most_bytes: int) -> bytes:
+def gunzip(data: memoryview, most_bytes: int) -> bytes:
     """The data of all members of a gzip file, CRCs checked.
 
-    Raises ValueError where that is more than ``most_bytes``, where the file is cut, or has very many members; and an
-    error of zlib's kind.
+    Raises ValueError where that is more than ``most_bytes``, and where the file is cut; and an error of zlib's kind.
     """
     parts: list[bytes] = []
     left_bytes = most_bytes + 1
-    for _ in range(_MOST_MEMBERS):
-        inflater = _library().decompressobj(wbits=_GZIP_WINDOW_BITS)
-        parts.append(inflater.decompress(data, left_bytes))
+    begin, inflater = 0, _library().decompressobj(wbits=_GZIP_WINDOW_BITS)
+    while begin < len(data) or not inflater.eof:
+        if inflater.eof:
+            if data[begin] == 0:  # padding, as for gzip(1)
+                padded = bytes(data[begin : begin + _FED_BYTES])
+                begin += len(padded) - len(padded.lstrip(b"\0"))
+                continue
+            inflater = _library().decompressobj(wbits=_GZIP_WINDOW_BITS)
+        fed = data[begin : begin + _FED_BYTES]
+        parts.append(inflater.decompress(fed, left_bytes))
         left_bytes -= len(parts[-1])
-        if not inflater.eof or left_bytes <= 0:
+        if not fed or left_bytes <= 0:
             raise ValueError(f"more than {most_bytes} bytes, or a file that is cut")
-        data = inflater.unused_data.lstrip(b"\0")
-        if not data:
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-    raise ValueError(f"more than {_MOST_MEMBERS} members")
+        begin += len(fed) - len(inflater.unused_data)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def raw_inflater() -> Any:
