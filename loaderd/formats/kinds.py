@@ -20,6 +20,7 @@ shorter one and a structure that it announces. Where it is not the length of the
 - tar without ``ustar``: a checksum as six octal digits (30 bits) with a zero and a space (16) that is right (17).
 - text: two of five random bytes are part of valid UTF-8 without control characters: 32 bytes are worth 41 bits.
   Records may be text themselves. So where the schema says what they are, only numbers of several bytes count.
+  TFRecord begins with a length of 8 bytes, some of them zeros: there, 5 bytes are enough.
 
 Damage to the first bytes of a file hides its kind. Then it is read as before, as far as that goes.
 """
@@ -40,7 +41,7 @@ _TAR_BYTES = 512
 _MOST_SAMPLE_BYTES = 1 << 17
 _ENOUGH_INFLATED_BYTES = 1 << 20
 _ENOUGH_STORED_BYTES = 4096
-_LEAST_TEXT_BYTES = 32
+_LEAST_TEXT_BYTES, _LEAST_TEXT_BYTES_OF_TFRECORD = 32, 5
 _MOST_BLOCK_BYTES = 1 << 17
 _MOST_CHUNK_BYTES = 100 << 20  # by Stockfish's reader
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f\x7f]")
@@ -289,7 +290,7 @@ def _is_text(content: Content, records: FixedRecords | None) -> bool:
     sample = content.head
     if _CONTROL.search(sample):  # as nearly always: no more need be read
         return False
-    counted_bytes = len(sample)
+    counted_bytes, least_bytes = len(sample), _LEAST_TEXT_BYTES_OF_TFRECORD if records is None else _LEAST_TEXT_BYTES
     if records is not None and (content.size_bytes is None or content.size_bytes >= records.record_bytes):
         assert records.dtype.fields is not None
         numbers = [records.dtype.fields[name][0] for name in records]
@@ -299,7 +300,7 @@ def _is_text(content: Content, records: FixedRecords | None) -> bool:
         count = max(_MOST_SAMPLE_BYTES // records.record_bytes, 1)
         sample = content.at(0, min(count * records.record_bytes, _MOST_SAMPLE_BYTES)) if wide_bytes else b""
         counted_bytes = len(sample) // records.record_bytes * wide_bytes
-    if counted_bytes < _LEAST_TEXT_BYTES or _CONTROL.search(sample):
+    if counted_bytes < least_bytes or _CONTROL.search(sample):
         return False
     try:
         sample.decode()

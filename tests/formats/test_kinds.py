@@ -280,6 +280,14 @@ def test_too_little_text_is_no_proof(tmp_path: Path):
 # ------------------------------------------------------------------------------------- as a loader's user sees it
 
 
+def test_of_what_is_no_tfrecord_file_a_few_bytes_of_text_are_proof(tmp_path: Path):
+    """A README of 8 bytes was a damaged record. A TFRecord file begins with zeros among its first 8 bytes."""
+    with pytest.raises(ShardFormatError, match="is text, and not a TFRecord file"):
+        build_index(make_shard(tmp_path / "README", b"# Games\n"), 10)
+    for cut in range(1, 40):
+        assert kind_of(Content.of_bytes(frames([b"x" * 30])[:cut], is_whole=True)) != "text"
+
+
 @pytest.mark.parametrize("on_corrupt", ["raise", "skip_record", "skip_shard"])
 def test_a_loader_refuses_it_whatever_on_corrupt_says(on_corrupt: Any, tmp_path: Path):
     """96 TFRecords of 7 and 1 bytes were 144 "records" of 16 bytes."""

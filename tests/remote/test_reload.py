@@ -41,7 +41,7 @@ def test_a_damaged_shard_that_is_added_ends_no_training(start_server, tmp_path, 
         batches = iter(loader)
         found = [next(batches)["id"].tolist()]
         server.close()
-        (tmp_path / "shards" / "added.tfrecord").write_bytes(b"no TFRecord, as everybody sees")
+        (tmp_path / "shards" / "added.tfrecord").write_bytes(b"no TFRecord, as all see\0")
         server.start(is_ready=False)
         server.server.wait_line("data set train: ")
         found += [batch["id"].tolist() for batch in batches]

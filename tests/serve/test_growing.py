@@ -119,7 +119,7 @@ def test_shards_that_are_added_and_damaged_end_no_training(start: Start, tmp_pat
     with connect(server) as loader:
         batches = iter(loader)
         next(batches)
-        (tmp_path / "shards" / "+.tfrecord").write_bytes(b"no TFRecord, as everybody sees")
+        (tmp_path / "shards" / "+.tfrecord").write_bytes(b"no TFRecord, as all see\0")
         server = start_again(start, server, signal.SIGTERM, "train: failed")
         assert len(list(batches)) == 59
         with pytest.raises(loaderd.errors.LoaderdError, match=r"\+\.tfrecord"):
