@@ -17,12 +17,12 @@ from loaderd.storage.shard_file import Block, Compression, ShardFile
 from loaderd.worker.window_loader import BlockPlacement, Bytes2D, Faults, Places, WindowLoader
 
 
-def _numbers_of(place: FilePlace) -> npt.NDArray[np.int64]:
-    """int64, (left,): the numbers in its block of the records that are in the data set."""
+def _numbers_of(place: FilePlace, most: int) -> npt.NDArray[np.int64]:
+    """int64, (left,): the numbers in its block of the first ``most`` records that are in the data set."""
     block, left, _ = place
     if left is None:
-        return np.arange(block.num_records)
-    return numbers_that(left.conditions, left.low, left.high) - block.first_record
+        return np.arange(min(block.num_records, most))
+    return numbers_that(left.conditions, left.low, left.high)[:most] - block.first_record
 
 
 class FileRows:
@@ -73,10 +73,13 @@ class FileRows:
         wanted_of = self._wanted(slices, from_)
         for (block, wanted), (_, first, stop, row, _), place in zip(wanted_of, slices, from_, strict=True):
             of_block = places[row - first_row : row - first_row + stop - first]
-            if len(of_block) < block.num_records:
-                of_wanted, of_block = of_block, np.full(block.num_records, -1)
-                of_block[wanted] = of_wanted
-            parts.append(BlockPlacement(block, of_block, place.key))
+            if isinstance(wanted, slice):
+                number = wanted.start
+            else:
+                number = int(wanted[0])
+                of_wanted, of_block = of_block, np.full(int(wanted[-1]) + 1 - number, -1)
+                of_block[wanted - number] = of_wanted
+            parts.append(BlockPlacement(block, of_block, place.key, number))
         return self._loader.load(parts, window)
 
     def _wanted(
@@ -90,7 +93,7 @@ class FileRows:
                 skipped = narrowed.first_record - block.first_record
                 yield narrowed, slice(first - skipped, stop - skipped)
             else:
-                numbers = _numbers_of(place)[first:stop]
+                numbers = _numbers_of(place, stop)[first:]
                 narrowed = self._loader.reader.narrowed(block, int(numbers[0]), int(numbers[-1]) + 1)
                 yield narrowed, numbers - (narrowed.first_record - block.first_record)
 
@@ -100,5 +103,5 @@ class FileRows:
         Returns the names of the feature lists of the first record, which are not read.
         """
         assert task.place is not None
-        self._loader.check_fits(task.place.block, _numbers_of(task.place)[:most])
+        self._loader.check_fits(task.place.block, _numbers_of(task.place, most))
         return self._loader.feature_lists

@@ -48,19 +48,25 @@ Faults = list[tuple[list[int], LoaderdError]]
 
 
 class BlockPlacement(NamedTuple):
-    """The records of ``block`` and where their rows go: ``places``, intp, (count,); -1: not wanted.
+    """Records of ``block``, from its record ``first`` on, and where their rows go: ``places``, intp, (count,).
 
-    ``key``: 64 bits, of the shard and the epoch, from which the keys of its records are drawn.
+    -1: not wanted, as all other records of the block: of an npz, they may be very many. ``key``: 64 bits, of the
+    shard and the epoch, from which the keys of its records are drawn.
     """
 
     block: Block
     places: Places
     key: int = 0
+    first: int = 0
 
     @property
-    def wanted(self) -> Places:
-        """intp, (wanted,): the numbers in the block of the records that have a place."""
-        return np.flatnonzero(self.places >= 0)
+    def all_places(self) -> Places:
+        """intp, (records,): the place of each record of the block."""
+        if len(self.places) == self.block.num_records:
+            return self.places
+        places = np.full(self.block.num_records, -1)
+        places[self.first : self.first + len(self.places)] = self.places
+        return places
 
     def record_keys(self, first: int, count: int) -> npt.NDArray[np.uint64]:
         """uint64, (count,): the keys of the records from number ``first`` of the block on."""
@@ -141,7 +147,7 @@ class WindowLoader:
 
         Where all of them are damaged, it raises nothing: damage tells nothing of the schema.
         """
-        places = np.full(block.num_records, -1)
+        places = np.full(int(numbers[-1]) + 1, -1)
         places[numbers] = 0  # nobody wants the rows, so one place does for all: a row may have megabytes
         window = np.empty((1, self._row_bytes), dtype=np.uint8)
         faults = self._load_one(BlockPlacement(block, places), window)
@@ -159,7 +165,7 @@ class WindowLoader:
             return False
         buffer, ends = run
         starts, lengths = self.reader.payloads(ends)
-        places = np.concatenate([part.places for part in parts])
+        places = np.concatenate([part.all_places for part in parts])
         wanted = places >= 0
         if not wanted.all():
             starts, lengths, places = starts[wanted], lengths[wanted], places[wanted]
@@ -176,22 +182,23 @@ class WindowLoader:
     # ----------------------------------------------------------------------------------- one block, with care
 
     def _load_one(self, part: BlockPlacement, window: Bytes2D) -> Faults:
-        block, wanted = part.block, part.wanted
+        block, wanted = part.block, np.flatnonzero(part.places >= 0)
+        first_record = block.first_record + part.first
         faults: Faults = []
         if not len(wanted):
             return faults
         try:
-            for piece in self.reader.read(block, int(wanted[0]), int(wanted[-1]) + 1):
+            for piece in self.reader.read(block, part.first + int(wanted[0]), part.first + int(wanted[-1]) + 1):
                 if isinstance(piece, Damage):
-                    number = piece.record - block.first_record
-                    place = int(part.places[number]) if 0 <= number < block.num_records else -1
+                    number = piece.record - first_record
+                    place = int(part.places[number]) if 0 <= number < len(part.places) else -1
                     if place >= 0:
                         faults.append(([place], at_damage(CorruptRecordError, piece, hint=_HINT_CORRUPT)))
                 else:
                     faults += self._load_piece(part, piece, window)
         except ShardReadError as error:
             # Each record is named, so that a batch counts those that it lacks, and no others.
-            uri, numbers = self._files[block.shard].uri, (wanted + block.first_record).tolist()
+            uri, numbers = self._files[block.shard].uri, (wanted + first_record).tolist()
             return [
                 ([place], _at_record(error, number, block.offset, uri))
                 for place, number in zip(part.places[wanted].tolist(), numbers, strict=True)
@@ -201,12 +208,13 @@ class WindowLoader:
     def _load_piece(self, part: BlockPlacement, piece: RecordChunk, window: Bytes2D) -> Faults:
         """The wanted records of a piece."""
         piece_first = piece.first_record - part.block.first_record
-        in_piece = np.arange(len(piece.ends) - 1)
-        places = part.places[piece_first : piece_first + len(in_piece)]
-        wanted = places >= 0
-        wanted[list(piece.bad)] = False  # these were named as damage already, and must not be parsed
+        begin = max(0, part.first - piece_first)
+        in_piece = np.arange(begin, min(len(piece.ends) - 1, part.first + len(part.places) - piece_first))
+        places = part.places[in_piece + (piece_first - part.first)]
+        # The bad ones were named as damage already, and must not be parsed.
+        wanted = (places >= 0) & ~np.isin(in_piece, piece.bad)
         in_piece, places = in_piece[wanted], places[wanted]
-        starts, lengths = piece.payload_starts[wanted], piece.payload_lengths[wanted]
+        starts, lengths = piece.payload_starts[in_piece], piece.payload_lengths[in_piece]
         faults: Faults = []
         began_ns = time.monotonic_ns()
         mismatches = self._parser.parse(piece.buffer, starts, lengths, window, places)
@@ -224,6 +232,6 @@ class WindowLoader:
             error = at_damage(RecordMismatchError, damage, hint=mismatch.remedy)
             faults.append(([int(places[mismatch.record])], error))
         if self._needs_keys:
-            keys = part.record_keys(piece_first, len(wanted))
+            keys = part.record_keys(piece_first + begin, len(wanted))
             self._record_keys(window)[places] = keys[wanted]
         return faults
