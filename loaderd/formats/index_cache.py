@@ -195,8 +195,13 @@ def _prune_if_due(folder: Path) -> None:
     """Prune ``folder`` unless some process has done so within a day."""
     marker = folder / _MARKER
     with contextlib.suppress(OSError):
-        if not marker.exists() or time.time() - marker.stat().st_mtime > _DAY_S:
-            marker.touch()  # first, so that no other process does the same meanwhile
+        if not os.path.lexists(marker) or time.time() - marker.lstat().st_mtime > _DAY_S:
+            # First, so that no other process does the same meanwhile. Another user may have put a link there.
+            fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+            try:
+                os.utime(fd)
+            finally:
+                os.close(fd)
             prune(folder)
 
 

@@ -420,6 +420,15 @@ def test_the_least_used_go_where_there_are_too_many(tmp_path: Path):
     assert [path_in(cache, file).exists() for file in files] == [True, True, False, False]
 
 
+def test_a_link_in_the_place_of_the_marker_is_not_followed(file: ShardFile, tmp_path: Path):
+    """Else another user of the folder has this one make a file anywhere."""
+    cache = IndexCache(str(tmp_path / "shared"), 4)
+    (tmp_path / "shared" / "index").mkdir(parents=True)
+    (tmp_path / "shared" / "index" / ".pruned").symlink_to(tmp_path / "elsewhere")
+    assert keep(cache, file) is None and is_kept(cache, file)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_indexes_beside_their_shards_are_left_alone(tmp_path: Path):
     cache = IndexCache("beside", 4)
     file = make_shard(tmp_path / "a.tfrecord", frames(payloads_of(5)))
