@@ -34,6 +34,7 @@ from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable_line, redacted
 from loaderd.schema import FixedRecords, Schema
+from loaderd.schema.grids import Values
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.snapshots import Progress
 from loaderd.storage.files import list_with_progress
@@ -240,29 +241,27 @@ def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: StoredFo
         "values": {},
         "fields": {},
     }
-    if not arguments.json:
-        _say_fixed(about, index)
-    if not index.num_records and arguments.record is None and arguments.png is None:
-        if arguments.json:
-            say(json.dumps(about))
-        return
-    number, record = record_of(file, index, records, _number(arguments))
-    values = list_values(records, record)
-    if not arguments.json:
-        _show_table([("feature", "type", "shape", f"record {number}"), *_feature_rows(records, values)])
-    fields = {}
-    if stored.schema is not None and (arguments.schema, arguments.record, arguments.png) != (None, None, None):
-        fields = decode(file, number, record, stored.schema)
-    if arguments.png is not None:
-        if stored.schema is None:
-            raise OptionError(_PNG_NEEDS_SCHEMA)
-        write_png(fields, arguments.png)
+    number, values, fields = 0, dict[str, Listed](), dict[str, Values]()
+    if index.num_records or arguments.record is not None or arguments.png is not None:
+        number, record = record_of(file, index, records, _number(arguments))
+        values = list_values(records, record)
+        if stored.schema is not None and (arguments.schema, arguments.record, arguments.png) != (None, None, None):
+            fields = decode(file, number, record, stored.schema)
+        if arguments.png is not None:
+            if stored.schema is None:
+                raise OptionError(_PNG_NEEDS_SCHEMA)
+            write_png(fields, arguments.png)
     if arguments.json:
-        about["record"] = number
+        if values:
+            about["record"] = number
         about["values"] = {name: [plain(value) for value in listed.values] for name, listed in values.items()}
         about["fields"] = {name: plain_array(value) for name, value in fields.items()}
         say(json.dumps(about))
-    show_fields({} if arguments.json else fields)
+        return
+    _say_fixed(about, index)
+    if values:
+        _show_table([("feature", "type", "shape", f"record {number}"), *_feature_rows(records, values)])
+    show_fields(fields)
 
 
 def _say_fixed(about: dict[str, Any], index: ShardIndex) -> None:
