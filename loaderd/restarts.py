@@ -33,14 +33,14 @@ class Backoff:
 class RestartPolicy:
     """Whether, and when, to start a process again: not after ``most_in_vain`` in a row that have achieved nothing.
 
-    Pauses grow up to 5 s; after a process that lived for a minute, they begin anew.
+    Pauses grow up to ``max_pause_s``; after a process that lived for a minute, they begin anew.
     """
 
-    def __init__(self, most_in_vain: float = math.inf) -> None:
+    def __init__(self, most_in_vain: float = math.inf, max_pause_s: float = 5.0) -> None:
         self.num_in_vain = 0
         """How many in a row have achieved nothing."""
         self._most_in_vain = most_in_vain
-        self._pauses = Backoff(0.1, 5.0)
+        self._pauses = Backoff(0.1, max_pause_s)
         self._began_s = time.monotonic()
 
     def began(self) -> None:

@@ -15,18 +15,20 @@ and the actor with it.
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 import threading
 import time
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import ray
+import urllib3
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from loaderd.client.connect import ask_status
-from loaderd.errors import LoaderdError
 from loaderd_ray.serve_process import ServerProcess
 from loaderd_ray.spec import NAMESPACE, ServerState, Spec, server_name
 
@@ -41,14 +43,14 @@ class Server:
     def __init__(self, spec: Spec, key: str) -> None:
         context = ray.get_runtime_context()
         self._machine = ray.util.get_node_ip_address()
+        self._spec = spec
         self._state = ServerState(key, context.get_node_id(), self._machine, actor_pid=os.getpid())
         self._process = ServerProcess(self._arguments(spec), spec.token)
 
     def _arguments(self, spec: Spec) -> list[str]:
         host = self._machine if spec.is_open else "127.0.0.1"
         host = f"[{host}]" if ":" in host else host
-        where = ["--listen", f"{host}:{spec.port}", "--health", "127.0.0.1:0"]
-        arguments = [*spec.targets, *where, "--workers", str(spec.cpus)]
+        arguments = [*spec.targets, "--listen", f"{host}:{spec.port}", "--workers", str(spec.cpus)]
         for name in ("tls_cert", "tls_key", "tls_client_ca"):
             if (value := getattr(spec, name)) is not None:
                 arguments += [f"--{name.replace('_', '-')}", value]
@@ -63,14 +65,32 @@ class Server:
     def state_and_report(self) -> ServerState:
         state = self.state()
         try:
-            health = self._process.health
-            report = None if health is None else ask_status(health, timeout_s=_REPORT_TIMEOUT_S)
-            return replace(state, report=report)
-        except LoaderdError as error:
-            return replace(state, error=state.error or str(error))
+            return replace(state, report=None if state.address is None else _report(state.address, self._spec))
+        except (OSError, ValueError, urllib3.exceptions.HTTPError) as error:
+            return replace(state, error=state.error or f"it does not say how it is: {error}")
 
     def stop(self) -> None:
         self._process.stop()
+
+
+def _report(address: str, spec: Spec) -> Any:
+    """What a server of this node says of itself. It must show the certificate that it was started with.
+
+    Raises OSError, ValueError, and urllib3's HTTPError.
+    """
+    tls: dict[str, Any] = {}
+    if spec.tls_cert is not None:
+        pem = Path(spec.tls_cert).read_text().partition(ssl.PEM_FOOTER)[0] + ssl.PEM_FOOTER
+        begin = pem.index(ssl.PEM_HEADER)
+        digest = sha256(ssl.PEM_cert_to_DER_cert(pem[begin:])).hexdigest()
+        tls = {"cert_reqs": ssl.CERT_NONE, "assert_fingerprint": digest}
+        tls |= {"cert_file": spec.tls_cert, "key_file": spec.tls_key}  # tls_client_ca may ask for one, too
+    with urllib3.PoolManager(**tls) as pool:
+        headers = {"Authorization": f"Bearer {spec.token}"}
+        answer = pool.request("GET", f"{address}/v1", headers=headers, timeout=_REPORT_TIMEOUT_S, retries=False)
+    if answer.status != 200:
+        raise OSError(f"{address} answers {answer.status}")
+    return answer.json()
 
 
 @dataclass(eq=False)

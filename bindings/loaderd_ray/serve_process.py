@@ -30,7 +30,6 @@ from loaderd.restarts import RestartPolicy
 _END_S = 15.0  # `loaderd serve` gives its consumers ten seconds to take note of the end
 _LAST_LINES = 20
 _ADDRESS = re.compile(r'loaderd\.connect\("(https?://[^"]+)"')
-_HEALTH = re.compile(r"health: (http://[^/]+)/")
 # The working directory, which is first in sys.path here, may be shared: no module of it is to be imported.
 _BOOT = (
     "import sys; sys.path[:] = filter(None, sys.path)\n"
@@ -61,8 +60,6 @@ class ServerProcess:
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self.address: str | None = None
         """Where it listens; None while it starts."""
-        self.health: str | None = None
-        """Where it says how it is, to this machine."""
         self.error = ""
         """The last words of the process before this one."""
         self.restarts = 0
@@ -119,7 +116,7 @@ class ServerProcess:
             for line in process.stderr:
                 self._take_line(line)
         code = process.wait()
-        self.address = self.health = None
+        self.address = None
         self.error = "\n".join(self._last) or f"it ended with status {code}"
         return True
 
@@ -131,8 +128,6 @@ class ServerProcess:
             level, text = "error", readable_line(line.rstrip("\n"))
         if (match := _ADDRESS.search(text)) is not None:
             self.address = match[1]
-        if (match := _HEALTH.search(text)) is not None:
-            self.health = match[1]
         if level != "info":
             self._last.append(text)
         with contextlib.suppress(OSError):  # a full disk: the server does without its log

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from loaderd.serve.options import (
     default_state_folder,
     parse_bytes,
 )
-from loaderd.serve.supervisor import Supervisor
+from loaderd.serve.supervisor import HttpSupervisor, UnixSupervisor
 from loaderd.serve.unix_socket import make_private_folder
 from loaderd.user_modules import add_working_directory
 
@@ -190,11 +189,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _server_of(options: UnixOptions | HttpOptions) -> Callable[[], bool]:
     """The function that serves; False: the server failed. Raises LoaderdError if it cannot listen."""
     try:
-        if isinstance(options, UnixOptions):
-            return Supervisor(options).run
-        from loaderd.serve.http_server import serve
-
-        return partial(serve, options)
+        return (UnixSupervisor(options) if isinstance(options, UnixOptions) else HttpSupervisor(options)).run
     except ImportError as error:
         option = "--health" if isinstance(options, UnixOptions) else "--listen"
         raise OptionError(f"{option} needs {error.name}: pip install 'loaderd[server]'") from None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 Report = Mapping[str, Any]
 
-_INTERVAL_S = 1.0
+_INTERVAL_S, _AGAIN_S = 1.5, 1.0
 _MOST_AT_A_TIME = 16
 _MOST_SHOWN = 40
 
@@ -115,13 +117,12 @@ class Answers:
 def _watch(ask: Callable[[], Answers]) -> None:
     from rich.live import Live
 
-    before = ask()
-    with Live(screen(before, before), auto_refresh=False, screen=True) as live:
+    last = deque([ask()], maxlen=3)  # a server on the network counts once a second: compare with two seconds ago
+    with Live(screen(last[0], last[-1]), auto_refresh=False, screen=True) as live:
         while True:
-            time.sleep(_INTERVAL_S)
-            now = ask()
-            live.update(screen(before, now), refresh=True)
-            before = now
+            time.sleep(_AGAIN_S)
+            last.append(ask())
+            live.update(screen(last[0], last[-1]), refresh=True)
 
 
 def screen(before: Answers, now: Answers) -> RenderableType:
@@ -134,15 +135,12 @@ def screen(before: Answers, now: Answers) -> RenderableType:
         for where, report in now.there.items()
     ]
     parts: list[RenderableType] = [*heads, _datasets(now)]
-    of_unix = {where: report for where, report in now.there.items() if "workers" in report}
-    for where, report in of_unix.items():
-        last = before.there.get(where, report)
-        parts.append(
-            _consumers((before.at_s, last), (now.at_s, report)) if report["consumers"] else Text("no consumers")
-        )
+    if any(report["consumers"] for report in now.there.values()):
+        parts.append(_consumers(before, now))
+    else:
+        parts.append(Text("no consumers"))
+    for report in now.there.values():
         parts += [_text(f"{_who(each)}: {each['state']}") for each in report["consumers"] if each.get("state")]
-    if len(of_unix) < len(now.there):
-        parts.append(_readers(before, now))
     parts += [_text(f"{where}: {error.message}") for where, error in now.away.items()]
     return Group(*parts)
 
@@ -154,53 +152,6 @@ def _head(report: Report) -> str:
         return head
     workers = f"{report['workers']} workers ({report['workers_restarted']} replaced)"
     return f"{head}; {workers}; {in_mib(report['memory_bytes'])} of windows and batches"
-
-
-def _readers(before: Answers, now: Answers) -> RenderableType:
-    """Consumers that ask over HTTP. Each may ask all of the servers; what they have had of all is added up."""
-    from rich.table import Table
-    from rich.text import Text
-
-    last, there = _had(before), _had(now)
-    if not there:
-        return Text("no consumers")
-    table = Table("consumer", "host", "rank", "data set", box=None, pad_edge=False)
-    for title in ("records", "records/s", "MB/s", "asked"):
-        table.add_column(title, justify="right")
-    passed_s = now.at_s - before.at_s
-    latest = sorted(there.items(), key=lambda item: -item[1]["seen"])
-    for (name, host, process, rank, dataset), had in latest[:_MOST_SHOWN]:
-        rates = ["", ""]
-        if passed_s > 0 and (previous := last.get((name, host, process, rank, dataset))):
-            records, num_bytes = ((had[what] - previous[what]) / passed_s for what in ("records", "bytes"))
-            rates = [f"{records:,.0f}", f"{num_bytes / 1e6:,.1f}"]
-        asked = f"{span(max(0.0, time.time() - had['seen']))} ago"
-        cells = [
-            f"{name} ({process})" if process else name,
-            host,
-            rank,
-            dataset,
-            f"{had['records']:,.0f}",
-            *rates,
-            asked,
-        ]
-        table.add_row(*map(_text, cells))
-    if len(latest) > _MOST_SHOWN:
-        table.add_row(_text(f"… and {len(latest) - _MOST_SHOWN:,} more: see --json"))
-    return table
-
-
-def _had(answers: Answers) -> dict[tuple[str, ...], dict[str, float]]:
-    """What each consumer has had of all servers that answer."""
-    found: dict[tuple[str, ...], dict[str, float]] = {}
-    for report in answers.there.values():
-        for each in () if "workers" in report else report["consumers"]:
-            key = tuple(str(each[what]) for what in ("name", "host", "process", "rank", "dataset"))
-            had = found.setdefault(key, {"records": 0.0, "bytes": 0.0, "seen": 0.0})
-            had["records"] += each["records"]
-            had["bytes"] += each["bytes"]
-            had["seen"] = max(had["seen"], each["seen"])
-    return found
 
 
 def _text(text: str) -> Text:
@@ -230,40 +181,85 @@ def _datasets(answers: Answers) -> Table:
     return table
 
 
-def _consumers(before: tuple[float, Report], now: tuple[float, Report]) -> Table:
+@dataclass
+class _Row:
+    """A consumer. One on the network may ask all servers; what it has had of them is added up."""
+
+    consumer: Report
+    records: float = 0.0
+    rates: tuple[float, float] | None = None
+    """Records and bytes a second."""
+    idle_s: float = math.inf
+
+    def add(self, of_server: Report, before: Report, passed_s: float) -> None:
+        """``before``: what the server said ``passed_s`` before; empty: nothing."""
+        self.records += of_server.get("records", 0)
+        self.idle_s = min(self.idle_s, of_server.get("idle_s", time.time() - of_server.get("seen", 0)))
+        if passed_s > 0 and "records" in before:
+            had = self.rates or (0.0, 0.0)
+            more = [(of_server[what] - before[what]) / passed_s for what in ("records", "bytes")]
+            self.rates = had[0] + more[0], had[1] + more[1]
+
+    def cells(self) -> list[str]:
+        one, rates = self.consumer, ["", ""]
+        if self.rates is not None:
+            rates = [f"{self.rates[0]:,.0f}", f"{self.rates[1] / 1e6:,.1f}"]
+        share, place, lent = one.get("rank", "connecting"), "", ""
+        if "sharing" in one:
+            share, place, lent = (
+                _sharing(one),
+                f"{one['epoch']}, {one['batch']}",
+                f"{one['slots_lent']} of {one['slots']}",
+            )
+        return [
+            _who(one),
+            one["dataset"],
+            share,
+            place,
+            f"{self.records:,.0f}",
+            *rates,
+            lent,
+            span(max(0.0, self.idle_s)),
+        ]
+
+
+def _consumers(before: Answers, now: Answers) -> Table:
     from rich.table import Table
 
+    rows: dict[tuple[str, ...], _Row] = {}
+    for where, report in now.there.items():
+        last = before.there.get(where, report)
+        passed_s = report.get("counted_s", now.at_s) - last.get("counted_s", before.at_s)
+        # A daemon that replaced another one counts from 0.
+        known = {_key(where, each): each for each in last["consumers"]} if last["pid"] == report["pid"] else {}
+        for each in report["consumers"]:
+            key = _key(where, each)
+            rows.setdefault(key, _Row(each)).add(each, known.get(key, {}), passed_s)
     table = Table("consumer", "data set", "sharing", "epoch, batch", box=None, pad_edge=False)
     for title in ("records", "records/s", "MB/s", "lent", "idle"):
         table.add_column(title, justify="right")
-    passed_s = now[0] - before[0]
-    # A daemon that replaced another one counts from 0.
-    known = {each["number"]: each for each in before[1]["consumers"]} if before[1]["pid"] == now[1]["pid"] else {}
-    for each in now[1]["consumers"]:
-        if "sharing" not in each:
-            table.add_row(*map(_text, (_who(each), each["dataset"], "connecting")))
-            continue
-        last = known.get(each["number"], {})
-        rates = ["", ""]
-        if passed_s > 0 and "records" in last:
-            records, num_bytes = ((each[what] - last[what]) / passed_s for what in ("records", "bytes"))
-            rates = [f"{records:,.0f}", f"{num_bytes / 1e6:,.1f}"]
-        cells = [
-            _who(each),
-            each["dataset"],
-            _sharing(each),
-            f"{each['epoch']}, {each['batch']}",
-            f"{each['records']:,}",
-            *rates,
-            f"{each['slots_lent']} of {each['slots']}",
-            span(each["idle_s"]),
-        ]
-        table.add_row(*map(_text, cells))
+    shown = (
+        sorted(rows.values(), key=lambda row: row.idle_s)[:_MOST_SHOWN] if len(rows) > _MOST_SHOWN else rows.values()
+    )
+    for row in shown:
+        table.add_row(*map(_text, row.cells()))
+    if len(rows) > _MOST_SHOWN:
+        table.add_row(_text(f"… and {len(rows) - _MOST_SHOWN:,} more: see --json"))
     return table
 
 
+def _key(where: str, consumer: Report) -> tuple[str, ...]:
+    if "number" in consumer:
+        return where, str(consumer["number"])
+    return tuple(str(consumer[what]) for what in ("name", "host", "process", "rank", "dataset"))
+
+
 def _who(consumer: Report) -> str:
-    return " ".join(filter(None, (str(consumer["number"]), consumer["name"], f"({consumer['pid']})")))
+    if "number" in consumer:
+        return " ".join(filter(None, (str(consumer["number"]), consumer["name"], f"({consumer['pid']})")))
+    process = f"({consumer['process']})" if consumer["process"] else ""
+    host = f"on {consumer['host']}" if consumer["host"] else ""
+    return " ".join(filter(None, (consumer["name"], process, host)))
 
 
 def _sharing(consumer: Report) -> str:

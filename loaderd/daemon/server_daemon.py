@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from loaderd import logs
-from loaderd.daemon.catalog import TYPICAL_BATCH_SIZE, ServedDataset, load_catalog
+from loaderd.daemon.catalog import ServedDataset, load_catalog
 from loaderd.daemon.debug_report import describe
 from loaderd.daemon.indexing.shard_manifest import Manifests
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
@@ -144,9 +144,6 @@ class ServerDaemon(Daemon):
         listener.setblocking(False)
         self._event_loop.watch(_LISTENER, listener)
         self._tell_supervisor()
-        address, name = f"unix://{listener.getsockname()}", next(iter(self._catalog))
-        call = f'loaderd.connect("{address}", dataset="{name}", batch_size={TYPICAL_BATCH_SIZE})'
-        _logger.info("connect with %s", call)
 
     def _close_listener(self) -> None:
         """Take no more consumers. The socket stays open in the supervisor, for the next daemon."""

@@ -1,5 +1,5 @@
-"""What a server counts for Prometheus. A daemon sends its totals with each report; the supervisor keeps those of
-daemons that have ended."""
+"""What a server counts for Prometheus. A process sends its totals with each report; the supervisor keeps those of
+processes that have ended."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Iterable
 
 MAX_NAMES = 64
 OTHERS = "(others)"
-OF_CONSUMERS = ("batches", "records", "bytes", "waiting_seconds")
+OF_CONSUMERS = ("batches", "records", "bytes", "waiting_seconds", "remote_requests", "remote_records", "remote_bytes")
+
+WireTotal = tuple[str, str, str, float]
+"""(what is counted, data set, label, sum)."""
 
 
 class Totals:
-    """Sums by what is counted, data set and label: a consumer's name, a stage, or a kind of process or connection.
+    """Sums by what is counted, data set and label: a consumer's name, a stage, a kind of process or of connection.
 
     Consumers choose their names: the first ``MAX_NAMES`` have sums of their own, all others share one.
     """
@@ -33,11 +36,11 @@ class Totals:
         other.sums, other._names = self.sums.copy(), self._names
         return other
 
-    def to_wire(self) -> list[tuple[str, str, str, float]]:
+    def to_wire(self) -> list[WireTotal]:
         """For :meth:`add_wire`."""
         return [(*key, float(number)) for key, number in self.sums.items()]
 
-    def add_wire(self, sums: Iterable[tuple[str, str, str, float]]) -> None:
-        """Add the totals of a daemon."""
+    def add_wire(self, sums: Iterable[WireTotal]) -> None:
+        """Add the totals of a process."""
         for what, dataset, label, number in sums:
             self.add(what, dataset, label, number)

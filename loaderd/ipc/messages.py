@@ -93,7 +93,7 @@ class Status(NamedTuple):
 class Serve(NamedTuple):
     """Supervisor: serve this (``serve.options``).
 
-    The listening Unix socket comes with the message.
+    What the process needs open comes with the message: the listening socket first.
     """
 
     settings: dict[str, Any]

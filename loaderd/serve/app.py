@@ -48,9 +48,10 @@ from loaderd.remote.tickets import (
     encode_faults,
 )
 from loaderd.serve.bandwidth import Bandwidth
-from loaderd.serve.counters import Counters, Limited, Sample
+from loaderd.serve.counters import Counters, Limited
 from loaderd.serve.datasets import NotReady, OtherData, ServedDataset, ServedListing
 from loaderd.serve.deaths import Deaths
+from loaderd.serve.metrics import Sample
 from loaderd.serve.replies import Receive, Reply, Scope, Send, health_reply, send_reply
 from loaderd.version import VERSION
 

@@ -1,32 +1,28 @@
-"""What a server counts, in all of its processes together: for Prometheus, ``loaderd status`` and the log.
+"""What a process of the network server counts: for Prometheus, ``loaderd status`` and the log.
 
-Counters are files of prometheus_client's in a folder that the processes share. So any of them can show all, and what
-a process has counted stays when it dies. Consumers choose their names: the first ``MAX_NAMES`` have counters of their
-own, all others share one.
+Each process tells the supervisor once a second what it has counted. The supervisor adds it up, with what processes
+had counted that have ended, and writes the sums where every process can read them (``SharedValue``).
+Consumers choose their names: the first ``MAX_NAMES`` have counters of their own, all others share one.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from loaderd.daemon.totals import MAX_NAMES, OTHERS
+from loaderd.daemon.totals import Totals
 from loaderd.errors import from_wire
 from loaderd.remote.tickets import ConsumerName, RowFault
+from loaderd.serve.metrics import Sample, page_of, samples_of_totals
+from loaderd.serve.shared_value import SharedValue
 from loaderd.snapshots import StorageCounts
 from loaderd.version import VERSION
 
-MAX_CONSUMERS = 1024
-FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-"""prometheus_client looks at it when it is imported."""
+MAX_READERS = 1024
+_FORGOTTEN_S = 3600.0
 _SAY_EVERY_S = 10.0
-_OF_STATUS = "loaderd_status_"
-
-Sample = tuple[str, str, dict[str, str], float]
-"""(name, what it is, labels, value)."""
 
 _logger = logging.getLogger("loaderd")
 
@@ -47,119 +43,84 @@ class Limited:
             _logger.warning("%s%s", text, more)
 
 
-class Counters:
-    """For use in one thread. The environment's ``FOLDER_VARIABLE`` names the folder."""
+class Readers:
+    """What each consumer has had: the ``MAX_READERS`` that asked last, until they have not asked for an hour."""
 
-    def __init__(self) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge
+    FIELDS = ("dataset", *ConsumerName._fields, "records", "bytes", "seen")
+
+    def __init__(self, rows: Iterable[Sequence[Any]] = ()) -> None:
+        self._rows: dict[tuple[str, ...], tuple[float, float, float]] = {}
+        self.add_wire(rows)
+
+    def add(self, reader: tuple[str, ...], records: float, num_bytes: float, seen_s: float) -> bool:
+        """``seen_s``: when it asked last, as a Unix time. Returns whether it is a new one."""
+        had = self._rows.pop(reader, None)
+        before = had or (0.0, 0.0, 0.0)
+        self._rows[reader] = before[0] + records, before[1] + num_bytes, max(before[2], seen_s)
+        if len(self._rows) > MAX_READERS:
+            del self._rows[min(self._rows, key=lambda each: self._rows[each][2])]
+        return had is None
+
+    def to_wire(self) -> list[tuple[Any, ...]]:
+        """The values of ``FIELDS`` of each, for :meth:`add_wire`."""
+        since_s = time.time() - _FORGOTTEN_S
+        self._rows = {reader: had for reader, had in self._rows.items() if had[2] > since_s}
+        return [(*reader, *had) for reader, had in self._rows.items()]
+
+    def add_wire(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Add those of a process."""
+        for row in rows:
+            *reader, records, num_bytes, seen_s = row
+            self.add(tuple(reader), records, num_bytes, seen_s)
+
+
+class Counters:
+    """For use in one thread. ``shared``: the sums of all processes; one of a second ago is good enough."""
+
+    def __init__(self, shared: SharedValue) -> None:
         from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
         self.content_type: str = CONTENT_TYPE_LATEST
-        self.started_s = time.time()
-        registry = CollectorRegistry()
-
-        def counter(name: str, about: str, *labels: str) -> Counter:
-            return Counter(f"loaderd_{name}", about, labels, registry=registry)
-
-        of = ("dataset", "consumer")
-        self._requests = counter("remote_requests", "Requests for rows that were answered over the network", *of)
-        self._records = counter("remote_records", "Records of the rows that were sent over the network", *of)
-        self._bytes = counter("remote_bytes", "Bytes of the rows that were sent over the network", *of)
-        self._lost = counter(
-            "remote_lost_records", "Records that could not be read when they were asked for", "dataset"
-        )
-        self._refused = counter("refused", "Calls that were refused by the server", "way")
-        self._storage = counter("storage_requests", "Requests to storage that were answered", "dataset")
-        self._storage_retries = counter("storage_retries", "Requests to storage that were made again", "dataset")
-        who = ("dataset", *ConsumerName._fields)
-        self._of_status = counter("status_records", "Of each consumer, for loaderd status", *who)
-        self._bytes_of_status = counter("status_bytes", "Of each consumer, for loaderd status", *who)
-        self._seen = Gauge(
-            "loaderd_status_seen", "When it asked last", who, registry=registry, multiprocess_mode="mostrecent"
-        )
-        self._names: set[str] = set()
-        self._consumers: set[tuple[str, ConsumerName]] = set()
+        self._shared = shared
+        self._totals, self._readers = Totals(), Readers()
         self._say_refused, self._say_lost = Limited(), Limited()
 
     def answered(
         self, dataset: str, consumer: ConsumerName, num_rows: int, num_bytes: int, faults: Sequence[RowFault]
     ) -> None:
         """Rows went to a consumer. The log says so the first time, and names records that could not be read."""
-        name = consumer.name
-        if name not in self._names:
-            name = name if len(self._names) < MAX_NAMES else OTHERS
-            self._names.add(name)
-        self._requests.labels(dataset, name).inc()
-        self._records.labels(dataset, name).inc(num_rows)
-        self._bytes.labels(dataset, name).inc(num_bytes)
-        key = dataset, consumer
-        if key not in self._consumers:
-            if len(self._consumers) >= MAX_CONSUMERS:
-                consumer = ConsumerName(OTHERS)
-            else:
-                _logger.info("%s (%s, process %s) reads %s", *consumer[:3], dataset)
-                self._consumers.add(key)
-        self._of_status.labels(dataset, *consumer).inc(num_rows)
-        self._bytes_of_status.labels(dataset, *consumer).inc(num_bytes)
-        self._seen.labels(dataset, *consumer).set(time.time())
+        for what, number in (("requests", 1), ("records", num_rows), ("bytes", num_bytes)):
+            self._totals.add(f"remote_{what}", dataset, consumer.name, number)
+        if self._readers.add((dataset, *consumer), num_rows, num_bytes, time.time()):
+            _logger.info("%s (%s, process %s) reads %s", *consumer[:3], dataset)
         if faults:
-            self._lost.labels(dataset).inc(sum(len(rows) for rows, _ in faults))
+            self._totals.add("remote_lost_records", dataset, "", sum(len(rows) for rows, _ in faults))
             self._say_lost(f"{dataset}: records cannot be read: {from_wire(faults[0].error).message}")
 
     def refused(self, host: str, why: str) -> None:
         """A call was refused; the log says so."""
-        self._refused.labels("network").inc()
+        self._totals.add("refused", "", "network", 1)
         self._say_refused(f"a call from {host} was refused: {why}")
 
     def asked_storage(self, dataset: str, counts: StorageCounts) -> None:
         """What was asked of storage since the last call."""
-        self._storage.labels(dataset).inc(counts.requests)
-        self._storage_retries.labels(dataset).inc(counts.retries)
+        self._totals.add("storage_requests", dataset, "", counts.requests)
+        self._totals.add("storage_retries", dataset, "", counts.retries)
 
-    def _collect(self) -> Iterator[Any]:
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.multiprocess import MultiProcessCollector
-
-        collector: Any = MultiProcessCollector
-        yield from collector(CollectorRegistry(), os.environ[FOLDER_VARIABLE]).collect()
+    def to_wire(self) -> dict[str, Any]:
+        """What this process has counted, for the supervisor."""
+        return {"totals": self._totals.to_wire(), "readers": self._readers.to_wire()}
 
     def page(self, gauges: Iterable[Sample] = ()) -> bytes:
-        """The page for Prometheus. ``gauges``: what is not counted."""
-        return page_of(gauges, [each for each in self._collect() if not each.name.startswith(_OF_STATUS)])
+        """The page for Prometheus, of all processes. ``gauges``: what is not counted."""
+        return page_of([*gauges, *samples_of_totals(self._shared.read()["totals"])])
 
     def report(self) -> dict[str, Any]:
-        """What ``loaderd status`` shows of the server and its consumers: plain values."""
-        consumers: dict[tuple[str, ...], dict[str, Any]] = {}
-        for metric in self._collect():
-            if metric.name.startswith(_OF_STATUS):
-                for sample in metric.samples:
-                    key = tuple(sample.labels[name] for name in ("dataset", *ConsumerName._fields))
-                    what = metric.name.removeprefix(_OF_STATUS)
-                    consumers.setdefault(key, dict(sample.labels))[what] = sample.value
-        return {"version": VERSION, "started_s": self.started_s, "consumers": list(consumers.values())}
+        """What ``loaderd status`` shows of the server and its consumers: plain values.
 
-
-def page_of(samples: Iterable[Sample], metrics: Sequence[Any] = ()) -> bytes:
-    """A page for Prometheus: ``metrics``, and ``samples`` (counters if the name ends in _total, else gauges)."""
-    from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    families: dict[str, Any] = {}
-    for name, about, labels, value in samples:
-        if name not in families:
-            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            families[name] = kind(f"loaderd_{name}", about, labels=list(labels))
-        families[name].add_metric(list(labels.values()), value)
-    registry = CollectorRegistry()
-    registry.register(_Metrics([*metrics, *families.values()]))
-    return generate_latest(registry)
-
-
-class _Metrics:
-    """Gives finished metrics to a registry."""
-
-    def __init__(self, metrics: list[Any]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[Any]:
-        return self._metrics
+        ``counted_s``: when they were counted, as a Unix time.
+        """
+        shared = self._shared.read()
+        consumers = [dict(zip(Readers.FIELDS, row, strict=True)) for row in shared["readers"]]
+        times = {name: shared[name] for name in ("started_s", "counted_s")}
+        return {"version": VERSION, **times, "consumers": consumers}

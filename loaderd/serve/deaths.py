@@ -1,72 +1,80 @@
 """Which tickets processes of this server have died of, and at which row: memory ran out, or a function crashed.
 
-Each process keeps a file for the ticket that it works at, in a folder that all share, and removes it when it is done.
-A file whose process has ended tells of a death. A ticket of which a process has died is made row by row, and its file
-says at which; a row of which three have died is left out. Deaths are forgotten after five minutes: memory, say, may
-have been short for a while.
+::
+
+    process ──writes the tickets that it works at──► a file in memory ──read when it has died──► supervisor
+            ◄─────────────────────── all deaths of the last five minutes (SharedValue) ──────────────┘
+
+A ticket of which a process has died is made row by row, and the file says at which row; a row of which three have
+died is left out. Deaths are forgotten after five minutes: memory, say, may have been short for a while.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 
-from loaderd.processes import has_ended
+from loaderd.serve.shared_value import SharedValue
 
 NO_ROW = -1
 MAX_DEATHS = 3
 """Of a row; or before the first one, of the whole ticket."""
 _REMEMBERED_S = 300.0
-_PREFIX = "ticket-"
-_ROW_BYTES = 8
+_UNDER_WAY = struct.Struct("<16sq")  # a digest of the ticket, and the row; zeros: none
+_BYTES = 64 * _UNDER_WAY.size  # of a process: it has fewer threads
 
 
 class Deaths:
-    """For use in several threads."""
+    """For use in several threads of a process. ``fd``: the file; ``place``: where this process writes in it.
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    ``shared``: has what :class:`DeathRecords` knows.
+    """
+
+    def __init__(self, fd: int, place: int, shared: SharedValue) -> None:
+        self._fd = fd
+        self._shared = shared
+        first = place * _BYTES
+        self._free = list(range(first, first + _BYTES, _UNDER_WAY.size))
 
     @contextlib.contextmanager
     def watching(self, ticket: bytes) -> Iterator[tuple[Counter[int], Callable[[int], None]]]:
         """Around the work at a ticket: yields how many processes died at which row, and what to tell of each row."""
-        name = f"{_PREFIX}{sha256(ticket).hexdigest()[:32]}-"
-        deaths = self._of(name)
-        path = os.path.join(self._folder, f"{name}{os.getpid()}-{os.urandom(4).hex()}")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        digest = sha256(ticket).digest()[:16]
+        died = Counter(row for other, row in self._shared.read()["deaths"] if other == digest)
+        offset = self._free.pop()
 
         def begin_row(row: int) -> None:
-            os.pwrite(fd, row.to_bytes(_ROW_BYTES, "little", signed=True), 0)
+            os.pwrite(self._fd, _UNDER_WAY.pack(digest, row), offset)
 
+        begin_row(NO_ROW)
         try:
-            yield deaths, begin_row
+            yield died, begin_row
         finally:
-            os.close(fd)
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            os.pwrite(self._fd, bytes(_UNDER_WAY.size), offset)
+            self._free.append(offset)
 
-    def leave(self) -> None:
-        """This process ends as it should: it has died of nothing that it still works at."""
-        for each in os.listdir(self._folder):
-            if each.startswith(_PREFIX) and each.split("-")[2] == str(os.getpid()):
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(self._folder, each))
 
-    def _of(self, name: str) -> Counter[int]:
-        rows: Counter[int] = Counter()
-        for each in os.listdir(self._folder):
-            if not each.startswith(name) or not has_ended(int(each.split("-")[2])):
-                continue
-            path = os.path.join(self._folder, each)
-            with contextlib.suppress(OSError):
-                if time.time() - os.stat(path).st_mtime > _REMEMBERED_S:
-                    os.unlink(path)
-                    continue
-                with open(path, "rb") as file:
-                    content = file.read(_ROW_BYTES)
-                rows[int.from_bytes(content, "little", signed=True) if content else NO_ROW] += 1
-        return rows
+class DeathRecords:
+    """The supervisor's."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("loaderd-tickets")
+        self._deaths: list[tuple[float, tuple[bytes, int]]] = []
+
+    def has_ended(self, place: int, was_to_serve: bool) -> None:
+        """A process has ended, and another one will have its place. ``was_to_serve``: it has died of its tickets."""
+        entries = _UNDER_WAY.iter_unpack(os.pread(self.fd, _BYTES, place * _BYTES).ljust(_BYTES, b"\0"))
+        if was_to_serve:
+            self._deaths += [(time.monotonic(), (digest, row)) for digest, row in entries if any(digest)]
+        os.pwrite(self.fd, bytes(_BYTES), place * _BYTES)
+
+    def to_wire(self) -> list[tuple[bytes, int]]:
+        """The digest of the ticket, and the row, of each death that is not forgotten."""
+        since_s = time.monotonic() - _REMEMBERED_S
+        self._deaths = [death for death in self._deaths if death[0] > since_s]
+        return [what for _, what in self._deaths]

@@ -11,9 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from loaderd.errors import ServerError
 from loaderd.remote.tickets import MAX_SHARDS_BYTES
-from loaderd.serve.options import Address
 
 _MAX_HEAD_BYTES = 64 << 10
 _MAX_REQUEST_BYTES = MAX_SHARDS_BYTES + _MAX_HEAD_BYTES
@@ -100,12 +98,3 @@ async def serve_pages(app: Any, sock: socket.socket) -> None:
     await loop.create_server(
         lambda: GuardedHttp(config=config, server_state=state, app_state={}, _loop=loop), sock=sock
     )
-
-
-def bound(address: Address, what: str) -> socket.socket:
-    """A socket that listens at ``address``, which the option ``what`` names. Raises ServerError."""
-    try:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        return socket.create_server((address.host, address.port), family=family, backlog=1024)
-    except OSError as error:
-        raise ServerError(f"{what} cannot listen at {address}: {error.strerror}") from None

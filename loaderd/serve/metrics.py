@@ -1,15 +1,17 @@
-"""The metrics of a server at a Unix socket, from the reports of its daemons."""
+"""The metrics of both servers, for Prometheus: from what they count, and from the reports of daemons."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from loaderd.daemon.totals import Totals
+from loaderd.daemon.totals import Totals, WireTotal
 from loaderd.ipc.subscription import Sharing
-from loaderd.serve.counters import Sample
 
-_TOTALS = {
+Sample = tuple[str, str, dict[str, str], float]
+"""(name, what it is, labels, value)."""
+
+TOTALS = {
     "restarts": ("process", "Processes that died and were replaced"),
     "refused": ("way", "Connections and calls that were refused or ended by the server"),
     "batches": ("consumer", "Batches that were delivered to consumers"),
@@ -17,7 +19,14 @@ _TOTALS = {
     "bytes": ("consumer", "Bytes of the batches that were delivered to consumers"),
     "waiting_seconds": ("consumer", "Time that consumers waited for batches; unknown for groups"),
     "stage_seconds": ("stage", "Time of all workers, by stage and field; stages slot and window: waiting for these"),
+    "remote_requests": ("consumer", "Requests for rows that were answered over the network"),
+    "remote_records": ("consumer", "Records of the rows that were sent over the network"),
+    "remote_bytes": ("consumer", "Bytes of the rows that were sent over the network"),
+    "remote_lost_records": (None, "Records that could not be read when they were asked for"),
+    "storage_requests": (None, "Requests to storage that were answered"),
+    "storage_retries": (None, "Requests to storage that were made again"),
 }
+"""What is counted: the label beside the data set's, and what it is."""
 _OF_SERVER = ("restarts", "refused")
 
 
@@ -45,7 +54,38 @@ def samples(is_ready: bool, reports: Sequence[Mapping[str, Any]], totals: Totals
             yield "slots_lent", "Batches that consumers hold", labels, lent
     idle_s = max((each["idle_s"] for each in consumers), default=0.0)
     yield "consumer_idle_seconds", "Time since the consumer that is idle longest took a batch", {}, idle_s
-    for (what, name, label), number in totals.sums.items():
-        of, about = _TOTALS[what]
-        labels = {of: label} if what in _OF_SERVER else {"dataset": name, of: label}
-        yield f"{what}_total", about, labels, number
+    yield from samples_of_totals(totals.to_wire())
+
+
+def samples_of_totals(totals: Iterable[WireTotal]) -> Iterator[Sample]:
+    """Counters."""
+    for what, dataset, label, number in totals:
+        of, about = TOTALS[what]
+        labels = {} if what in _OF_SERVER else {"dataset": dataset}
+        yield f"{what}_total", about, labels if of is None else {**labels, of: label}, number
+
+
+def page_of(samples: Iterable[Sample]) -> bytes:
+    """A page for Prometheus. ``samples``: counters if the name ends in _total, else gauges."""
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    families: dict[str, Any] = {}
+    for name, about, labels, value in samples:
+        if name not in families:
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            families[name] = kind(f"loaderd_{name}", about, labels=list(labels))
+        families[name].add_metric(list(labels.values()), value)
+    registry = CollectorRegistry()
+    registry.register(_Finished(list(families.values())))
+    return generate_latest(registry)
+
+
+class _Finished:
+    """Gives finished metrics to a registry."""
+
+    def __init__(self, metrics: list[Any]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Any]:
+        return self._metrics

@@ -9,9 +9,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from loaderd.daemon.catalog import HOW_TRAININGS_END
 from loaderd.daemon.indexing.shard_manifest import Manifests
@@ -91,6 +89,14 @@ class Address:
             raise OptionError(f"cannot listen at {self}: {error.strerror}") from None
         return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
 
+    def bound(self, option: str) -> socket.socket:
+        """A socket that listens here, which ``option`` has asked for. Raises ServerError."""
+        try:
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            return socket.create_server((self.host, self.port), family=family, backlog=1024)
+        except OSError as error:
+            raise ServerError(f"{option} cannot listen at {self}: {error.strerror}") from None
+
 
 @dataclass(frozen=True)
 class ServerOptions:
@@ -145,16 +151,6 @@ class UnixOptions(ServerOptions):
         )
         if self.idle_timeout is not None:
             as_float(self.idle_timeout, "idle_timeout", "a positive number of seconds", sys.float_info.min)
-
-    def for_daemon(self, manifests: str | None, current: Mapping[str, str]) -> dict[str, Any]:
-        """The settings of the message Serve.
-
-        ``manifests``: the folder of ``daemon.indexing.shard_manifest``. ``current``: the keys of those that the
-        daemon before had, by the names of their data sets.
-        """
-        names = ("workers", "max_consumers", "max_held_batches", "max_memory", "idle_timeout", "log_format")
-        settings = {name: getattr(self, name) for name in names}
-        return {"targets": list(self.targets), **settings, "manifests": manifests, "current": dict(current)}
 
 
 @dataclass(frozen=True)

@@ -219,6 +219,8 @@ def test_tls(cluster, tmp_path, datasets):
         trusted = loaderd.TLS(ca=certificates.ca, server_name="localhost")
         with loaderd_ray.connect("secret", batch_size=64, tls=trusted) as loader:
             assert [batch["id"].tolist() for batch in loader] == expected(datasets)
+        (state,) = loaderd_ray.status("secret")
+        assert state.report["datasets"][0]["name"] == "train", state.error
         with pytest.raises(ServerError, match="is not trusted"):
             loaderd_ray.connect("secret", batch_size=64, tls=loaderd.TLS(ca=certificates.other_ca))
     finally:

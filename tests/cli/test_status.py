@@ -86,7 +86,7 @@ def test_rates_of_another_daemon_are_not_known():
 
 def test_one_who_has_just_come_and_nobody():
     newcomer = {"number": -3, "name": "", "pid": 9, "dataset": "train", "connected_s": 0.0, "idle_s": 0.0}
-    assert shown(report(), report(newcomer))[5] == ["-3", "(9)", "train", "connecting"]
+    assert shown(report(), report(newcomer))[5] == ["-3", "(9)", "train", "connecting", "0", "0", "s"]
     assert shown(report(), report())[-1] == ["no", "consumers"]
 
 
@@ -107,6 +107,13 @@ def http_report(*records: int) -> dict[str, Any]:
     return {**{name: value for name, value in report().items() if name not in of_unix}, "consumers": consumers}
 
 
+def test_servers_of_the_network_say_when_they_counted():
+    before, now = http_report(0), http_report(3000)
+    line = shown(before | {"counted_s": 100.0}, now | {"counted_s": 101.5}, seconds=1.0)[5]
+    assert line[5:8] == ["0/2", "3,000", "2,000"]
+    assert shown(now | {"counted_s": 100.0}, now | {"counted_s": 100.0})[5][5:8] == ["0/2", "3,000", "0"]
+
+
 def test_servers_over_the_network_are_one_table():
     """What a consumer has had of each is added up."""
     first, second = http_report(1000, 10), http_report(3000, 20)
@@ -114,8 +121,8 @@ def test_servers_over_the_network_are_one_table():
     assert [line[-1] for line in lines[:2]] == ["(https://0:8471)", "(https://1:8471)"]
     assert lines[3][:7] == ["train", "ready", "on", "2", "servers", "16", "1,234,567"]
     rows = {line[1]: line for line in lines if line[0] == "train.py"}
-    assert rows["(0)"][2:8] == ["gpu1", "0/2", "train", "4,000", "2,000", "0.2"]
-    assert rows["(1)"][5] == "30"
+    assert rows["(0)"][2:8] == ["on", "gpu1", "train", "0/2", "4,000", "2,000"]
+    assert rows["(1)"][6] == "30"
 
 
 def test_four_hundred_consumers_are_no_four_hundred_lines():

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,9 +11,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 import loaderd
-from loaderd.daemon.totals import OF_CONSUMERS, Totals
-from loaderd.serve.counters import page_of
-from loaderd.serve.metrics import samples
+from loaderd.daemon.totals import Totals
+from loaderd.serve.metrics import TOTALS, page_of, samples
 
 _DASHBOARD = (Path(__file__).parents[2] / "docs" / "grafana.json").read_text()
 _FROM_PROMETHEUS = {"instance"}
@@ -35,30 +31,13 @@ def of_server() -> dict[str, set[str]]:
     dataset = {"name": "train", "state": "ready", "num_shards": 1, "num_records": 1}
     report = {"workers": 1, "memory_bytes": 1, "datasets": [dataset], "consumers": []}
     totals = Totals()
-    for what in (*OF_CONSUMERS, "stage_seconds", "restarts", "refused"):
+    for what in TOTALS:
         totals.add(what, "train", "", 1)
     return names_of(page_of(samples(True, [report], totals)).decode())
 
 
-def of_network(folder: Path) -> dict[str, set[str]]:
-    """prometheus_client decides when it is imported how its counters are kept."""
-    program = """
-from loaderd.errors import LoaderdError, to_wire
-from loaderd.remote.tickets import ConsumerName, RowFault
-from loaderd.serve.counters import Counters
-counters = Counters()
-counters.answered("train", ConsumerName("trainer"), 8, 800, [RowFault([0], to_wire(LoaderdError("gone")))])
-print(counters.page().decode())
-"""
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
-    return names_of(done.stdout)
-
-
 def test_it_draws_what_there_is(
-    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema, tmp_path: Path
+    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
 ):
     with loaderd.Loader(write_numbered([50]), numbered_schema, batch_size=50, workers=1) as loader:
         port = loader.serve_metrics(0, "127.0.0.1")
@@ -68,7 +47,7 @@ def test_it_draws_what_there_is(
     drawn = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in found["panels"]}
     expressions = [expression for each in drawn.values() for expression in each]
     assert len(expressions) > 8
-    there = of_server() | {name: labels for name, labels in of_network(tmp_path).items() if "remote" in name}
+    there = of_server()
     remote = [name for name in there if name.startswith("loaderd_remote_")]
     assert len(remote) == 4 and all(any(name in each for each in expressions) for name in remote)
     assert any("loaderd_remote_records_total" in each for each in drawn["Records"]), "a server of the network alone"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import select
 import signal
 import socket
@@ -67,35 +66,42 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.said: list[str] = []
         self.log: list[str] = []
         """All lines so far."""
-        self._lines: queue.Queue[str | None] = queue.Queue()
+        self.said: list[str] = []
+        """Their texts."""
+        self._has_more = threading.Condition()
+        self._next: dict[str, int] = {}
+        self._is_over = False
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self.log.append(line)
-            self._lines.put(line)
-        self._lines.put(None)
+            with self._has_more:
+                self.log.append(line)
+                try:
+                    self.said.append(json.loads(line)["text"])
+                except ValueError:
+                    self.said.append(line)
+                self._has_more.notify_all()
+        with self._has_more:
+            self._is_over = True
+            self._has_more.notify_all()
 
     def wait_line(self, text: str) -> str:
-        """The text of the next line of the log that holds ``text``."""
-        until_s = time.monotonic() + _LIMIT_S
-        while True:
-            try:
-                line = self._lines.get(timeout=max(0.0, until_s - time.monotonic()))
-            except queue.Empty:
-                line = None
-            assert line is not None, f"it does not say {text!r}, but: {self.said}"
-            try:
-                self.said.append(json.loads(line)["text"])
-            except ValueError:
-                self.said.append(line)
-            if text in self.said[-1]:
-                return self.said[-1]
+        """The text of the first line of the log that holds ``text``; called again, of the next one."""
+        with self._has_more:
+            at = self._next.get(text, 0)
+            until_s = time.monotonic() + _LIMIT_S
+            while not (at < len(self.said) and text in self.said[at]):
+                if at < len(self.said):
+                    at += 1
+                elif self._is_over or not self._has_more.wait(until_s - time.monotonic()):
+                    raise AssertionError(f"it does not say {text!r}, but: {self.said}")
+            self._next[text] = at + 1
+            return self.said[at]
 
     @cached_property
     def address(self) -> str:
@@ -105,12 +111,10 @@ class Server:
     @cached_property
     def health(self) -> str:
         """The address of its health pages."""
-        assert self.address  # comes before
         return self.wait_line("health: ").split()[1].removesuffix("/readyz")
 
     def wait_ready(self) -> None:
         """Wait until a process on the network has its data."""
-        assert self.health
         self.wait_line("is ready")
 
     def processes(self) -> list[int]:
@@ -121,8 +125,6 @@ class Server:
         """The exit status; all that it said is in ``said``."""
         status = self.process.wait(_LIMIT_S)
         self._reader.join()
-        with contextlib.suppress(AssertionError):
-            self.wait_line("\0")
         return status
 
     def family(self) -> list[int]:

@@ -60,16 +60,17 @@ class NetworkServer:
 
     def report(self) -> dict[str, Any]:
         """What ``loaderd status`` shows of it."""
-        return ask_status(self.server.health)
+        return ask_status(self.server.address)
 
     def records_sent(self) -> int:
         """To all consumers together."""
-        return sum(int(each["records"]) for each in self.report()["consumers"])
+        return sum(int(each["records"]) for each in self.report()["consumers"])  # as of a second ago
 
     def reload(self) -> None:
-        """SIGHUP, and wait until other processes serve."""
+        """SIGHUP, and wait until other processes serve, and no old one answers any more."""
         self.server.process.send_signal(signal.SIGHUP)
         self.server.wait_line("reloaded")
+        self.wait_processes()
 
     def kill_processes(self) -> None:
         """Those that answer; the supervisor starts others."""

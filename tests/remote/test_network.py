@@ -114,7 +114,7 @@ def test_several_servers_share_the_work(server, start_server, embedded):
     servers = [start_server(), start_server()]
     with connect(*servers, epochs=10, name="of several") as loader:
         assert [check(batch) for batch in loader] == embedded
-    assert min(server.records_sent() for server in servers) > 0
+    wait_until(lambda: min(server.records_sent() for server in servers) > 0)
 
 
 MIX = """

@@ -135,7 +135,7 @@ def test_a_reload_that_fails_changes_nothing(start_server, tmp_path):
     server.server.process.send_signal(signal.SIGHUP)
     assert "half written" in server.server.wait_line("cannot import")
     server.server.wait_line("reload failed, the server goes on as it was")
-    assert server.server.processes() == before
+    wait_until(lambda: server.server.processes() == before)
     with connect(server) as loader:
         assert sum(map(len, ids(loader))) == 1000
 
@@ -164,6 +164,27 @@ def test_a_token_is_rotated_under_a_training(start_server, tmp_path, kind, embed
     assert found == embedded
     with pytest.raises(ServerError, match="refuses the token"):
         connect(server, token="the-old-token-of-all")
+
+
+def test_a_process_that_is_replaced_takes_the_tokens_of_the_others(start_server, tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("the-old-token-of-all")
+    tokens.chmod(0o600)
+    server = start_server("--token-file", str(tokens))
+    tokens.write_text("the-new-token-of-all")
+    server.kill_processes()
+    for _ in range(2):
+        server.server.wait_line("serves now")
+
+    def take(right: str, wrong: str) -> None:
+        for _ in range(4):  # either process may answer
+            assert ask_status(server.address, token=f"the-{right}-token-of-all")["pid"]
+            with pytest.raises(ServerError, match="refuses the token"):
+                ask_status(server.address, token=f"the-{wrong}-token-of-all")
+
+    take("old", "new")
+    server.reload()
+    take("new", "old")
 
 
 @pytest.mark.slow

@@ -123,6 +123,8 @@ def test_health_needs_no_token_and_everything_else_does(server: NetworkServer):
         assert request(server, "GET", path, None).status == 200
     for path in ("/v1", "/v1/train", "/metrics", "/v1/nothing", "/"):
         assert request(server, "GET", path, None).status == 401
+    for path, status in (("/livez", 200), ("/readyz", 200), ("/metrics", 200), ("/v1", 404), ("/v1/train", 404)):
+        assert urllib3.request("GET", f"{server.server.health}{path}", retries=False).status == status
 
 
 @pytest.mark.parametrize(

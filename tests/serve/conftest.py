@@ -26,3 +26,17 @@ def start(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]])
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Callable[[Path, Sequence[int]], list[Path]]
+) -> Iterator[Server]:
+    """One that is ready, for tests that do no harm to it."""
+    folder = tmp_path_factory.mktemp("server")
+    write_numbered_to(folder / "shards", [100, 200])
+    (folder / "sets.py").write_text(MODULE)
+    server = Server(folder, "sets:train", "sets:valid", "--workers", "2")
+    server.wait_line("memory:")
+    yield server
+    server.close()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from loaderd.daemon.totals import MAX_NAMES, OTHERS, Totals
-from loaderd.serve.counters import page_of
-from loaderd.serve.metrics import samples
+from loaderd.remote.tickets import ConsumerName
+from loaderd.serve.counters import MAX_READERS, Counters, Readers
+from loaderd.serve.metrics import page_of, samples
+from loaderd.serve.shared_value import SharedValue
 
 
 def consumer(**more: Any) -> dict[str, Any]:
@@ -105,3 +108,31 @@ def test_odd_names_are_quoted():
     totals = Totals()
     totals.add("batches", "train", 'a"b\\c, d="e" ä', 1)
     assert read(totals=totals)['loaderd_batches_total a"b\\c, d="e" ä train'] == 1
+
+
+def test_of_the_network_each_process_shows_what_all_have_counted():
+    shared = SharedValue()
+    counters = [Counters(shared), Counters(SharedValue(shared.fd))]
+    consumer = ConsumerName("trainer", "gpu1", "7", "0/2")
+    for each in counters:
+        each.answered("train", consumer, 8, 800, [])
+        each.refused("10.0.0.1", "it has no token")
+    totals, readers = Totals(), Readers()
+    for each in counters:
+        totals.add_wire(each.to_wire()["totals"])
+        readers.add_wire(each.to_wire()["readers"])
+    times = {"started_s": 1.0, "counted_s": 2.0}
+    shared.write({**times, "totals": totals.to_wire(), "readers": readers.to_wire()})
+    for each in counters:
+        assert 'loaderd_remote_records_total{consumer="trainer",dataset="train"} 16.0\n' in each.page().decode()
+        assert 'loaderd_refused_total{way="network"} 2.0\n' in each.page().decode()
+        (found,) = each.report()["consumers"]
+        assert (found["rank"], found["records"], found["bytes"]) == ("0/2", 16, 1600)
+
+
+def test_the_consumers_that_asked_last_are_kept_for_an_hour():
+    now_s, readers = time.time(), Readers()
+    assert readers.add(("train", "a", "", "", ""), 1, 1, now_s - 3601) and not readers.to_wire()
+    for number in range(MAX_READERS + 10):
+        assert readers.add(("train", str(number), "", "", ""), 1, 1, now_s + number)
+    assert [row[1] for row in readers.to_wire()] == [str(number) for number in range(10, MAX_READERS + 10)]

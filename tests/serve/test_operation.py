@@ -43,20 +43,6 @@ def start(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]])
         server.close()
 
 
-@pytest.fixture(scope="module")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Callable[[Path, Sequence[int]], list[Path]]
-) -> Iterator[Server]:
-    """One for the tests that do no harm to it."""
-    folder = tmp_path_factory.mktemp("server")
-    write_numbered_to(folder / "shards", [100, 200])
-    (folder / "sets.py").write_text(MODULE)
-    started = Server(folder, "sets:train", "sets:valid", "--workers", "2")
-    started.wait_line("connect with")
-    yield started
-    started.close()
-
-
 def page(server: Server, name: str) -> tuple[int, str]:
     (line,) = (line for line in server.said if line.startswith("health: "))
     try:

@@ -120,17 +120,3 @@ def test_the_network_beyond_loopback_needs_tls_and_a_token_or_a_word(tmp_path: P
         http(listen=here, **options)
     options = http(listen=everywhere, **token, **tls)
     assert options.tokens() == ["secret", "another"] and "secret" not in repr(options)
-
-
-def test_what_the_daemon_is_told():
-    assert unix(workers=3, idle_timeout=5.0).for_daemon("/m", {"train": "k"}) == {
-        "targets": ["a.b:train"],
-        "workers": 3,
-        "max_consumers": 64,
-        "max_held_batches": 64,
-        "max_memory": None,
-        "idle_timeout": 5.0,
-        "log_format": "lines",
-        "manifests": "/m",
-        "current": {"train": "k"},
-    }

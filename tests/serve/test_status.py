@@ -9,27 +9,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 import loaderd
 from tests.helpers.serving import COMMAND, MODULE, Server
-
-
-@pytest.fixture(scope="module")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, write_numbered_to: Callable[[Path, Sequence[int]], list[Path]]
-) -> Iterator[Server]:
-    """It is ready."""
-    folder = tmp_path_factory.mktemp("status")
-    write_numbered_to(folder / "shards", [100, 200])
-    (folder / "sets.py").write_text(MODULE)
-    server = Server(folder, "sets:train", "sets:valid", "--workers", "1")
-    server.wait_line("memory:")
-    yield server
-    server.close()
 
 
 def status(*arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""The supervisor with its daemon and workers, as real processes: starts, deaths, reloads, ends."""
+"""The supervisor with its processes, as real ones: starts, deaths, reloads, ends. Of both servers."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ from loaderd.ipc.messages import Bye, Welcome
 from tests.helpers.serving import MODULE, Server, handles_of, receive, wait_ends, wait_until
 
 Start = Callable[..., Server]
+
+
+SERVES = {False: "memory:", True: "is ready"}
+"""What a server says that serves; the keys: whether it is on the network."""
+both_servers = pytest.mark.parametrize("network", [False, True], ids=["unix", "network"])
 
 
 def page(url: str, name: str = "readyz") -> tuple[int, str]:
@@ -63,7 +68,7 @@ def test_a_daemon_that_dies_is_replaced_and_consumers_wait_for_it(start: Start):
         workers = handles_of([pid for pid in server.family()[1:] if pid != before])
         os.kill(before, signal.SIGKILL)
         assert server.daemon != before, "the connection waited in the queue of the socket"
-        assert "was killed by SIGKILL; another daemon starts in" in server.wait_line(f"daemon {before} ")
+        server.wait_line(f"daemon {before} was killed by SIGKILL; another daemon starts in")
         server.wait_line(f"daemon {server.daemon} serves now")
         wait_ends(workers)
     assert server.process.poll() is None
@@ -115,20 +120,22 @@ def test_a_server_without_its_supervisor_ends(start: Start):
     wait_ends(family)
 
 
-@pytest.mark.one_variant
 @pytest.mark.parametrize(
-    ("target", "error"),
+    ("target", "error", "network"),
     [
-        ("nowhere:train", "cannot import nowhere:train: ModuleNotFoundError"),
-        ("sets:missing", "cannot serve sets:missing: module 'sets' has no attribute 'missing'"),
-        ("sets:schema", "sets:schema must be a loaderd.Dataset, Mix or Concat, got Schema"),
+        ("nowhere:train", "cannot import nowhere:train: ModuleNotFoundError", True),
+        ("sets:missing", "cannot serve sets:missing: module 'sets' has no attribute 'missing'", False),
+        pytest.param(
+            "sets:schema", "must be a loaderd.Dataset, Mix or Concat, got Schema", False, marks=pytest.mark.slow
+        ),
     ],
 )
-def test_what_cannot_be_served(start: Start, target: str, error: str):
-    server = start(target)
+def test_what_cannot_be_served(start: Start, target: str, error: str, network: bool):
+    server = start(target, network=network)
     assert error in server.wait_line("the server gives up: ")
     assert server.wait_end() == 1
-    assert not [line for line in server.said if "another daemon" in line], "it would say the same again"
+    assert not [line for line in server.said if "another" in line], "it would say the same again"
+    assert not [line for line in server.said if "connect with" in line]
     assert not os.path.exists(server.path)
 
 
@@ -166,7 +173,7 @@ def test_a_reload_imports_anew_and_the_old_daemon_serves_its_consumers_to_the_en
         with loaderd.connect(f"unix://{server.path}", dataset="train", batch_size=10) as another:
             assert another.statistics().num_records == 200
         assert first in server.family()
-    server.wait_line(f"daemon {first}, which was to end with its last consumer, ended with status 0")
+    server.wait_line(f"daemon {first}, which was replaced, ended with status 0")
     assert server.daemon == second
 
 
@@ -184,7 +191,7 @@ def test_a_reload_that_fails_changes_nothing(start: Start, tmp_path: Path):
     wait_until(lambda: server.daemon != before)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a second one while the first hangs: below
 def test_reloads_in_quick_succession_end_with_the_newest(start: Start, tmp_path: Path):
     slow = "import pathlib, time\nif pathlib.Path('began').touch() is None: time.sleep(0.5)\n"
     (tmp_path / "sets.py").write_text(slow + MODULE)
@@ -204,25 +211,36 @@ def test_reloads_in_quick_succession_end_with_the_newest(start: Start, tmp_path:
     wait_until(lambda: server.report()["datasets"][0]["num_records"] == 200)
 
 
-@pytest.mark.slow
-def test_a_reload_whose_import_hangs_makes_room_for_the_next(start: Start, tmp_path: Path):
-    server = start()
-    server.wait_line("memory:")
-    (tmp_path / "sets.py").write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(1000)")
-    server.process.send_signal(signal.SIGHUP)
-    wait_until((tmp_path / "began").exists)
+@both_servers
+def test_a_reload_whose_import_hangs_makes_room_for_the_next_and_for_the_end(
+    start: Start, tmp_path: Path, network: bool
+):
+    server = start(network=network, arguments=["--grace", "1000"])
+    server.wait_line(SERVES[network])
+
+    def reload_and_hang() -> None:
+        (tmp_path / "began").unlink(missing_ok=True)
+        (tmp_path / "sets.py").write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(1000)")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until((tmp_path / "began").exists)
+
+    reload_and_hang()
     (tmp_path / "sets.py").write_text(MODULE)
     server.process.send_signal(signal.SIGHUP)
     server.wait_line("reloaded: ")
+    reload_and_hang()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_end() == 0
 
 
 @pytest.mark.slow
+@both_servers
 @pytest.mark.parametrize("signals", [1, 2])
-def test_a_daemon_that_does_not_end_is_killed(start: Start, signals: int):
-    server = start(arguments=["--grace", "0.3" if signals == 1 else "1000"])
-    server.wait_line("memory:")
+def test_a_process_that_does_not_end_is_killed(start: Start, signals: int, network: bool):
+    server = start(network=network, arguments=["--grace", "0.3" if signals == 1 else "1000"])
+    server.wait_line(SERVES[network])
     family = handles_of(server.family())
-    os.kill(server.daemon, signal.SIGSTOP)
+    os.kill(server.processes()[0] if network else server.daemon, signal.SIGSTOP)
     for _ in range(signals):
         server.process.send_signal(signal.SIGINT)
         server.wait_line("SIGINT")
