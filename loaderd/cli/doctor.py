@@ -8,14 +8,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaderd.cli.doctor_shards import add_shard_options, examine
 from loaderd.cli.parallel_scan import say
-from loaderd.cli.server_access import access_of, add_access
+from loaderd.cli.server_access import access_of, add_access, no_report
 from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.observe.diagnose import COPY_TO_DEVICE, Diagnosis, diagnose_samples
@@ -127,14 +127,20 @@ def _diagnosis(stream: RunningStream) -> Diagnosis:
 
 
 def _of_server(address: str, token: str | None, tls: TLS | None) -> list[Case]:
-    consumers: list[Mapping[str, Any]] = ask_status(address, token=token, tls=tls)["consumers"]
-    found = [one for one in consumers if one.get("diagnosis")]
-    if not found:
+    report = ask_status(address, token=token, tls=tls)
+    try:
+        found = [one for one in report["consumers"] if one.get("diagnosis")]
+        cases = [Case(one["name"], one["pid"], Diagnosis.from_wire(one["diagnosis"])) for one in found]
+        for case in cases:
+            text_of(case)
+    except Exception as error:  # anybody may listen there
+        raise no_report(address, error) from None
+    if not cases:
         raise OptionError(
             f"the server at {address} has no consumer that can be diagnosed",
             hint="Only consumers on the server's machine with a stream of their own can be.",
         )
-    return [Case(one["name"], one["pid"], Diagnosis.from_wire(one["diagnosis"])) for one in found]
+    return cases
 
 
 def text_of(case: Case) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from loaderd.errors import ServerError
 from loaderd.remote.address import TOKEN_VARIABLE
 from loaderd.remote.security import read_token
 from loaderd.remote.tls import TLS
@@ -30,3 +31,11 @@ def access_of(arguments: argparse.Namespace) -> tuple[str | None, TLS | None]:
     # A variable that is set to nothing is no token: a server that asks for one will say so, and others ask for none.
     has_token = arguments.token_file is not None or os.environ.get(TOKEN_VARIABLE)
     return read_token(arguments.token_file) if has_token else None, TLS(*given) if any(given) else None
+
+
+def no_report(address: str, error: Exception) -> ServerError:
+    """The error for what a server says of itself, at which ``error`` was raised."""
+    return ServerError(
+        f"{address} answers with something that is no report of a server: {type(error).__name__}: {error!s:.100}",
+        hint="Something else listens there, or a server of another version.",
+    )

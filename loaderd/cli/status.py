@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loaderd.cli.parallel_scan import needs_rich, say
-from loaderd.cli.server_access import access_of, add_access
+from loaderd.cli.server_access import access_of, add_access, no_report
 from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.machine import in_mib
@@ -66,7 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
         def ask() -> Answers:
             def of(address: str) -> Report | LoaderdError:
                 try:
-                    return ask_status(address, token=token, tls=tls)
+                    report = ask_status(address, token=token, tls=tls)
+                    if not arguments.json:
+                        _check(address, report)
+                    return report
                 except LoaderdError as error:
                     if len(arguments.addresses) == 1:
                         raise
@@ -96,6 +99,14 @@ def run(arguments: argparse.Namespace) -> int:
     except LoaderdError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+
+
+def _check(address: str, report: Report) -> None:
+    """Raise ServerError for a report that cannot be shown: anybody may listen there."""
+    try:
+        screen(Answers(0.0, {address: report}), Answers(1.0, {address: report}))
+    except Exception as error:
+        raise no_report(address, error) from None
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from rich.console import Console
 
+from loaderd.cli.main import main
 from loaderd.cli.status import Answers, screen
 from tests.helpers.commands import run
 
@@ -148,3 +153,55 @@ def test_where_there_is_no_server(tmp_path: Path):
         done = run("status", address)
         assert (done.returncode, done.stdout) == (1, "")
         assert error in done.stderr and "Traceback" not in done.stderr
+
+
+class Liar(BaseHTTPRequestHandler):
+    """A server on the network that says ``says`` of itself."""
+
+    says: ClassVar[Any] = {}
+
+    def do_GET(self) -> None:
+        body = json.dumps(self.says).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def liar() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {},
+        {**report(), "started_s": []},
+        {**report(), "datasets": [None]},
+        {
+            **report(),
+            "datasets": [{"name": "a", "state": "ready", "num_shards": "x", "num_records": 1, "fields": {}}],
+        },
+        {**report(), "consumers": 3},
+        {**report(), "consumers": [{"diagnosis": 3}]},
+    ],
+)
+@pytest.mark.parametrize("command", ["status", "doctor"])
+def test_what_is_no_report_is_an_error_and_no_traceback(
+    liar: str, says: Any, command: str, capsys: pytest.CaptureFixture[str]
+):
+    Liar.says = says
+    with pytest.raises(SystemExit) as ended:
+        main([command, liar])
+    assert ended.value.code == (1 if command == "status" else 2)
+    error = capsys.readouterr().err
+    has_no_consumers = "consumers" in says and not says["consumers"]
+    assert ("has no consumer" if command == "doctor" and has_no_consumers else "is no report of a server") in error
