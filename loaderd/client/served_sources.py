@@ -17,9 +17,8 @@ from loaderd.client.sources import EmbeddedSource, Source
 from loaderd.client.transport import Transport, TransportLost, limit_sending
 from loaderd.errors import HOW_TO_GO_ON, BusyError, LoaderdError, NoShardsError, ServerError, StorageError
 from loaderd.ipc.channel import ChannelClosed, peer_of
-from loaderd.ipc.messages import PROTOCOL, Bye, Failed, Hello, Message, Subscribe, Welcome
+from loaderd.ipc.messages import PROTOCOL, Bye, Failed, Hello, Message, Subscribe, UseServers, Welcome
 from loaderd.ipc.subscription import Subscription
-from loaderd.ipc.worker_messages import UseServers
 from loaderd.options import Shuffle
 from loaderd.pickling import pickled
 from loaderd.remote.address import unix_path

@@ -31,8 +31,7 @@ from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.formats.shard_index import ShardIndex
-from loaderd.ipc.messages import AskState, Message, Notice, Open, ShardsFound, State
-from loaderd.ipc.worker_messages import UseServers
+from loaderd.ipc.messages import AskState, Message, Notice, Open, ShardsFound, State, UseServers
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import Position, listing_in
 from loaderd.redaction import redacted

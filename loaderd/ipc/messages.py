@@ -13,7 +13,7 @@
     supervisor  ──► server   Serve, Drain, Stop, AskStatus
     supervisor  ◄── server   Status, Failed
 
-On the wire a message is a msgpack array: its number in ``MESSAGES``, then its fields in order. Bulk data does not go
+On the wire a message is a msgpack array: its number in ``CLASS_OF``, then its fields in order. Bulk data does not go
 this way: it lies in shared memory, whose file descriptors come with messages such as Opened and Attach.
 ``Open.description`` and ``Attach.description`` are pickles: a consumer sends them only to its own daemon, a daemon
 only to its workers. A server accepts none.
@@ -21,23 +21,26 @@ only to its workers. A server accepts none.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args
 
 import msgpack
 
 from loaderd.errors import LoaderdError, to_wire
 from loaderd.ipc.codec import Decoder, message_decoder
-from loaderd.ipc.worker_messages import Done, OutageReport, UseColumn, WorkerMessage
 from loaderd.plan.passes import Listing, Pass
 from loaderd.snapshots import Progress
+
+if TYPE_CHECKING:
+    from loaderd.ipc.worker_messages import WorkerMessage
 
 # The name of a file and the message of a user's exception may be no valid Unicode.
 UNICODE_ERRORS = "surrogatepass"
 
 
 # The version of what consumers and servers say to each other. A server refuses any other.
-PROTOCOL = 6
+PROTOCOL = 7
 
 
 class Hello(NamedTuple):
@@ -222,8 +225,14 @@ class StorageUnavailable(NamedTuple):
     error: LoaderdError
 
 
-# In the order of their numbers. Add a new message at the end, even a worker's; or else change PROTOCOL.
-Message = (
+class UseServers(NamedTuple):
+    """Consumer to daemon, daemon to workers: from now on, the servers are at these addresses."""
+
+    addresses: list[str]
+
+
+# In the order of their numbers. Add a new message at the end, or else change PROTOCOL.
+_Numbered = (
     Hello
     | Failed
     | Welcome
@@ -245,15 +254,24 @@ Message = (
     | State
     | Notice
     | RecordsSkipped
-    | WorkerMessage
     | StorageUnavailable
-    | Done
     | ShardsFound
-    | OutageReport
-    | UseColumn
+    | UseServers
 )
-MESSAGES: tuple[type[Message], ...] = get_args(Message)
-_NUMBER_OF = {cls: number for number, cls in enumerate(MESSAGES)}
+Message = Union[_Numbered, "WorkerMessage"]
+
+CLASS_OF: dict[int, type[Message]] = {}
+"""The messages by their numbers; those of workers where their module is imported."""
+_NUMBER_OF: dict[type[Message], int] = {}
+
+
+def number_messages(first: int, classes: Iterable[type[Message]]) -> None:
+    """Give these messages the numbers from ``first`` on."""
+    for number, cls in enumerate(classes, first):
+        CLASS_OF[number], _NUMBER_OF[cls] = cls, number
+
+
+number_messages(0, get_args(_Numbered))
 
 
 def encode(message: Message) -> bytes:
@@ -270,4 +288,4 @@ def decode(values: list[Any]) -> Message:
 
 @cache
 def _decoder_of(number: int) -> Decoder:
-    return message_decoder(MESSAGES[number])
+    return message_decoder(CLASS_OF[number])

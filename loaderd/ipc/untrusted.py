@@ -16,7 +16,7 @@ import msgpack
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.codec import Malformed, message_decoder
 from loaderd.ipc.messages import (
-    MESSAGES,
+    CLASS_OF,
     UNICODE_ERRORS,
     AskState,
     AskStatus,
@@ -129,7 +129,7 @@ def decode_strict(data: bytes) -> Message:
     if type(values) is not list or not values:
         raise MalformedMessage("a message must be an array that begins with its number")
     number, *fields = values
-    cls = MESSAGES[number] if type(number) is int and 0 <= number < len(MESSAGES) else None
+    cls = CLASS_OF.get(number) if type(number) is int else None
     if cls is None or cls not in CONSUMER_MESSAGES:
         raise MalformedMessage(f"{'a message of unknown number' if cls is None else cls.__name__} must not come here")
     try:

@@ -13,9 +13,10 @@ the next batch that is granted and that nobody has begun (see ``shm.page``).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from loaderd.errors import LoaderdError
+from loaderd.ipc.messages import number_messages
 from loaderd.plan.batch_range import BatchRange
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice, WindowOrder
@@ -157,12 +158,6 @@ class AskTask(NamedTuple):
 
     def __str__(self) -> str:
         return f"the question to servers for data set {self.name}"
-
-
-class UseServers(NamedTuple):
-    """Consumer to daemon, daemon to workers: from now on, the servers are at these addresses."""
-
-    addresses: list[str]
 
 
 class IndexTask(NamedTuple):
@@ -367,24 +362,21 @@ class FillFailed(NamedTuple):
     error: LoaderdError
 
 
+# Daemon and workers are of one version: the order is of no account.
 WorkerMessage = (
-    Attach
-    | Detach
-    | ListTask
-    | IndexTask
-    | CheckTask
-    | LoadTask
-    | TrialTask
-    | Attached
-    | TaskProgress
-    | LoadDone
-    | TaskFailed
+    WorkerTask
+    | Done
     | Seat
+    | Attach
+    | Detach
     | Granted
     | Withdrawn
-    | FillFailed
-    | AskTask
-    | UseServers
+    | UseColumn
+    | Attached
+    | TaskProgress
     | WorkerNotice
+    | OutageReport
+    | TaskFailed
+    | FillFailed
 )
-"""In the order of their numbers (see ``messages.Message``). Those that are not here come later there."""
+number_messages(64, get_args(WorkerMessage))

@@ -28,7 +28,7 @@ from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, WorkerError
 from loaderd.formats.reader import Reading
 from loaderd.ipc.channel import Channel, ChannelClosed
-from loaderd.ipc.messages import Message
+from loaderd.ipc.messages import Message, UseServers
 from loaderd.ipc.worker_messages import (
     ATTACH_TASK,
     NO_STREAM,
@@ -51,7 +51,6 @@ from loaderd.ipc.worker_messages import (
     TaskProgress,
     TrialTask,
     UseColumn,
-    UseServers,
     Withdrawn,
     WorkerNotice,
     WorkerTask,

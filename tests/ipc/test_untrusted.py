@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgpack
 import pytest
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.messages import (
+    CLASS_OF,
     AskState,
     AskStatus,
     Bye,
@@ -40,7 +41,7 @@ from loaderd.ipc.untrusted import (
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import Position
 
-NUMBER_OF = {cls: number for number, cls in enumerate(get_args(Message))}
+NUMBER_OF = {cls: number for number, cls in CLASS_OF.items()}
 LISTING = [["a.tfrecord", "z\udcff.tfrecord", 3, "0" * 16], None]
 PASS = [0, 1, [], None]
 OPTIONS = Subscription(64, epochs=None, sharing="split", shard=(1, 3), name="trainer ü").to_wire()
