@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.endings.data_set_uses import BY_TIMING, DATA_SETS, TENSORFLOW_PRINTS
 from tests.endings.ends import ENDS, End
-from tests.endings.loader_uses import LOADER_PRINTS, LOADERS
+from tests.endings.uses import BY_TIMING, DATA_SETS, LOADER_PRINTS, LOADERS, TENSORFLOW_PRINTS
 from tests.helpers.programs import Program
 from tests.reliability.numbered import write_shards
 from tests.reliability.processes import MARK, name_of, stacks_of, wait_for_none
@@ -61,7 +60,8 @@ def case(use: str, end: str, tensorflow: bool) -> Case:
     """The program that uses its data so, and ends so."""
     lines = (DATA_SETS if tensorflow else LOADERS)[use]
     name = f"{'data set' if tensorflow else 'loader'}, {use}: {end}"
-    script = PRELUDE + TENSORFLOW * tensorflow + lines + ENDS[end].lines + "\n"
+    make = f"make = {'data_set' if tensorflow else 'loader'}\n"
+    script = PRELUDE + TENSORFLOW * tensorflow + make + lines + ENDS[end].lines + "\n"
     noise = (TENSORFLOW_PRINTS if tensorflow else LOADER_PRINTS).get(use, "(?!)")
     return Case(name, script, ENDS[end], tensorflow, use, noise)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.endings.data_set_uses import DATA_SETS
 from tests.endings.ending import BUSY_LIMIT_S, Case, Runner, case
 from tests.endings.ends import ENDS, some_apart
 from tests.endings.specials import SPECIALS
+from tests.endings.uses import DATA_SETS
 
 # One of each kind; test_loaders.py has more ends.
 QUICK_ENDS = ["exception", "SIGTERM in a loop", "SIGINT in a loop"]

@@ -6,8 +6,8 @@ import pytest
 
 from tests.endings.ending import BUSY_LIMIT_S, Runner, case
 from tests.endings.ends import ENDS, some_apart
-from tests.endings.loader_uses import LOADERS
 from tests.endings.specials import SPECIALS
+from tests.endings.uses import LOADERS
 
 # One of each kind. What is not here is near to one that is: a signal while nothing runs to one in a loop, sys.exit to
 # an exception, multiprocessing and its pools to forks, asyncio.to_thread and a filled queue to a daemon thread. Every

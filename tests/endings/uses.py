@@ -1,4 +1,4 @@
-"""How a program uses a data set when it ends: the first lines of a script; those of ``ends`` come behind them.
+"""How a program uses its data when it ends: the first lines of a script; those of ``ends`` come behind them.
 
 Each leaves an endless iterator ``it``, of which the last lines may take batches; most leave things alive that a
 program need not close.
@@ -7,11 +7,11 @@ program need not close.
 from __future__ import annotations
 
 _DAEMON_THREAD = """
-it = iter(data_set())
+it = iter(make())
 begun = threading.Event()
 
 def work():
-    for ids in it:
+    for batch in it:
         begun.set()
     print("data without an end are over", file=sys.stderr)
 
@@ -20,7 +20,209 @@ thread.start()
 begun.wait()
 """
 
+COMMON = {
+    "iterator": """
+it = iter(make())
+for _ in range(50):
+    next(it)
+""",
+    "iterator, not begun": """
+it = iter(make())
+""",
+    "loop that was left": """
+data = make()
+for batch in data:
+    break
+it = iter(data)
+""",
+    "two iterators of one": """
+data = make()
+first, it = iter(data), iter(data)
+for _ in range(3):
+    next(first), next(it)
+""",
+    "class with __del__ that reads": """
+class Reader:
+    def __init__(self):
+        self.it = iter(make())
+
+    def __del__(self):
+        next(self.it, None)
+
+reader = Reader()
+it = reader.it
+next(it)
+""",
+    "reference cycle": """
+class Node:
+    pass
+
+node = Node()
+node.data = make()
+node.it = it = iter(node.data)
+node.node = node
+next(it)
+del node
+""",
+    "finalizer that reads": """
+it = iter(make())
+next(it)
+finalizer = weakref.finalize(given, next, it, None)
+""",
+    "atexit before": """
+def goodbye():
+    for batch in itertools.islice(it, 5):
+        pass
+
+atexit.register(goodbye)
+it = iter(make())
+next(it)
+""",
+    "atexit after": """
+it = iter(make())
+next(it)
+
+@atexit.register
+def goodbye():
+    for batch in itertools.islice(it, 5):
+        pass
+""",
+    "daemon thread": _DAEMON_THREAD,
+}
+"""``make`` is ``loader`` or ``data_set``."""
+
+LOADERS = {
+    **COMMON,
+    "nothing": """
+it = itertools.count()
+""",
+    "batches held": """
+it = iter(loader())
+held = [next(it) for _ in range(7)]
+views = [batch["id"] for batch in held]
+""",
+    "with, inside": """
+data = loader()
+with loader() as left:
+    for batch in left:
+        break
+it = iter(data)
+next(it)
+""",
+    "closed": """
+closed = loader()
+old = iter(closed)
+next(old)
+closed.close()
+it = itertools.count()
+""",
+    "pass that is over": """
+data = loader(epochs=1)
+assert sum(1 for _ in data) == NUM_BATCHES
+it = itertools.chain(data, itertools.count())
+next(it)
+""",
+    "several": """
+loaders = [loader() for _ in range(3)]
+iterators = [iter(one) for one in loaders]
+it = map(next, itertools.cycle(iterators))  # no generator: that would be over when it is interrupted
+for _ in range(10):
+    next(it)
+""",
+    "dropped": """
+for _ in range(3):
+    it = iter(loader())
+    next(it)
+""",
+    "class with __del__ that closes": """
+class Reader:
+    def __init__(self):
+        self.loader = loader()
+        self.it = iter(self.loader)
+
+    def __del__(self):
+        self.loader.close()
+
+reader = Reader()
+it = reader.it
+next(it)
+""",
+    "finalizer that closes": """
+data = loader()
+it = iter(data)
+next(it)
+finalizer = weakref.finalize(given, data.close)
+""",
+    "atexit that closes": """
+data = loader()
+it = iter(data)
+next(it)
+atexit.register(data.close)
+""",
+    "daemon threads, each its own": """
+begun = threading.Barrier(3)
+
+def work():
+    mine = iter(loader())
+    next(mine)
+    begun.wait()
+    for batch in mine:
+        pass
+
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+begun.wait()
+it = iter(loader())
+""",
+    "asyncio.to_thread": """
+import asyncio
+
+it = iter(loader())
+
+async def main():
+    for _ in range(5):
+        await asyncio.to_thread(next, it)
+
+asyncio.run(main())
+""",
+    "queue filled by a thread": """
+import queue
+
+batches = queue.Queue(maxsize=2)
+
+def fill():
+    for batch in loader():
+        batches.put(batch)
+
+threading.Thread(target=fill, daemon=True).start()
+it = iter(batches.get, None)
+next(it)
+""",
+    "mirrored in a generator": """
+def numbers():
+    with loader() as data:
+        for batch in data:
+            yield batch["id"]
+
+it = numbers()
+next(it)
+""",
+    "warning filter": """
+import warnings
+
+warnings.simplefilter("error")
+it = iter(loader())
+next(it)
+""",
+}
+"""None of them imports TensorFlow."""
+
+# Who asks for a batch in the main thread when the program has ended, is told so: it is no end of the data.
+_TOO_LATE = r"Exception ignored in(.|\n)*Take what you need before that\.\n"
+LOADER_PRINTS = {"class with __del__ that reads": _TOO_LATE, "atexit before": _TOO_LATE}
+
 DATA_SETS = {
+    **COMMON,
     "batches": """
 it = iter(batches())
 held = [next(it) for _ in range(7)]
@@ -31,14 +233,6 @@ cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 it = iter(batches(device="CPU:1"))
 held = [next(it) for _ in range(20)][-1]
-""",
-    "iterator": """
-it = iter(data_set())
-for _ in range(200):
-    next(it)
-""",
-    "iterator, not begun": """
-it = iter(data_set())
 """,
     "iterator of one epoch": """
 begun = iter(data_set(epochs=1))
@@ -146,12 +340,6 @@ it = data_set().as_numpy_iterator()
 for _ in range(20):
     next(it)
 """,
-    "loop that was left": """
-ds = data_set()
-for ids in ds:
-    break
-it = iter(ds)
-""",
     "iterator in a function": """
 def train():
     steps = iter(data_set())
@@ -178,11 +366,6 @@ it = iterators[0]
 data = loader()
 other = iter(data)
 next(other)
-""",
-    "two iterators of one": """
-ds = data_set()
-first, it = iter(ds), iter(ds)
-next(first), next(it)
 """,
     "fit finished": """
 model = net()
@@ -239,53 +422,6 @@ threading.Thread(target=work, daemon=True).start()
 begun.wait()
 it = itertools.count()
 """,
-    "class with __del__ that reads": """
-class Reader:
-    def __init__(self):
-        self.it = iter(data_set())
-
-    def __del__(self):
-        next(self.it, None)
-
-reader = Reader()
-it = reader.it
-next(it)
-""",
-    "reference cycle": """
-class Node:
-    pass
-
-node = Node()
-node.ds = data_set()
-node.it = it = iter(node.ds)
-node.node = node
-next(it)
-del node
-""",
-    "finalizer that reads": """
-it = iter(data_set())
-next(it)
-finalizer = weakref.finalize(given, next, it, None)
-""",
-    "atexit before": """
-def goodbye():
-    for ids in itertools.islice(it, 5):
-        pass
-
-atexit.register(goodbye)
-it = iter(data_set())
-next(it)
-""",
-    "atexit after": """
-it = iter(data_set())
-next(it)
-
-@atexit.register
-def goodbye():
-    for ids in itertools.islice(it, 5):
-        pass
-""",
-    "daemon thread": _DAEMON_THREAD,
     "daemon thread that gets no core": _DAEMON_THREAD
     + """
 import subprocess
