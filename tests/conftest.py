@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import loaderd
 from loaderd.kernels.crc import framed
+from tests.helpers.numbered import SCHEMA, Numbered
 from tests.helpers.programs import without_what_keras_imports
 from tests.helpers.record_bytes import field, varint
 
@@ -125,15 +125,9 @@ def write_numbered_to() -> Callable[[Path, Sequence[int]], list[Path]]:
 
 
 @pytest.fixture
-def write_numbered(
-    tmp_path: Path, write_numbered_to: Callable[[Path, Sequence[int]], list[Path]]
-) -> Callable[[Sequence[int]], list[Path]]:
-    """The same in the test's own folder."""
-
-    def write(sizes: Sequence[int], folder: str = "shards") -> list[Path]:
-        return write_numbered_to(tmp_path / folder, sizes)
-
-    return write
+def write_numbered(numbered: Numbered) -> Callable[[Sequence[int]], list[Path]]:
+    """Of ``numbered``."""
+    return numbered.write
 
 
 @pytest.fixture(scope="session")
@@ -154,25 +148,21 @@ def run_together() -> Callable[[Sequence[Sequence[str]]], list[str]]:
 
 
 @pytest.fixture
+def numbered(tmp_path: Path, write_numbered_to: Callable[[Path, Sequence[int]], list[Path]]) -> Numbered:
+    """Numbered shards in the test's own folder, and loaders of them."""
+    return Numbered(tmp_path, write_numbered_to)
+
+
+@pytest.fixture
 def numbered_schema() -> loaderd.Schema:
-    """Fields ``id`` () int64 and ``bits`` (32,) float32 of :func:`numbered_example`."""
-    return loaderd.Schema(
-        features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
-        fields={"bits": loaderd.Bits("bits", shape=(32,)), "id": loaderd.Array("id")},
-    )
+    """Of ``numbered``."""
+    return SCHEMA
 
 
 @pytest.fixture
 def check_batch() -> Callable[[loaderd.Batch], list[int]]:
-    """Checks that every row of a batch is whole (bits and number agree); returns its numbers."""
-
-    def check(batch: loaderd.Batch) -> list[int]:
-        numbers = batch["id"]
-        powers = 2.0 ** np.arange(31, -1, -1)
-        assert np.array_equal(batch["bits"] @ powers, numbers)
-        return [int(number) for number in numbers]
-
-    return check
+    """Of ``numbered``."""
+    return Numbered.check
 
 
 @pytest.fixture(scope="module", params=["numpy", "compiled"])

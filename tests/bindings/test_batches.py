@@ -24,6 +24,7 @@ from loaderd.errors import ClosedError, WorkerError
 from tests.helpers import slots
 from tests.helpers.binding_contract import BatchesContract, Binding
 from tests.helpers.lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
+from tests.helpers.numbered import Numbered
 from tests.helpers.own_processes import newest_daemon
 from tests.helpers.restarted import Restarted
 from tests.helpers.serving import wait_until
@@ -123,9 +124,9 @@ def test_a_function_that_is_traced_says_what_to_use(loader: loaderd.Loader):
     assert len(next(iterator)) == BATCH_SIZE and loader.position.batch == 2
 
 
-def test_a_batch_may_be_empty(shards: list[Path], numbered_schema: loaderd.Schema):
+def test_a_batch_may_be_empty(shards: list[Path], numbered: Numbered):
     """The last one of a host, which has a record less than another."""
-    with loaderd.Loader(shards, numbered_schema, batch_size=1, shard=(3, 4), workers=1) as loader:
+    with numbered.loader(shards, batch_size=1, shard=(3, 4)) as loader:
         *_, last = loaderd_tf.batches(loader)
         assert last["bits"].shape == (0, 32) and last["id"].dtype == tf.int64
 

@@ -20,6 +20,7 @@ import tf_keras
 import loaderd
 from loaderd.errors import OptionError
 from tests.bindings.training import Interrupt
+from tests.helpers.numbered import Numbered
 
 DEFAULT = tf.distribute.get_strategy()
 VALIDATION = (np.eye(32, dtype=np.float32), np.arange(32))
@@ -97,13 +98,13 @@ def fit(
 
 
 @pytest.fixture
-def open_dataset(write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema) -> Callable[..., Any]:
+def open_dataset(numbered: Numbered) -> Callable[..., Any]:
     """Makes data sets of 430 records in batches of 20."""
-    shards = write_numbered([150, 180, 100])
+    shards = numbered.write([150, 180, 100])
 
     def make(**options: Any) -> Any:
         common = {"structure": ("bits", "id"), "workers": 1, "batch_size": 20, "shards": shards}
-        return loaderd_tf.make_dataset(schema=numbered_schema, **{**common, **options})
+        return loaderd_tf.make_dataset(schema=numbered.schema, **{**common, **options})
 
     return make
 
@@ -179,15 +180,10 @@ def test_callbacks_remember_the_best_value(open_dataset: Callable[..., Any], tmp
 
 
 @pytest.mark.slow
-def test_fit_on_two_replicas(
-    mirrored: tf.distribute.Strategy,
-    write_numbered: Callable[..., list[Path]],
-    numbered_schema: loaderd.Schema,
-    tmp_path: Path,
-):
+def test_fit_on_two_replicas(mirrored: tf.distribute.Strategy, numbered: Numbered, tmp_path: Path):
     """In the last step of an epoch, only one of them has records."""
     dataset = loaderd_tf.distribute(
-        mirrored, write_numbered([410]), numbered_schema, global_batch_size=40, structure=("bits", "id"), workers=1
+        mirrored, numbered.write([410]), numbered.schema, global_batch_size=40, structure=("bits", "id"), workers=1
     )
     seen, history, weights = fit(tmp_path / "whole", dataset, strategy=mirrored)
     seen_before, _, _ = fit(tmp_path / "parts", dataset, strategy=mirrored, interrupt=17)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import tensorflow as tf
 
 import loaderd
 from loaderd.errors import OptionError
+from tests.helpers.numbered import Numbered
 from tests.helpers.own_processes import DAEMON, children_of, newest_daemon, seen_of_newest, wait_ends
 
 RECORDS = 1000
@@ -364,9 +364,9 @@ def test_the_core_does_not_import_tensorflow():
 
 
 @pytest.mark.slow
-def test_a_worker_of_a_script_that_imports_tensorflow(write_numbered: Callable[..., list[Path]], tmp_path: Path):
+def test_a_worker_of_a_script_that_imports_tensorflow(numbered: Numbered, tmp_path: Path):
     """The main script is not run again in a worker, which imports no TensorFlow and sees no GPU."""
-    shards = [str(path) for path in write_numbered([100])]
+    shards = [str(path) for path in numbered.write([100])]
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent(f"""

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from loaderd_tf.distribute import _in_steps
 
 import loaderd
 from loaderd.errors import OptionError
+from tests.helpers.numbered import Numbered
 from tests.helpers.serving import wait_until
 
 RATE = 0.1
@@ -74,14 +74,10 @@ def train_alone(steps: list[list[int]], global_batch_size: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("size", "last"), [pytest.param(430, [20, 10], marks=pytest.mark.slow), (410, [10, 0])])
 def test_every_replica_trains_on_rows_of_its_own(
-    mirrored: tf.distribute.Strategy,
-    write_numbered: Callable[..., list[Path]],
-    numbered_schema: loaderd.Schema,
-    size: int,
-    last: list[int],
+    mirrored: tf.distribute.Strategy, numbered: Numbered, size: int, last: list[int]
 ):
-    shards = write_numbered([size // 2, size - size // 2])
-    batches = loaderd_tf.distribute(mirrored, shards, numbered_schema, global_batch_size=40, workers=1)
+    shards = numbered.write([size // 2, size - size // 2])
+    batches = loaderd_tf.distribute(mirrored, shards, numbered.schema, global_batch_size=40, workers=1)
     seen, weights = train(mirrored, batches, 40, epochs=2)
     assert seen[0] != seen[1]
     for epoch in seen:
@@ -96,33 +92,29 @@ def test_every_replica_trains_on_rows_of_its_own(
 
 
 @pytest.mark.slow
-def test_steps_go_on_from_a_position(
-    mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
-):
+def test_steps_go_on_from_a_position(mirrored: tf.distribute.Strategy, numbered: Numbered):
     """After so many steps of an epoch, a host has taken so many batches for each of its replicas."""
 
     def steps(**options: Any) -> list[list[list[int]]]:
         batches = loaderd_tf.distribute(
-            mirrored, shards, numbered_schema, global_batch_size=40, structure="id", workers=1, **options
+            mirrored, shards, numbered.schema, global_batch_size=40, structure="id", workers=1, **options
         )
         return [
             [[ids.numpy().tolist() for ids in mirrored.experimental_local_results(step)] for step in batches]
             for _ in range(2)
         ]
 
-    shards = write_numbered([430])
+    shards = numbered.write([430])
     first, second = steps()
     assert steps(start=loaderd.Position(0, 7 * 2)) == [first[7:], second]
 
 
 @pytest.mark.slow
-def test_drop_gives_all_replicas_the_same(
-    mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
-):
+def test_drop_gives_all_replicas_the_same(mirrored: tf.distribute.Strategy, numbered: Numbered):
     batches = loaderd_tf.distribute(
         mirrored,
-        write_numbered([430]),
-        numbered_schema,
+        numbered.write([430]),
+        numbered.schema,
         global_batch_size=40,
         structure="id",
         remainder="drop",
@@ -137,11 +129,8 @@ def test_drop_gives_all_replicas_the_same(
 
 
 @pytest.mark.slow
-def test_drop_leaves_no_partial_step_to_tensorflow(
-    write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
-):
-    shards = write_numbered([430])
-    with loaderd.Loader(shards, numbered_schema, batch_size=20, remainder="drop", workers=1) as loader:
+def test_drop_leaves_no_partial_step_to_tensorflow(numbered: Numbered):
+    with numbered.loader([430], batch_size=20, remainder="drop") as loader:
         for structure in (None, "id", ("id", "bits"), ("id",), Named("id", "bits")):
             loader.seek(loaderd.Position(epoch=0, batch=4))
             batches = loaderd_tf.from_loader(loader, structure)
@@ -150,12 +139,10 @@ def test_drop_leaves_no_partial_step_to_tensorflow(
             assert (int(in_steps.cardinality()), [sum(1 for _ in in_steps) for _ in range(2)]) == (8, [16, 20])
 
 
-def test_batches_are_copied_ahead_onto_every_replica(
-    mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
-):
+def test_batches_are_copied_ahead_onto_every_replica(mirrored: tf.distribute.Strategy, numbered: Numbered):
     options = {"prefetch": 0, "held_batches": 3}  # so that a call of Python takes one batch, and no other
     batches = loaderd_tf.distribute(
-        mirrored, write_numbered([400]), numbered_schema, global_batch_size=20, epochs=None, workers=1, **options
+        mirrored, numbered.write([400]), numbered.schema, global_batch_size=20, epochs=None, workers=1, **options
     )
     loader = batches.loader
     iterator = iter(batches)
@@ -168,14 +155,9 @@ def test_batches_are_copied_ahead_onto_every_replica(
 
 
 @pytest.mark.parametrize("remainder", ["short", pytest.param("drop", marks=pytest.mark.slow)])
-def test_batches_are_not_copied_in_memory(
-    mirrored: tf.distribute.Strategy,
-    write_numbered: Callable[..., list[Path]],
-    numbered_schema: loaderd.Schema,
-    remainder: str,
-):
+def test_batches_are_not_copied_in_memory(mirrored: tf.distribute.Strategy, numbered: Numbered, remainder: str):
     batches = loaderd_tf.distribute(
-        mirrored, write_numbered([430]), numbered_schema, global_batch_size=20, remainder=remainder, workers=1
+        mirrored, numbered.write([430]), numbered.schema, global_batch_size=20, remainder=remainder, workers=1
     )
     for step in batches:
         del step
@@ -183,14 +165,12 @@ def test_batches_are_not_copied_in_memory(
 
 
 @pytest.mark.slow
-def test_keras_fit(
-    mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
-):
+def test_keras_fit(mirrored: tf.distribute.Strategy, numbered: Numbered):
     """One replica gets nothing in the last step, and the loss is none the worse for it."""
     import keras
 
     batches = loaderd_tf.distribute(
-        mirrored, write_numbered([410]), numbered_schema, global_batch_size=40, structure=("bits", "id"), workers=1
+        mirrored, numbered.write([410]), numbered.schema, global_batch_size=40, structure=("bits", "id"), workers=1
     )
     with mirrored.scope():
         model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(1)])
@@ -202,12 +182,10 @@ def test_keras_fit(
     assert history["loss"][1] < history["loss"][0]
 
 
-def test_what_cannot_be_distributed(
-    mirrored: tf.distribute.Strategy, write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
-):
+def test_what_cannot_be_distributed(mirrored: tf.distribute.Strategy, numbered: Numbered):
     def distribute(strategy: Any = mirrored, global_batch_size: Any = 40, **options: Any) -> Any:
         return loaderd_tf.distribute(
-            strategy, write_numbered([400]), numbered_schema, global_batch_size=global_batch_size, **options
+            strategy, numbered.write([400]), numbered.schema, global_batch_size=global_batch_size, **options
         )
 
     with pytest.raises(OptionError, match=r"strategy must be a tf\.distribute\.Strategy, got 'mirrored'"):
@@ -288,12 +266,12 @@ def run_on_hosts(folder: Path, jobs: list[tuple[list[str], dict[str, Any]]]) -> 
 
 
 @pytest.mark.slow  # TensorFlow is imported twice more; that hosts share an epoch is tested without it
-def test_two_hosts_train_together(write_numbered: Callable[..., list[Path]], tmp_path: Path):
+def test_two_hosts_train_together(numbered: Numbered, tmp_path: Path):
     """400 records are ten steps; of the last of 401, one host gets nothing."""
     cases = [(401, "short", 401), (439, "drop", 400)]
     jobs = []
     for size, remainder, _ in cases:
-        shards = write_numbered([size - 300, 100, 100, 100], folder=f"{size}")
+        shards = numbered.write([size - 300, 100, 100, 100], folder=f"{size}")
         jobs.append(([str(path) for path in shards], {"remainder": remainder}))
     hosts = run_on_hosts(tmp_path, jobs)
     for (size, _, num_seen), *both in zip(cases, *hosts, strict=True):

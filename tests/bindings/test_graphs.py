@@ -18,16 +18,13 @@ import pytest
 import tensorflow as tf
 
 import loaderd
+from tests.helpers.numbered import Numbered
 from tests.helpers.serving import wait_until
 
-Write = Callable[[Sequence[int]], list[Path]]
 
-
-def test_an_iterator_is_restored_at_every_step(
-    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
-):
-    paths = write_numbered([60, 40])
-    ds = loaderd_tf.make_dataset(paths, numbered_schema, batch_size=10, structure="id", workers=1, prefetch=1)
+def test_an_iterator_is_restored_at_every_step(numbered: Numbered, tmp_path: Path):
+    paths = numbered.write([60, 40])
+    ds = loaderd_tf.make_dataset(paths, numbered.schema, batch_size=10, structure="id", workers=1, prefetch=1)
     for stored in range(1, 11):  # before the first, an iterator belongs to no pass yet
         iterator = iter(ds)
         for _ in range(stored):
@@ -43,11 +40,11 @@ def test_an_iterator_is_restored_at_every_step(
 
 
 @pytest.mark.slow
-def test_an_iterator_of_other_data_is_refused(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
+def test_an_iterator_of_other_data_is_refused(numbered: Numbered, tmp_path: Path):
     def made(shards: Sequence[Path], **options: Any) -> tf.data.Dataset:
-        return loaderd_tf.make_dataset(shards, numbered_schema, structure="id", workers=1, **options)
+        return loaderd_tf.make_dataset(shards, numbered.schema, structure="id", workers=1, **options)
 
-    shards = write_numbered([60, 40])
+    shards = numbered.write([60, 40])
     iterator = iter(made(shards, batch_size=10))
     next(iterator)
     path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
@@ -64,13 +61,11 @@ def test_an_iterator_of_other_data_is_refused(write_numbered: Write, numbered_sc
 
 
 @pytest.mark.slow
-def test_an_iterator_in_another_process_is_followed_by_the_next_epoch(
-    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
-):
+def test_an_iterator_in_another_process_is_followed_by_the_next_epoch(numbered: Numbered, tmp_path: Path):
     """As one that was restored: by a data set whose loader has not begun a pass yet."""
-    shards = write_numbered([60, 40])
+    shards = numbered.write([60, 40])
     first, second = (
-        loaderd_tf.make_dataset(shards, numbered_schema, structure="id", workers=1, batch_size=10) for _ in range(2)
+        loaderd_tf.make_dataset(shards, numbered.schema, structure="id", workers=1, batch_size=10) for _ in range(2)
     )
     epochs = [[ids.numpy().tolist() for ids in first] for _ in range(2)]
     third = iter(first)
@@ -95,15 +90,11 @@ def test_an_iterator_in_another_process_is_followed_by_the_next_epoch(
     ],
 )
 def test_an_iterator_that_has_fetched_all_of_a_pass_is_followed_by_the_next_epoch(
-    write_numbered: Write,
-    numbered_schema: loaderd.Schema,
-    tmp_path: Path,
-    derive: Callable[[tf.data.Dataset], tf.data.Dataset],
-    taken: int,
+    numbered: Numbered, tmp_path: Path, derive: Callable[[tf.data.Dataset], tf.data.Dataset], taken: int
 ):
-    shards = write_numbered([60, 40])
+    shards = numbered.write([60, 40])
     first, second = (
-        loaderd_tf.make_dataset(shards, numbered_schema, structure="id", workers=1, batch_size=10) for _ in range(2)
+        loaderd_tf.make_dataset(shards, numbered.schema, structure="id", workers=1, batch_size=10) for _ in range(2)
     )
     iterator = iter(derive(first))
     for _ in range(taken):
@@ -116,12 +107,12 @@ def test_an_iterator_that_has_fetched_all_of_a_pass_is_followed_by_the_next_epoc
     assert [next(other).numpy().tolist() for _ in range(20 - taken)] == expected
 
 
-def test_data_that_grow(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
-    shards = write_numbered([40, 60, 20])
+def test_data_that_grow(numbered: Numbered, tmp_path: Path):
+    shards = numbered.write([40, 60, 20])
     waiting = shards[2].rename(tmp_path / "waiting")
     ds = loaderd_tf.make_dataset(
         str(shards[0].parent / "*.tfrecord"),
-        numbered_schema,
+        numbered.schema,
         batch_size=20,
         epochs=3,
         refresh="epoch",
@@ -145,25 +136,21 @@ def test_data_that_grow(write_numbered: Write, numbered_schema: loaderd.Schema, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", [None, "/CPU:1"])
-def test_how_long_data_that_grow_are_is_known_if_they_have_no_end(
-    write_numbered: Write, numbered_schema: loaderd.Schema, device: str | None
-):
-    shards = write_numbered([40])
+def test_how_long_data_that_grow_are_is_known_if_they_have_no_end(numbered: Numbered, device: str | None):
+    shards = numbered.write([40])
     for epochs, expected in ((1, tf.data.UNKNOWN_CARDINALITY), (None, tf.data.INFINITE_CARDINALITY)):
         ds = loaderd_tf.make_dataset(
-            shards, numbered_schema, batch_size=20, epochs=epochs, refresh="epoch", workers=1, device=device
+            shards, numbered.schema, batch_size=20, epochs=epochs, refresh="epoch", workers=1, device=device
         )
         assert ds.cardinality() == expected
         ds.close()
 
 
 @pytest.mark.slow
-def test_each_iteration_over_data_that_grow_has_the_epochs_of_its_own(
-    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
-):
+def test_each_iteration_over_data_that_grow_has_the_epochs_of_its_own(numbered: Numbered, tmp_path: Path):
     """The first ends where it would have ended; so do those behind it, and what seek() sends elsewhere."""
     options: dict[str, Any] = {"batch_size": 20, "epochs": 3, "refresh": "epoch", "workers": 1, "structure": "id"}
-    ds = loaderd_tf.make_dataset(write_numbered([40]), numbered_schema, start=loaderd.Position(1), **options)
+    ds = loaderd_tf.make_dataset(numbered.write([40]), numbered.schema, start=loaderd.Position(1), **options)
     assert [sum(1 for _ in ds) for _ in range(2)] == [2 * 2, 2 * 3]
     ds.loader.seek(loaderd.Position(1))
     iterator = iter(ds)
@@ -175,20 +162,18 @@ def test_each_iteration_over_data_that_grow_has_the_epochs_of_its_own(
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3, 4])
-def test_an_error_comes_in_its_turn_and_costs_no_other_batch(
-    write_numbered: Write, numbered_schema: loaderd.Schema, first: int
-):
+def test_an_error_comes_in_its_turn_and_costs_no_other_batch(numbered: Numbered, first: int):
     def refuse(ids: np.ndarray) -> np.ndarray:
         if ids[0] // 10 in (first, first + 5):
             raise ValueError(f"no batch {ids[0] // 10}")
         return ids
 
     schema = loaderd.Schema(
-        numbered_schema.features,
+        numbered.schema.features,
         {"id": loaderd.Derived(refuse, "stored", (), "int64")},
         {"stored": loaderd.Array("id")},
     )
-    paths = write_numbered([100])
+    paths = numbered.write([100])
     ds = loaderd_tf.make_dataset(paths, schema, batch_size=10, structure="id", workers=1, shuffle=False)
     found: list[list[int] | str] = []
     iterator = iter(ds)
@@ -207,11 +192,11 @@ def test_an_error_comes_in_its_turn_and_costs_no_other_batch(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
-def test_slots_come_back_in_time(write_numbered: Write, numbered_schema: loaderd.Schema, prefetch: int):
-    paths = write_numbered([4000])
+def test_slots_come_back_in_time(numbered: Numbered, prefetch: int):
+    paths = numbered.write([4000])
     for in_graph in (False, True):
         ds = loaderd_tf.make_dataset(
-            paths, numbered_schema, batch_size=10, workers=1, structure="id", prefetch=prefetch
+            paths, numbered.schema, batch_size=10, workers=1, structure="id", prefetch=prefetch
         )
 
         def consume(batches: tf.data.Dataset) -> tf.Tensor:
@@ -226,8 +211,8 @@ def test_slots_come_back_in_time(write_numbered: Write, numbered_schema: loaderd
         ds.close()
 
 
-def test_nothing_is_taken_ahead(write_numbered: Write, numbered_schema: loaderd.Schema):
-    ds = loaderd_tf.make_dataset(write_numbered([100]), numbered_schema, batch_size=10, workers=1)
+def test_nothing_is_taken_ahead(numbered: Numbered):
+    ds = loaderd_tf.make_dataset(numbered.write([100]), numbered.schema, batch_size=10, workers=1)
     iterator = iter(ds)
     for taken in range(1, 11):
         next(iterator)
@@ -236,11 +221,9 @@ def test_nothing_is_taken_ahead(write_numbered: Write, numbered_schema: loaderd.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_comes_as_what_its_handler_raises(
-    write_numbered: Write, numbered_schema: loaderd.Schema, number: signal.Signals
-):
+def test_a_signal_comes_as_what_its_handler_raises(numbered: Numbered, number: signal.Signals):
     """Not as an error of TensorFlow's, wherever in a step it comes; and no daemon or batch is lost for it."""
-    ds = loaderd_tf.make_dataset(write_numbered([100_000]), numbered_schema, batch_size=10, workers=1)
+    ds = loaderd_tf.make_dataset(numbered.write([100_000]), numbered.schema, batch_size=10, workers=1)
     iterator = iter(ds)
     handler = signal.signal(number, signal.default_int_handler)
     try:
@@ -256,10 +239,10 @@ def test_a_signal_comes_as_what_its_handler_raises(
 
 
 @pytest.fixture
-def ordered(write_numbered: Write, numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch) -> Any:
+def ordered(numbered: Numbered, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A data set of 10 batches, whose first records are 0, 10, …; while the fourth is taken, Ctrl-C comes, once."""
     ds = loaderd_tf.make_dataset(
-        write_numbered([100]), numbered_schema, batch_size=10, structure="id", shuffle=False, workers=1
+        numbered.write([100]), numbered.schema, batch_size=10, structure="id", shuffle=False, workers=1
     )
     fetch, pressed = ds.loader.fetch, []
 
@@ -331,8 +314,8 @@ def test_the_handler_of_each_signal_is_called_whatever_one_raises(ordered: Any, 
     assert [int(ids[0]) for ids in iterator] == list(range(30, 100, 10))
 
 
-def test_asyncio_hears_of_a_signal_once(write_numbered: Write, numbered_schema: loaderd.Schema):
-    ds = loaderd_tf.make_dataset(write_numbered([100]), numbered_schema, batch_size=10, workers=1)
+def test_asyncio_hears_of_a_signal_once(numbered: Numbered):
+    ds = loaderd_tf.make_dataset(numbered.write([100]), numbered.schema, batch_size=10, workers=1)
 
     async def take_with_a_signal() -> list[int]:
         heard: list[int] = []
@@ -354,10 +337,10 @@ def test_asyncio_hears_of_a_signal_once(write_numbered: Write, numbered_schema: 
     ds.close()
 
 
-def test_lists_are_tuples_to_tensorflow(write_numbered: Write, numbered_schema: loaderd.Schema):
-    paths = write_numbered([10])
+def test_lists_are_tuples_to_tensorflow(numbered: Numbered):
+    paths = numbered.write([10])
     structure = ["id", {"nested": ["bits", "id"]}]
-    ds = loaderd_tf.make_dataset(paths, numbered_schema, batch_size=10, structure=structure, workers=1)
+    ds = loaderd_tf.make_dataset(paths, numbered.schema, batch_size=10, structure=structure, workers=1)
     ids, nested = next(iter(ds))
     bits, again = nested["nested"]
     assert bits.shape == (10, 32) and np.array_equal(ids, again)

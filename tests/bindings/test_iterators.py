@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import loaderd_tf
@@ -13,16 +11,14 @@ import pytest
 import tensorflow as tf
 from loaderd_tf import map_python
 
-import loaderd
+from tests.helpers.numbered import Numbered
 from tests.helpers.slots import lies_in_a_slot
-
-Write = Callable[[Sequence[int]], list[Path]]
 
 
 @pytest.fixture
-def ids(write_numbered: Write, numbered_schema: loaderd.Schema) -> Any:
+def ids(numbered: Numbered) -> Any:
     """A data set of 10 batches."""
-    ds = loaderd_tf.make_dataset(write_numbered([100]), numbered_schema, batch_size=10, structure="id", workers=1)
+    ds = loaderd_tf.make_dataset(numbered.write([100]), numbered.schema, batch_size=10, structure="id", workers=1)
     yield ds
     ds.close()
 
@@ -91,12 +87,12 @@ def test_many_elements_in_one_graph(ids: Any):
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_arrays_are_aliased_whichever_way_python_is_called(
-    write_numbered: Write, numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch, direct: bool
+    numbered: Numbered, monkeypatch: pytest.MonkeyPatch, direct: bool
 ):
     assert map_python._has_direct_calls(), "TensorFlow has changed: look at loaderd_tf.map_python"
     if not direct:
         monkeypatch.setattr(map_python, "_has_direct_calls", lambda: False)
-    ds = loaderd_tf.make_dataset(write_numbered([100]), numbered_schema, batch_size=10, workers=1, held_batches=4)
+    ds = loaderd_tf.make_dataset(numbered.write([100]), numbered.schema, batch_size=10, workers=1, held_batches=4)
     seen = []
     for batch in ds:
         assert lies_in_a_slot(np.asarray(batch["bits"]).ctypes.data)

@@ -14,6 +14,7 @@ import tensorflow as tf
 import loaderd
 from loaderd.errors import CorruptRecordError, StorageError
 from loaderd.kernels.crc import framed
+from tests.helpers.numbered import Numbered
 
 AWAY, DAMAGED, CLOSED = "storage does not answer", "the record is damaged", "the loader is closed"
 MISSED, LAST_MISSED = (f"batch {step} of this pass was not delivered" for step in (3, 9))
@@ -127,13 +128,11 @@ def test_a_loader_that_has_ended_says_so_itself(failing: Failing):
     assert taken(iterator)[:6] == 6 * [CLOSED]
 
 
-def test_a_batch_without_records_does_not_come(
-    write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema
-):
-    shards = write_numbered([20, 20, 25])
+def test_a_batch_without_records_does_not_come(numbered: Numbered):
+    shards = numbered.write([20, 20, 25])
     shards[1].write_bytes(20 * framed(b""))
     dataset = loaderd_tf.make_dataset(
-        shards, numbered_schema, structure="id", batch_size=10, workers=1, shuffle=False, on_corrupt="skip_any"
+        shards, numbered.schema, structure="id", batch_size=10, workers=1, shuffle=False, on_corrupt="skip_any"
     )
     for _ in range(2):
         assert [ids.numpy().tolist() for ids in dataset] == [

@@ -7,8 +7,6 @@ import re
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import loaderd_tf
@@ -18,8 +16,7 @@ import tensorflow as tf
 
 import loaderd
 from loaderd.errors import LoaderdError, NoShardsError, OptionError
-
-Write = Callable[..., list[Path]]
+from tests.helpers.numbered import Numbered
 
 
 def parameters(function: Any) -> dict[str, tuple[Any, Any]]:
@@ -76,8 +73,8 @@ def test_options_of_the_bindings_and_unknown_ones():
         loaderd.Loader("x", xyzzy=2)
 
 
-def test_a_dtype_that_tensorflow_lacks(write_numbered: Write):
-    shards = write_numbered([10])
+def test_a_dtype_that_tensorflow_lacks(numbered: Numbered):
+    shards = numbered.write([10])
     fields: dict[str, Any] = {"id": loaderd.Array("id"), "day": loaderd.Derived(lambda id: id.astype("M8[D]"), "id")}
     schema = loaderd.Schema({"id": loaderd.Int64()}, fields)
     expected = r"dtypes that TensorFlow has, got field 'day' of datetime64\[D\]\nLeave it out"
@@ -90,19 +87,19 @@ def test_a_dtype_that_tensorflow_lacks(write_numbered: Write):
         assert [each.numpy().tolist() for each in loaderd_tf.batches(loader, "id")] != []
 
 
-def test_a_seed_that_is_drawn(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([100])
+def test_a_seed_that_is_drawn(numbered: Numbered):
+    shards = numbered.write([100])
 
     def order(loader: loaderd.Loader) -> list[int]:
         with loader:
             return [int(each) for batch in loader for each in batch["id"]]
 
-    first, second = (loaderd.Loader(shards, numbered_schema, batch_size=10, seed=None, workers=1) for _ in range(2))
+    first, second = (numbered.loader(shards, seed=None) for _ in range(2))
     seed = first.seed
     assert seed != second.seed and (drawn := order(first)) != order(second)
-    assert order(loaderd.Loader(shards, numbered_schema, batch_size=10, seed=seed, workers=1)) == drawn
+    assert order(numbered.loader(shards, seed=seed)) == drawn
     with pytest.raises(OptionError, match=r"several hosts, shard=\(0, 2\), got None\n.*Draw one seed"):
-        loaderd_tf.make_dataset(shards, numbered_schema, batch_size=10, seed=None, shard=(0, 2))
+        loaderd_tf.make_dataset(shards, numbered.schema, batch_size=10, seed=None, shard=(0, 2))
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -130,23 +127,19 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "text"), MISTAKES)
 def test_a_mistake_is_named_before_a_process_is_started(
-    write_numbered: Write,
-    numbered_schema: loaderd.Schema,
-    options: dict[str, Any],
-    text: str,
-    monkeypatch: pytest.MonkeyPatch,
+    numbered: Numbered, options: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
 ):
     def start(module: str) -> Any:
         raise AssertionError(f"{module} was started")
 
     monkeypatch.setattr("loaderd.client.transport.start_process", start)
-    given = {"shards": write_numbered([10]), "schema": numbered_schema, "batch_size": 5, **options}
+    given = {"shards": numbered.write([10]), "schema": numbered.schema, "batch_size": 5, **options}
     with pytest.raises((OptionError, NoShardsError), match=text):
         loaderd_tf.make_dataset(**given)
     of_tensorflow = isinstance(options.get("shards"), tf.data.Dataset)  # to a Loader, it is an iterable of paths
     if not of_tensorflow and not {"structure", "prefetch", "device", "unpack"} & set(options):
         with pytest.raises(LoaderdError, match=text):
-            loaderd.Loader(**{"shards": write_numbered([10]), **given})
+            loaderd.Loader(**{"shards": numbered.write([10]), **given})
 
 
 def test_what_is_no_loader():
@@ -154,12 +147,12 @@ def test_what_is_no_loader():
         loaderd_tf.from_loader("x")
 
 
-def test_what_is_taken_for_a_number_or_a_dtype(write_numbered: Write):
+def test_what_is_taken_for_a_number_or_a_dtype(numbered: Numbered):
     schema = loaderd.Schema(
         {"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
         {"bits": loaderd.Bits("bits", (32,), dtype=tf.bfloat16), "id": loaderd.Array("id", dtype=tf.float32)},
     )
-    paths = write_numbered([30, 30])
+    paths = numbered.write([30, 30])
     dataset = loaderd_tf.make_dataset(
         paths[0].parent.glob("*.tfrecord"),
         schema,
@@ -181,31 +174,29 @@ def test_what_is_taken_for_a_number_or_a_dtype(write_numbered: Write):
     dataset.close()
 
 
-def test_a_namedtuple_stays_one(write_numbered: Write, numbered_schema: loaderd.Schema):
+def test_a_namedtuple_stays_one(numbered: Numbered):
     Pair = namedtuple("Pair", ["x", "y"])
     dataset = loaderd_tf.make_dataset(
-        write_numbered([20]), numbered_schema, batch_size=20, structure=[Pair("bits", "id"), "id"], workers=1
+        numbered.write([20]), numbered.schema, batch_size=20, structure=[Pair("bits", "id"), "id"], workers=1
     )
     (((bits, ids), again),) = dataset
     assert isinstance(dataset.element_spec[0], Pair) and bits.shape == (20, 32) and np.array_equal(ids, again)
 
 
 @pytest.mark.parametrize("join", [lambda a, b: loaderd.Mix({"a": 0.5, "b": 0.5}, {"a": a, "b": b}), loaderd.Concat])
-def test_sets_that_are_joined_are_unpacked_on_the_device(
-    write_numbered: Write, numbered_schema: loaderd.Schema, join: Any
-):
-    sets = [loaderd.Dataset(path, numbered_schema) for path in write_numbered([60, 60])]
+def test_sets_that_are_joined_are_unpacked_on_the_device(numbered: Numbered, join: Any):
+    sets = [loaderd.Dataset(path, numbered.schema) for path in numbered.write([60, 60])]
     joined = join(*sets) if join is not loaderd.Concat else join(sets)
     dataset = loaderd_tf.make_dataset(joined, batch_size=40, unpack="device", workers=1)
     assert dataset.element_spec["bits"] == tf.TensorSpec([None, 4], tf.uint8)
     for element in dataset:
-        fields = loaderd_tf.unpack(element, numbered_schema)
+        fields = loaderd_tf.unpack(element, numbered.schema)
         assert np.array_equal(fields["bits"] @ (2.0 ** np.arange(31, -1, -1)[:, None]), fields["id"][:, None])
     dataset.close()
 
 
-def test_a_data_set_has_its_loader(write_numbered: Write, numbered_schema: loaderd.Schema):
-    dataset = loaderd_tf.make_dataset(write_numbered([40]), numbered_schema, batch_size=20, workers=1)
+def test_a_data_set_has_its_loader(numbered: Numbered):
+    dataset = loaderd_tf.make_dataset(numbered.write([40]), numbered.schema, batch_size=20, workers=1)
     text = "<Loader of 40 records in 1 shards: bits, id, in batches of 20; at batch 0 of epoch 0>"
     assert isinstance(dataset.loader, loaderd.Loader) and repr(dataset.loader) == text
     assert sum(1 for _ in dataset) == 2

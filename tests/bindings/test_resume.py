@@ -8,11 +8,12 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.helpers.numbered import Numbered
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +88,9 @@ class Training:
 @pytest.mark.slow  # of the example, a training that is killed goes on in `make test`
 @pytest.mark.timeout(240)  # four processes that build and compile a model, most of them in turn
 @pytest.mark.parametrize("name", ["train_in_a_loop", "train_by_fit"])
-def test_a_training_that_is_killed(forks: Any, write_numbered: Callable[..., list[Path]], tmp_path: Path, name: str):
+def test_a_training_that_is_killed(forks: Any, numbered: Numbered, tmp_path: Path, name: str):
     """It goes on in the middle of its epochs of 22 steps, and comes to the same batches, weights and logs."""
-    shards = [str(path) for path in write_numbered([150, 180, 100])]
+    shards = [str(path) for path in numbered.write([150, 180, 100])]
     whole, killed = (Training(forks, tmp_path / each, name, shards) for each in ("whole", "killed"))
     unkilled = whole.start()
     killed.run_and_kill(13, saving=True)

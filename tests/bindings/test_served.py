@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,16 @@ import pytest
 import tensorflow as tf
 
 import loaderd
+from tests.helpers.numbered import Numbered
 from tests.helpers.restarted import Restarted
 
-Write = Callable[[Sequence[int]], list[Path]]
 STRUCTURE = ("bits", "id")
 EVERY = list(range(150))
 
 
 @pytest.fixture
-def server(tmp_path: Path, write_numbered: Write) -> Iterator[Restarted]:
-    write_numbered([100, 50])
+def server(tmp_path: Path, numbered: Numbered) -> Iterator[Restarted]:
+    numbered.write([100, 50])
     started = Restarted(tmp_path)
     yield started
     started.kill()

@@ -21,6 +21,7 @@ import loaderd
 from loaderd import testing
 from loaderd.errors import OptionError
 from loaderd.schema.grids import picture
+from tests.helpers.numbered import Numbered
 from tests.helpers.own_processes import family_of, newest_daemon
 
 COUNTS = ("workers_restarted", "daemon_restarts", "records_skipped")
@@ -41,10 +42,10 @@ def read(log_dir: Path) -> dict[str, dict[int, np.ndarray]]:
 
 
 @pytest.fixture
-def open_loader(write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema) -> Callable[..., Any]:
+def open_loader(numbered: Numbered) -> Callable[..., Any]:
     """Makes loaders of 430 records in batches of 20: 22 of them."""
-    shards = write_numbered([150, 180, 100])
-    return lambda **options: loaderd.Loader(shards, numbered_schema, batch_size=20, workers=1, **options)
+    shards = numbered.write([150, 180, 100])
+    return lambda **options: numbered.loader(shards, batch_size=20, **options)
 
 
 def steps_of(figures: dict[str, dict[int, np.ndarray]]) -> set[tuple[int, ...]]:
@@ -186,13 +187,13 @@ def pictures_in(written: np.ndarray) -> list[np.ndarray]:
 
 
 @pytest.fixture
-def open_boards(write_numbered: Callable[..., list[Path]]) -> Callable[..., Any]:
+def open_boards(numbered: Numbered) -> Callable[..., Any]:
     """Makes loaders of 43 records in batches of 10, each with a board."""
     schema = loaderd.Schema(
         features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
         fields={"board": loaderd.Bits("bits", (4, 4, 2), scale=(1, -1)), "id": loaderd.Array("id")},
     )
-    shards = write_numbered([43])
+    shards = numbered.write([43])
     return lambda: loaderd.Loader(shards, schema, batch_size=10, workers=1)
 
 

@@ -26,63 +26,47 @@ from loaderd.formats.framing import MAX_RECORD_BYTES
 from loaderd.kernels.crc import framed
 from loaderd.plan.passes import Pass
 from tests.client.damage import damage_data
+from tests.helpers.numbered import Numbered
 from tests.helpers.record_bytes import field, header
 
 Write = Callable[..., list[Path]]
-Check = Callable[[loaderd.Batch], list[int]]
 
 
-def test_damage_is_named_before_training(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([100, 100])
+def test_damage_is_named_before_training(numbered: Numbered):
+    shards = numbered.write([100, 100])
     offset = damage_data(shards[1], 42)
     with pytest.raises(CorruptRecordError) as caught:
-        loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1)
+        numbered.loader(shards)
     message = str(caught.value)
     assert f"{shards[1]}: record 42 at byte {offset}: expected data with CRC32C" in message
     assert "1 damaged record in 1 of 2 shards" in message and "skip_record" in message
     assert caught.value.damage is not None and caught.value.damage.record == 42
 
 
-def test_a_record_that_is_too_large_is_not_called_damaged(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
-):
-    (shard,) = write_numbered([10])
+def test_a_record_that_is_too_large_is_not_called_damaged(numbered: Numbered):
+    (shard,) = numbered.write([10])
     whole = shard.read_bytes()
     with open(shard, "wb") as large:
         large.write(header(MAX_RECORD_BYTES + 1))
         large.seek(MAX_RECORD_BYTES + 5, os.SEEK_CUR)
         large.write(whole)
     with pytest.raises(CorruptRecordError) as caught:
-        loaderd.Loader(shard, numbered_schema, batch_size=10, workers=1)
+        numbered.loader(shard)
     message = str(caught.value)
     assert "record 0 at byte 0: expected a record of at most 1073741824 bytes, found a whole one of" in message
     assert "Write what is larger as several records, or pass on_corrupt" in message and "Restore" not in message
-    with loaderd.Loader(
-        shard, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record", epochs=1
-    ) as loader:
-        assert sorted(number for batch in loader for number in check_batch(batch)) == list(range(10))
+    with numbered.loader(shard, on_corrupt="skip_record", epochs=1) as loader:
+        assert sorted(numbered.records(loader)) == list(range(10))
 
 
 @pytest.mark.parametrize(("policy", "missing"), [("skip_record", [142]), ("skip_shard", list(range(100, 200)))])
-def test_damage_is_left_out(
-    write_numbered: Write,
-    numbered_schema: loaderd.Schema,
-    check_batch: Check,
-    policy: str,
-    missing: list[int],
-):
-    shards = write_numbered([100, 100, 100])
+def test_damage_is_left_out(numbered: Numbered, policy: str, missing: list[int]):
+    shards = numbered.write([100, 100, 100])
     damage_data(shards[1], 42)
     with warnings.catch_warnings(record=True) as warned:
-        loader = loaderd.Loader(
-            shards,
-            numbered_schema,
-            batch_size=10,
-            workers=1,
-            on_corrupt=policy,  # type: ignore[arg-type]
-        )
+        loader = loaderd.Loader(shards, numbered.schema, batch_size=10, workers=1, on_corrupt=policy)  # type: ignore
     with loader:
-        order = [check_batch(batch) for batch in loader]
+        order = numbered.batches(loader)
         assert sorted(chain.from_iterable(order)) == [n for n in range(300) if n not in missing]
         assert all(len(batch) == 10 for batch in order[:-1]), "damage that the index found leaves no hole"
         (damage,) = loader.statistics().damages
@@ -96,14 +80,14 @@ def test_damage_is_left_out(
     assert str(warning.message) == f'on_corrupt="{policy}": {said}; the first damage: {damage}'
 
 
-def test_a_shard_that_is_damage_alone_is_named(write_numbered: Write, numbered_schema: loaderd.Schema):
+def test_a_shard_that_is_damage_alone_is_named(numbered: Numbered):
     """It counts as one damaged record, though a hundred are lost. Later listings say nothing again."""
-    shards = write_numbered([100, 100, 100])
+    shards = numbered.write([100, 100, 100])
     shards[1].write_bytes(bytes(range(256)) * 20)
     options: dict[str, Any] = {"on_corrupt": "skip_record", "refresh": "epoch", "epochs": 3}
     with (
         warnings.catch_warnings(record=True) as warned,
-        loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1, **options) as loader,
+        numbered.loader(shards, **options) as loader,
     ):
         assert sum(len(batch["id"]) for batch in loader) == 600
         assert len(loader.statistics().damages) == 1
@@ -111,16 +95,16 @@ def test_a_shard_that_is_damage_alone_is_named(write_numbered: Write, numbered_s
     assert f"no record can be read from 1 of 3 shards: {shards[1]}; the first damage:" in str(warning.message)
 
 
-def test_a_shard_that_changes_is_noticed(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([5000])
-    with loaderd.Loader(shards, numbered_schema, batch_size=20, workers=1, index_cache="none") as loader:
+def test_a_shard_that_changes_is_noticed(numbered: Numbered):
+    shards = numbered.write([5000])
+    with numbered.loader(shards, batch_size=20, index_cache="none") as loader:
         shards[0].write_bytes(b"")
         with pytest.raises(ShardReadError, match=r"changed while it was in use: expected \d+ bytes, written 20\d\d-"):
             next(iter(loader))
 
 
-def test_records_that_do_not_fit(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([10])
+def test_records_that_do_not_fit(numbered: Numbered):
+    shards = numbered.write([10])
     schema = loaderd.Schema({"bits": loaderd.PackedBits(64)}, {"bits": loaderd.Packed("bits")})
     with pytest.raises(RecordMismatchError) as caught:
         loaderd.Loader(shards, schema, batch_size=5, workers=1)
@@ -131,17 +115,15 @@ def test_records_that_do_not_fit(write_numbered: Write, numbered_schema: loaderd
     assert caught.value.message == f"no record of the only block fits the schema; the first of them: {mismatch}"
 
 
-def test_a_first_record_that_does_not_fit_is_left_out_as_any_other(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
-):
+def test_a_first_record_that_does_not_fit_is_left_out_as_any_other(numbered: Numbered):
     """Here all of the first shard: the schema is not wrong, for others fit it."""
-    shards = write_numbered([30, 30, 30])
+    shards = numbered.write([30, 30, 30])
     shards[0].write_bytes(30 * framed(b""))
     options = {"batch_size": 10, "workers": 1}
     with pytest.raises(RecordMismatchError, match="record 0 at byte 0"):
-        loaderd.Loader(shards, numbered_schema, **options)
-    with loaderd.Loader(shards, numbered_schema, on_corrupt="skip_any", **options) as loader:
-        assert sorted(chain.from_iterable(map(check_batch, loader))) == list(range(30, 90))
+        numbered.loader(shards, **options)
+    with numbered.loader(shards, on_corrupt="skip_any", **options) as loader:
+        assert sorted(numbered.records(loader)) == list(range(30, 90))
         assert loader.statistics().records_skipped == 30
 
 
@@ -173,8 +155,8 @@ def test_feature_lists_are_not_passed_over_in_silence(tmp_path: Path, caplog: py
             loaderd.Loader(tmp_path / "games.tfrecord", schema, batch_size=10, workers=1)
 
 
-def test_a_function_that_fails_names_its_field(write_numbered: Write, check_batch: Check):
-    shards = write_numbered([100])
+def test_a_function_that_fails_names_its_field(numbered: Numbered):
+    shards = numbered.write([100])
     schema = loaderd.Schema(
         {"id": loaderd.Int64()},
         {"id": loaderd.Array("id"), "bad": loaderd.Derived(lambda n: 1 // (n - 50).all(), "id", (), "int8")},
@@ -186,11 +168,11 @@ def test_a_function_that_fails_names_its_field(write_numbered: Write, check_batc
         list(loader)
 
 
-def test_bad_arguments(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
-    shards = write_numbered([10])
+def test_bad_arguments(numbered: Numbered, tmp_path: Path):
+    shards = numbered.write([10])
 
     def make(**options: object) -> None:
-        loaderd.Loader(**{"shards": shards, "schema": numbered_schema, "batch_size": 5, **options})  # type: ignore[arg-type]
+        loaderd.Loader(**{"shards": shards, "schema": numbered.schema, "batch_size": 5, **options})  # type: ignore[arg-type]
 
     for options, error, text in (
         ({"shuffle": 5}, OptionError, "shuffle must be True, False or loaderd.Shuffle, got 5\n.*window_records=5"),
@@ -219,17 +201,13 @@ def test_bad_arguments(write_numbered: Write, numbered_schema: loaderd.Schema, t
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_a_batch_without_records_does_not_come(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, ahead: int
-):
+def test_a_batch_without_records_does_not_come(numbered: Numbered, ahead: int):
     """Here batches 2 and 3, and the last one."""
-    shards = write_numbered([20, 20, 25, 15])
+    shards = numbered.write([20, 20, 25, 15])
     shards[1].write_bytes(20 * framed(b""))
     shards[3].write_bytes(15 * framed(b""))
-    with loaderd.Loader(
-        shards, numbered_schema, batch_size=10, workers=1, shuffle=False, on_corrupt="skip_any", remainder="short"
-    ) as loader:
-        batches = [check_batch(batch) for batch in loader.iterate(ahead=ahead)]
+    with numbered.loader(shards, shuffle=False, on_corrupt="skip_any", remainder="short") as loader:
+        batches = numbered.batches(loader.iterate(ahead=ahead))
         assert batches == [list(range(first, first + 10)) for first in (0, 10, 40, 50)] + [[*range(60, 65)]]
         assert loader.statistics().records_skipped == 35
         assert (loader.position.epoch, loader.position.batch) == (1, 0), "the last batch is behind us, too"

@@ -5,20 +5,17 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import loaderd
+from tests.helpers.numbered import Numbered
 
-Write = Callable[[Sequence[int]], list[Path]]
 
-
-def test_what_rebuilds_mappings_gets_a_batch(write_numbered: Write, numbered_schema: loaderd.Schema):
+def test_what_rebuilds_mappings_gets_a_batch(numbered: Numbered):
     """By the constructor of the mapping's type, of a mapping or of pairs, as frameworks do."""
-    with loaderd.Loader(write_numbered([30]), numbered_schema, batch_size=20, workers=1) as loader:
+    with numbered.loader([30], batch_size=20) as loader:
         batch = next(iter(loader))
         for made in (OrderedDict, dict, list):
             rebuilt = type(batch)(made([(name, array[:5]) for name, array in batch.items()]))
@@ -30,9 +27,9 @@ def test_what_rebuilds_mappings_gets_a_batch(write_numbered: Write, numbered_sch
         rebuilt["absent"]
 
 
-def test_a_pickled_batch_is_its_arrays_alone(write_numbered: Write, numbered_schema: loaderd.Schema):
+def test_a_pickled_batch_is_its_arrays_alone(numbered: Numbered):
     """Not the memory of all slots. The copy outlives the loader, and is no longer in the slot."""
-    with loaderd.Loader(write_numbered([300]), numbered_schema, batch_size=100, workers=1) as loader:
+    with numbered.loader([300], batch_size=100) as loader:
         batch = next(iter(loader))
         size = sum(array.nbytes for array in batch.values())
         data = pickle.dumps(batch)

@@ -18,30 +18,29 @@ from loaderd.kernels.crc import framed
 from loaderd.options import StreamOptions
 from loaderd.plan.selection import HASHES
 from tests.client.damage import damage_data
+from tests.helpers.numbered import Numbered
 
-Write = Callable[..., list[Path]]
-Check = Callable[[loaderd.Batch], list[int]]
 Deliver = Callable[..., list[int]]
 
 
 @pytest.fixture
-def deliver(check_batch: Check) -> Deliver:
+def deliver(numbered: Numbered) -> Deliver:
     """The numbers of the records of an epoch, in the order of delivery."""
 
     def run(dataset: loaderd.Dataset, **options: Any) -> list[int]:
         with loaderd.Loader(dataset, **{"batch_size": 20, "workers": 1, **options}) as loader:
-            numbers = [number for batch in loader for number in check_batch(batch)]
+            numbers = numbered.records(loader)
             assert loader.statistics().num_records == len(numbers)
         return numbers
 
     return run
 
 
-def test_a_split_by_records(write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver):
+def test_a_split_by_records(numbered: Numbered, deliver: Deliver):
     """Each record on one side, the same with and without shuffling, and when shards are added or compressed."""
-    shards = write_numbered([300, 1, 400, 250, 500])
+    shards = numbered.write([300, 1, 400, 250, 500])
     shuffle = loaderd.Shuffle(window_records=200, block_records=64)
-    whole = loaderd.Dataset(shards, numbered_schema, shuffle=shuffle, seed=3)
+    whole = loaderd.Dataset(shards, numbered.schema, shuffle=shuffle, seed=3)
     sides = [deliver(side) for side in whole.split(0.7, 0.3)]
     assert sorted(sides[0] + sides[1]) == list(range(1451))
     assert len(sides[0]) == pytest.approx(0.7 * 1451, abs=5 * (1451 * 0.21) ** 0.5)
@@ -61,23 +60,21 @@ def test_a_split_by_records(write_numbered: Write, numbered_schema: loaderd.Sche
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("remainder", ["drop", "carry"])
-def test_the_order_of_a_part_depends_on_the_seed_alone(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, remainder: Any
-):
-    shards = write_numbered([500, 377, 123])
-    whole = loaderd.Dataset(shards, numbered_schema, loaderd.Shuffle(window_records=90, block_records=16), seed=5)
+def test_the_order_of_a_part_depends_on_the_seed_alone(numbered: Numbered, remainder: Any):
+    shards = numbered.write([500, 377, 123])
+    whole = loaderd.Dataset(shards, numbered.schema, loaderd.Shuffle(window_records=90, block_records=16), seed=5)
     _, part = whole.skip(20).split(0.4, 0.6)
     orders = []
     for workers in (1, 3):
         with loaderd.Loader(part, batch_size=48, epochs=2, workers=workers, remainder=remainder) as loader:
-            orders.append([check_batch(batch) for batch in loader])
+            orders.append(numbered.batches(loader))
     assert orders[0] == orders[1]
 
 
-def test_take_and_skip_are_slices(write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver):
-    shards = write_numbered([300, 400, 250])
+def test_take_and_skip_are_slices(numbered: Numbered, deliver: Deliver):
+    shards = numbered.write([300, 400, 250])
     shards[1].write_bytes(gzip.compress(shards[1].read_bytes()))
-    whole = loaderd.Dataset(shards, numbered_schema, shuffle=False)
+    whole = loaderd.Dataset(shards, numbered.schema, shuffle=False)
     numbers = list(range(950))
     assert deliver(whole.skip(130).take(700).skip(5)) == numbers[130:830][5:]
     assert deliver(whole.take(5000)) == numbers
@@ -88,22 +85,22 @@ def test_take_and_skip_are_slices(write_numbered: Write, numbered_schema: loader
 
 
 @pytest.mark.slow
-def test_hosts_share_a_part(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    part = loaderd.Dataset(write_numbered([300, 400]), numbered_schema).skip(33).split(0.5, 0.5)[0]
+def test_hosts_share_a_part(numbered: Numbered):
+    part = loaderd.Dataset(numbered.write([300, 400]), numbered.schema).skip(33).split(0.5, 0.5)[0]
     seen: list[list[int]] = []
     for host in (0, 1, 0):
         with loaderd.Loader(part, batch_size=50, shard=(min(host, 1), 2), workers=1) as loader:
-            seen.append([number for batch in loader for number in check_batch(batch)])
+            seen.append(numbered.records(loader))
     with loaderd.Loader(part, batch_size=50, workers=1) as loader:
-        alone = [number for batch in loader for number in check_batch(batch)]
+        alone = numbered.records(loader)
     assert sorted(seen[0] + seen[1]) == sorted(alone) and seen[0] == seen[2]
 
 
 @pytest.mark.slow
-def test_damage_moves_no_record(write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver):
+def test_damage_moves_no_record(numbered: Numbered, deliver: Deliver):
     """Those behind a damaged one keep their numbers, and so their sides; damaged ones are not counted."""
-    shards = write_numbered([200, 300])
-    whole = loaderd.Dataset(shards, numbered_schema, shuffle=False, on_corrupt="skip_record")
+    shards = numbered.write([200, 300])
+    whole = loaderd.Dataset(shards, numbered.schema, shuffle=False, on_corrupt="skip_record")
     before = [deliver(side) for side in whole.split(0.5, 0.5)]
     victims = [before[0][10], before[1][20], 250]
     for victim in victims:
@@ -112,15 +109,13 @@ def test_damage_moves_no_record(write_numbered: Write, numbered_schema: loaderd.
     assert after == [[number for number in side if number not in victims] for side in before]
     left = [number for number in range(500) if number not in victims]
     assert deliver(whole.skip(150).take(200)) == left[150:350]
-    whole = replace(whole, shards=[*shards, *write_numbered([40], "more")], on_corrupt="skip_shard")
+    whole = replace(whole, shards=[*shards, *numbered.write([40], "more")], on_corrupt="skip_shard")
     assert deliver(whole.take(25)) == list(range(25))
 
 
 @pytest.mark.slow
-def test_another_split_of_a_side_cuts_it_anew(
-    write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver
-):
-    train, _ = loaderd.Dataset(write_numbered([4000]), numbered_schema).split(0.5, 0.5)
+def test_another_split_of_a_side_cuts_it_anew(numbered: Numbered, deliver: Deliver):
+    train, _ = loaderd.Dataset(numbered.write([4000]), numbered.schema).split(0.5, 0.5)
     one, other = train.split(0.5, 0.5)
     sizes = [len(deliver(part, batch_size=500)) for part in (train, one, other)]
     assert sizes[0] == sizes[1] + sizes[2]
@@ -128,9 +123,9 @@ def test_another_split_of_a_side_cuts_it_anew(
 
 
 @pytest.mark.slow
-def test_a_split_by_shards(write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver):
-    shards = write_numbered([60] * 8)
-    whole = loaderd.Dataset(shards, numbered_schema, shuffle=False)
+def test_a_split_by_shards(numbered: Numbered, deliver: Deliver):
+    shards = numbered.write([60] * 8)
+    whole = loaderd.Dataset(shards, numbered.schema, shuffle=False)
     sides = [deliver(side) for side in whole.split(0.5, 0.5, by="shard", seed=1)]
     assert sorted(sides[0] + sides[1]) == list(range(480))
     of_shards = [{number // 60 for number in side} for side in sides]
@@ -143,33 +138,29 @@ def test_a_split_by_shards(write_numbered: Write, numbered_schema: loaderd.Schem
     assert message in str(caught.value) and 'by="record"' in str(caught.value)
 
 
-def test_a_part_without_a_record(write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver):
-    whole = loaderd.Dataset(write_numbered([20]), numbered_schema)
+def test_a_part_without_a_record(numbered: Numbered, deliver: Deliver):
+    whole = loaderd.Dataset(numbered.write([20]), numbered.schema)
     with pytest.raises(NoShardsError, match=r"skip\(20\) holds no record, of 20 records in 1 shard"):
         deliver(whole.skip(20))
     with pytest.raises(NoShardsError, match=r'from 0 to 1e-06 of split\(by="record", seed=0\) holds no record'):
         deliver(whole.split(0.000001, 0.999999)[0])
 
 
-def test_the_record_that_is_tried_first_is_one_of_the_part(
-    write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver
-):
+def test_the_record_that_is_tried_first_is_one_of_the_part(numbered: Numbered, deliver: Deliver):
     """A record that is skipped need not fit the schema."""
-    (shard,) = write_numbered([50])
+    (shard,) = numbered.write([50])
     shard.write_bytes(framed(b"") + shard.read_bytes())
-    whole = loaderd.Dataset(shard, numbered_schema, shuffle=False)
+    whole = loaderd.Dataset(shard, numbered.schema, shuffle=False)
     with pytest.raises(RecordMismatchError, match="record 0 at byte 0"):
         deliver(whole)
     assert deliver(whole.skip(1)) == list(range(50))
 
 
 @pytest.mark.slow
-def test_names_that_are_no_unicode(
-    write_numbered: Write, numbered_schema: loaderd.Schema, deliver: Deliver, tmp_path: Path
-):
-    (shard,) = write_numbered([50])
+def test_names_that_are_no_unicode(numbered: Numbered, deliver: Deliver, tmp_path: Path):
+    (shard,) = numbered.write([50])
     shard = shard.rename(tmp_path / os.fsdecode(b"\xff.tfrecord"))
-    whole = loaderd.Dataset(shard, numbered_schema, shuffle=False)
+    whole = loaderd.Dataset(shard, numbered.schema, shuffle=False)
     sides = [deliver(side) for _ in ("to index", "from the cache") for side in whole.split(0.5, 0.5)]
     assert sides[:2] == sides[2:] and sorted(sides[0] + sides[1]) == list(range(50))
 
@@ -185,20 +176,20 @@ def test_names_that_are_no_unicode(
         (("0.5", 0.5), "each fraction of split must be above 0, got '0.5'"),
     ],
 )
-def test_fractions(numbered_schema: loaderd.Schema, arguments: Any, message: str):
+def test_fractions(numbered: Numbered, arguments: Any, message: str):
     with pytest.raises(OptionError, match=re.escape(message)):
-        loaderd.Dataset("a", numbered_schema).split(*arguments)
+        loaderd.Dataset("a", numbered.schema).split(*arguments)
 
 
-def test_fractions_that_sum_to_one_but_for_rounding(numbered_schema: loaderd.Schema):
-    parts = loaderd.Dataset("a", numbered_schema).split(0.7, 0.1, 0.1, 0.1)
+def test_fractions_that_sum_to_one_but_for_rounding(numbered: Numbered):
+    parts = loaderd.Dataset("a", numbered.schema).split(0.7, 0.1, 0.1, 0.1)
     edges = [part.selection[0] for part in parts]
     assert [edge.start for edge in edges[1:]] == [edge.stop for edge in edges[:-1]]
     assert (edges[0].start, edges[-1].stop) == (0, HASHES)
 
 
-def test_other_arguments(numbered_schema: loaderd.Schema):
-    whole = loaderd.Dataset("a", numbered_schema)
+def test_other_arguments(numbered: Numbered):
+    whole = loaderd.Dataset("a", numbered.schema)
     with pytest.raises(OptionError, match="by must be record or shard, got 'file'"):
         whole.split(0.5, 0.5, by="file")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"seed must be an integer from 0 to 2\*\*63 - 1, got None"):
@@ -211,20 +202,20 @@ def test_other_arguments(numbered_schema: loaderd.Schema):
             replace(whole, selection=selection)
 
 
-def test_what_a_path_means(numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_what_a_path_means(numbered: Numbered, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert loaderd.Storage(cache_dir="~/parts").cache_dir == f"{tmp_path}/parts"
     assert StreamOptions(batch_size=1, report="~/damage.jsonl").report == f"{tmp_path}/damage.jsonl"
     assert loaderd.TLS(ca=Path("~/ca.pem")).ca == f"{tmp_path}/ca.pem"
     for cache, folder in ((Path("none"), "./none"), (Path("user"), "./user"), (Path("new"), "new"), ("none", "none")):
-        assert loaderd.Dataset("a", numbered_schema, index_cache=cache).index_cache == folder  # type: ignore[arg-type]
+        assert loaderd.Dataset("a", numbered.schema, index_cache=cache).index_cache == folder  # type: ignore[arg-type]
 
 
-def test_what_belongs_to_a_data_set_is_refused_beside_it_by_name(numbered_schema: loaderd.Schema):
-    dataset = loaderd.Dataset("*.tfrecord", numbered_schema)
+def test_what_belongs_to_a_data_set_is_refused_beside_it_by_name(numbered: Numbered):
+    dataset = loaderd.Dataset("*.tfrecord", numbered.schema)
     with pytest.raises(OptionError, match=r"^seed must be left out beside a Dataset, .* got seed=3\n") as caught:
         loaderd.Loader(dataset, batch_size=30, seed=3)
     assert caught.value.hint == "Give the data set what is wanted: Dataset(…, seed=3)."
     with pytest.raises(OptionError, match=r"^schema and shuffle must .* got schema=…, shuffle=False\n") as caught:
-        loaderd.Loader(loaderd.Concat([dataset]), numbered_schema, batch_size=30, shuffle=False)
+        numbered.loader(loaderd.Concat([dataset]), batch_size=30, shuffle=False)
     assert "each data set of the Concat" in caught.value.hint

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
-import loaderd
 from loaderd.client.elements import DeviceCopyTimer
+from tests.helpers.numbered import Numbered
 
 
 class Counted:
@@ -43,12 +41,10 @@ def test_who_waits_gets_what_was_waited_for():
 
 
 @pytest.mark.slow
-def test_a_training_that_waits_for_copies_is_told_so(
-    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
-):
+def test_a_training_that_waits_for_copies_is_told_so(numbered: Numbered):
     """Copies that take 5 ms, begun when they are needed, of batches that are there."""
     options = {"batch_size": 10, "epochs": None, "workers": 1}
-    with loaderd.Loader(write_numbered([1000]), numbered_schema, **options) as loader:
+    with numbered.loader([1000], **options) as loader:
         waits = DeviceCopyTimer(loader, 0)
         waits.took(10**9, 10)
         until_s = time.monotonic() + 60

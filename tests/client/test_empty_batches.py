@@ -17,6 +17,7 @@ import loaderd
 from loaderd.errors import EmptyBatchError, ShardError
 from loaderd.kernels.crc import framed
 from tests.helpers import restarted
+from tests.helpers.numbered import Numbered
 from tests.helpers.restarted import MODULE, Restarted
 
 Write = Callable[..., list[Path]]
@@ -33,12 +34,10 @@ def emptied(write_numbered: Write, counts: list[int], *numbers: int) -> list[Pat
 
 @pytest.mark.parametrize("epochs", [1, None])
 @pytest.mark.parametrize("ahead", [0, 3])
-def test_a_loop_in_which_nothing_is_left_ends(
-    write_numbered: Write, numbered_schema: loaderd.Schema, epochs: int | None, ahead: int
-):
+def test_a_loop_in_which_nothing_is_left_ends(numbered: Numbered, epochs: int | None, ahead: int):
     """Else one over data without an end would go on for ever, without a word."""
-    shards = write_numbered([50, 50])
-    with loaderd.Loader(shards, numbered_schema, epochs=epochs, **OPTIONS) as loader:
+    shards = numbered.write([50, 50])
+    with numbered.loader(shards, epochs=epochs, **OPTIONS) as loader:
         for shard in shards:
             os.truncate(shard, 7)
         batches = loader.iterate(ahead=ahead)
@@ -51,9 +50,9 @@ def test_a_loop_in_which_nothing_is_left_ends(
                 next(batches)
 
 
-def test_a_host_takes_no_step_less_than_the_others(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = emptied(write_numbered, [20, 20, 20, 20], 1)
-    with loaderd.Loader(shards, numbered_schema, shard=(0, 2), **OPTIONS) as loader:
+def test_a_host_takes_no_step_less_than_the_others(numbered: Numbered):
+    shards = emptied(numbered.write, [20, 20, 20, 20], 1)
+    with numbered.loader(shards, shard=(0, 2), **OPTIONS) as loader:
         batches, found = iter(loader), []
         for _ in range(4):
             try:
@@ -66,8 +65,8 @@ def test_a_host_takes_no_step_less_than_the_others(write_numbered: Write, number
 
 
 @pytest.mark.parametrize("way", ["fetch", "tf.data"])
-def test_counted_batches_lead_to_the_right_position(write_numbered: Write, numbered_schema: loaderd.Schema, way: str):
-    shards = emptied(write_numbered, [20, 20, 20, 20, 20], 1, 4)
+def test_counted_batches_lead_to_the_right_position(numbered: Numbered, way: str):
+    shards = emptied(numbered.write, [20, 20, 20, 20, 20], 1, 4)
     expected = [list(range(first, first + 10)) for first in (0, 10, 40, 50, 60, 70)]
 
     def taken(loader: loaderd.Loader, most: int) -> list[list[int]]:
@@ -85,22 +84,20 @@ def test_counted_batches_lead_to_the_right_position(write_numbered: Write, numbe
         return found
 
     for count in range(7):
-        with loaderd.Loader(shards, numbered_schema, **OPTIONS) as loader:
+        with numbered.loader(shards, **OPTIONS) as loader:
             begin = loader.next_position
             assert taken(loader, count) == expected[:count]
             there = loader.after(begin, count)
-        with loaderd.Loader(shards, numbered_schema, start=there, **OPTIONS) as loader:
+        with numbered.loader(shards, start=there, **OPTIONS) as loader:
             if count < 6:
                 assert taken(loader, 6) == expected[count:]
 
 
-def test_an_iterator_of_tensorflow_is_restored_behind_them(
-    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
-):
-    shards = emptied(write_numbered, [20, 20, 20], 1)
+def test_an_iterator_of_tensorflow_is_restored_behind_them(numbered: Numbered, tmp_path: Path):
+    shards = emptied(numbered.write, [20, 20, 20], 1)
     for count in range(5):
         with contextlib.ExitStack() as opened:
-            loaders = [opened.enter_context(loaderd.Loader(shards, numbered_schema, **OPTIONS)) for _ in range(2)]
+            loaders = [opened.enter_context(numbered.loader(shards, **OPTIONS)) for _ in range(2)]
             first, second = (iter(loaderd_tf.from_loader(loader, "id")) for loader in loaders)
             for _ in range(count):
                 next(first)
@@ -109,8 +106,8 @@ def test_an_iterator_of_tensorflow_is_restored_behind_them(
             assert [ids.numpy()[0] for ids in second] == [0, 10, 40, 50][count:]
 
 
-def test_groups_leave_them_out(tmp_path: Path, write_numbered: Write, monkeypatch: pytest.MonkeyPatch):
-    emptied(write_numbered, [20, 20, 20, 20], 1, 2)
+def test_groups_leave_them_out(tmp_path: Path, numbered: Numbered, monkeypatch: pytest.MonkeyPatch):
+    emptied(numbered.write, [20, 20, 20, 20], 1, 2)
     order = "loaderd.Shuffle(window_records=60, block_records=10), seed=3"
     monkeypatch.setattr(restarted, "MODULE", MODULE.replace(order, 'shuffle=False, on_corrupt="skip_any"'))
     server = Restarted(tmp_path)

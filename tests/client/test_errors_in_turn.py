@@ -12,9 +12,7 @@ import pytest
 import loaderd
 from loaderd.errors import CorruptRecordError, LoaderdError, WorkerError
 from tests.client.damage import damage_unseen
-
-Write = Callable[..., list[Path]]
-Check = Callable[[loaderd.Batch], list[int]]
+from tests.helpers.numbered import Numbered
 
 
 def odd(numbers: Any) -> Any:
@@ -24,10 +22,10 @@ def odd(numbers: Any) -> Any:
     return numbers
 
 
-def test_an_iterator_goes_on_behind_a_broken_batch(write_numbered: Write, numbered_schema: loaderd.Schema):
-    fields = {**numbered_schema.fields, "x": loaderd.Derived(odd, "id", (), "int64")}
-    schema = loaderd.Schema(numbered_schema.features, fields)
-    with loaderd.Loader(write_numbered([100]), schema, batch_size=10, shuffle=False, workers=2) as loader:
+def test_an_iterator_goes_on_behind_a_broken_batch(numbered: Numbered):
+    fields = {**numbered.schema.fields, "x": loaderd.Derived(odd, "id", (), "int64")}
+    schema = loaderd.Schema(numbered.schema.features, fields)
+    with loaderd.Loader(numbered.write([100]), schema, batch_size=10, shuffle=False, workers=2) as loader:
         found = going_on(iter(loader), lambda batch: batch["id"].tolist())
         assert [type(one) for one in found].count(WorkerError) == 2
         assert [isinstance(one, WorkerError) for one in found].index(True) == 2
@@ -51,61 +49,53 @@ def going_on(batches: Iterator[loaderd.Batch], check: Callable[[loaderd.Batch], 
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_an_iterator_of_growing_data_goes_on(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, ahead: int
-):
+def test_an_iterator_of_growing_data_goes_on(numbered: Numbered, ahead: int):
     """Behind a shard that could not be indexed when an epoch began, which is when all of the one before was taken."""
-    shards = write_numbered([40, 40, 20])
+    shards = numbered.write([40, 40, 20])
     whole = shards[2].read_bytes()
-    dataset = loaderd.Dataset(str(shards[0].parent / "*"), numbered_schema, refresh="epoch")
+    dataset = loaderd.Dataset(str(shards[0].parent / "*"), numbered.schema, refresh="epoch")
     shards[2].unlink()
     with loaderd.Loader(dataset, batch_size=10, epochs=3, workers=1) as loader:
         batches = loader.iterate(lambda batch: lambda: batch, ahead)
-        first = [check_batch(next(batches)) for _ in range(8)]
+        first = [numbered.check(next(batches)) for _ in range(8)]
         shards[2].write_bytes(whole[:-5])
         with pytest.raises(CorruptRecordError):
             next(batches)
         shards[2].write_bytes(whole)
-        rest = going_on(batches, check_batch)
+        rest = going_on(batches, numbered.check)
     assert sorted(chain(*first)) == list(range(80))
     assert sorted(chain(*rest[:10])) == sorted(chain(*rest[10:])) == list(range(100))
 
 
 @pytest.mark.slow
-def test_what_is_known_of_data_that_grow_for_ever_is_bounded(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
-):
+def test_what_is_known_of_data_that_grow_for_ever_is_bounded(numbered: Numbered):
     """And an old position can be asked for still."""
-    shards = write_numbered([10] * 70)
+    shards = numbered.write([10] * 70)
     for shard in shards[1:]:
         shard.rename(f"{shard}.later")
-    dataset = loaderd.Dataset(str(shards[0].parent / "*.tfrecord"), numbered_schema, refresh="epoch", shuffle=False)
+    dataset = loaderd.Dataset(str(shards[0].parent / "*.tfrecord"), numbered.schema, refresh="epoch", shuffle=False)
     with loaderd.Loader(dataset, batch_size=1000, epochs=None, workers=1) as loader:
         begin = loader.next_position
         batches = iter(loader)
         for number, shard in enumerate(shards):
             if number:
                 Path(f"{shard}.later").rename(shard)
-            assert check_batch(next(batches)) == list(range(10 * number + 10))
+            assert numbered.check(next(batches)) == list(range(10 * number + 10))
         assert len(loader._stream._pass_sequences) <= 64
         here = loader.position
         loader.seek(loader.after(begin, 0))
-        assert check_batch(next(iter(loader))) == list(range(10))
+        assert numbered.check(next(iter(loader))) == list(range(10))
         loader.seek(here)
-        assert check_batch(next(iter(loader))) == list(range(700))
+        assert numbered.check(next(iter(loader))) == list(range(700))
 
 
-def test_what_is_skipped_is_counted_when_its_batch_is_taken(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
-):
-    shards = write_numbered([100])
-    with loaderd.Loader(
-        shards, numbered_schema, batch_size=10, shuffle=False, workers=1, on_corrupt="skip_record"
-    ) as loader:
+def test_what_is_skipped_is_counted_when_its_batch_is_taken(numbered: Numbered):
+    shards = numbered.write([100])
+    with numbered.loader(shards, shuffle=False, on_corrupt="skip_record") as loader:
         damage_unseen(shards[0], 77)
         batches, counts = [], []
         for batch in loader:
-            batches.append(check_batch(batch))
+            batches.append(numbered.check(batch))
             counts.append(loader.statistics().records_skipped)
         assert list(chain(*batches)) == [n for n in range(100) if n != 77] and counts == [0] * 7 + [1] * 3
         assert [len(numbers) for numbers in batches] == [10] * 7 + [9, 10, 10], "no other record moves"

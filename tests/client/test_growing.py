@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import pytest
 import loaderd
 from loaderd import Dataset, Mix, Position
 from loaderd.errors import CorruptRecordError, NoShardsError, OptionError
+from tests.helpers.numbered import Numbered
 from tests.helpers.own_processes import kill, newest_daemon
-
-Write = Callable[..., list[Path]]
-Check = Callable[[loaderd.Batch], list[int]]
 
 SMALL = loaderd.Shuffle(window_records=100, block_records=8)
 
@@ -33,15 +30,13 @@ def grow(paths: list[Path], folder: Path, number: int) -> None:
     del paths[:number]
 
 
-def test_shards_are_picked_up_between_epochs(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
-):
-    paths = write_numbered([50, 50, 60, 70, 80])
+def test_shards_are_picked_up_between_epochs(numbered: Numbered, tmp_path: Path):
+    paths = numbered.write([50, 50, 60, 70, 80])
     folder = tmp_path / "growing"
     folder.mkdir()
     grow(paths, folder, 2)
     expected: list[list[list[int]]] = []
-    tail = Dataset(str(folder / "*.tfrecord"), numbered_schema, shuffle=SMALL, refresh="epoch").newest(100)
+    tail = Dataset(str(folder / "*.tfrecord"), numbered.schema, shuffle=SMALL, refresh="epoch").newest(100)
     with loaderd.Loader(tail, batch_size=20, epochs=None, workers=2, remainder="drop") as loader:
         assert loader.passes_of_an_iteration is None
         batches = iter(loader)
@@ -51,7 +46,7 @@ def test_shards_are_picked_up_between_epochs(
             texts.append([])
             for step in range(5):
                 texts[-1].append(loader.position.to_json())
-                expected[-1].append(check_batch(next(batches)))
+                expected[-1].append(numbered.check(next(batches)))
                 if step == 2:
                     grow(paths, folder, 1)  # in the middle of an epoch, which does not change by it
             assert sorted(flat(expected[-1])) == list(newest)
@@ -60,9 +55,9 @@ def test_shards_are_picked_up_between_epochs(
         for step in (1, 4):
             position = Position.from_json(of_epoch[step])
             with loaderd.Loader(tail, batch_size=20, epochs=1, workers=1, remainder="drop", start=position) as loader:
-                assert [check_batch(batch) for batch in loader] == expected[epoch][step:], "of the shards of then"
+                assert numbered.batches(loader) == expected[epoch][step:], "of the shards of then"
                 assert repr(loader.position) == f"Position(epoch={epoch + 1}, batch=0)"
-                numbers = flat([check_batch(batch) for batch in loader])
+                numbers = numbered.records(loader)
                 assert sorted(numbers) == list(range(210, 310)), "and then of those of now"
     assert [entry[:3] for entry in json.loads(texts[2][1])["listing"]] == [["002.tfrecord", "003.tfrecord", 2]]
     (folder / "000.tfrecord").unlink()  # old ones may go
@@ -70,37 +65,35 @@ def test_shards_are_picked_up_between_epochs(
         tail, batch_size=20, workers=1, remainder="drop", start=Position.from_json(texts[2][1])
     ) as loader:
         loader.seek(Position.from_json(texts[2][3]))
-        assert [check_batch(batch) for batch in loader] == expected[2][3:]
+        assert numbered.batches(loader) == expected[2][3:]
         with pytest.raises(
             OptionError, match=r"belongs to 2 shards, 000.tfrecord to 001.tfrecord: .* 000.tfrecord missing"
         ):
             loader.seek(Position.from_json(texts[0][1]))
-        assert len([check_batch(batch) for batch in loader]) == 5, "a position that is refused costs nothing"
+        assert len(numbered.batches(loader)) == 5, "a position that is refused costs nothing"
 
 
 @pytest.mark.slow
-def test_growing_data_as_an_option_and_in_a_mix(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
-):
-    paths = write_numbered([100, 100, 100])
+def test_growing_data_as_an_option_and_in_a_mix(numbered: Numbered, tmp_path: Path):
+    paths = numbered.write([100, 100, 100])
     folder = tmp_path / "growing"
     folder.mkdir()
     grow(paths, folder, 1)
     pattern = str(folder / "*.tfrecord")
     options: dict[str, Any] = {"shuffle": SMALL, "refresh": "epoch"}
-    with loaderd.Loader(pattern, numbered_schema, batch_size=20, epochs=2, workers=1, **options) as loader:
+    with numbered.loader(pattern, batch_size=20, epochs=2, **options) as loader:
         batches = iter(loader)
-        first = [check_batch(next(batches)) for _ in range(5)]
+        first = [numbered.check(next(batches)) for _ in range(5)]
         grow(paths, folder, 1)
-        second = [check_batch(batch) for batch in batches]
+        second = numbered.batches(batches)
         assert sorted(flat(first)) == list(range(100)) and sorted(flat(second)) == list(range(200))
         with pytest.raises(TypeError, match="has no length"):
             len(loader)
-    games = Dataset(paths[0], numbered_schema, shuffle=SMALL)  # the third shard, which is not in the folder
-    growing = Dataset(pattern, numbered_schema, **options)
+    games = Dataset(paths[0], numbered.schema, shuffle=SMALL)  # the third shard, which is not in the folder
+    growing = Dataset(pattern, numbered.schema, **options)
     mix = Mix({"selfplay": 0.8, "games": 0.2}, {"selfplay": growing, "games": games}, epoch_records=100)
     with loaderd.Loader(mix, batch_size=20, epochs=3, workers=1) as loader:
-        numbers = flat([check_batch(batch) for batch in loader])
+        numbers = numbered.records(loader)
     assert [sum(n >= 200 for n in numbers[e : e + 100]) for e in (0, 100, 200)] == [20, 20, 20]
     of_games = [number for number in numbers if number >= 200]
     assert len(set(of_games)) == 60, "a set that does not grow goes on where it was"
@@ -108,11 +101,9 @@ def test_growing_data_as_an_option_and_in_a_mix(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("newest", [1000, 130])
-def test_growing_data_of_several_writers(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path, newest: int
-):
+def test_growing_data_of_several_writers(numbered: Numbered, tmp_path: Path, newest: int):
     """Shards that come later lie between those of then, in front of them and behind them."""
-    paths = write_numbered([50] * 6)
+    paths = numbered.write([50] * 6)
     folder = tmp_path / "written"
     folder.mkdir()
 
@@ -121,47 +112,45 @@ def test_growing_data_of_several_writers(
             (folder / f"{name}.tfrecord").write_bytes(paths.pop(0).read_bytes())
 
     write("b-0", "c-0", "d-0")
-    data = Dataset(str(folder / "*.tfrecord"), numbered_schema, shuffle=SMALL, refresh="epoch").newest(newest)
+    data = Dataset(str(folder / "*.tfrecord"), numbered.schema, shuffle=SMALL, refresh="epoch").newest(newest)
     with loaderd.Loader(data, batch_size=10, epochs=None, workers=1) as loader:
         batches = iter(loader)
-        taken = [check_batch(next(batches)) for _ in range(3)]
+        taken = [numbered.check(next(batches)) for _ in range(3)]
         position = Position.from_json(loader.position.to_json())
         write("a-0", "b-1", "d-1")
         kill(newest_daemon())
-        rest = [check_batch(next(batches)) for _ in range(len(range(0, min(newest, 150), 10)) - 3)]
+        rest = [numbered.check(next(batches)) for _ in range(len(range(0, min(newest, 150), 10)) - 3)]
         assert loader.statistics().daemon_restarts == 1
     assert len(set(flat(taken + rest))) == len(flat(taken + rest)) == min(newest, 150)
     with loaderd.Loader(data, batch_size=10, epochs=1, workers=1, start=position) as loader:
-        assert [check_batch(batch) for batch in loader] == rest
+        assert numbered.batches(loader) == rest
     (folder / "c-0.tfrecord").unlink()  # and another one is taken in its place
     with pytest.raises(OptionError, match="belongs to other data"):
         loaderd.Loader(data, batch_size=10, epochs=1, workers=1, start=position)
 
 
-def test_growing_data_cannot_be_shared_out(write_numbered: Write, numbered_schema: loaderd.Schema):
+def test_growing_data_cannot_be_shared_out(numbered: Numbered):
     options: dict[str, Any] = {"batch_size": 10, "refresh": "epoch"}
     with pytest.raises(
         OptionError, match=r"shard=\(1, 2\) is not for data that grow: each host would list"
     ) as caught:
-        loaderd.Loader(write_numbered([50]), numbered_schema, shard=(1, 2), **options)
+        numbered.loader([50], shard=(1, 2), **options)
     assert "have one host list the shards" in caught.value.hint
 
 
-def test_a_mix_that_grows_is_no_set_of_another(write_numbered: Write, numbered_schema: loaderd.Schema):
-    growing = Dataset(write_numbered([50]), numbered_schema, refresh="epoch")
+def test_a_mix_that_grows_is_no_set_of_another(numbered: Numbered):
+    growing = Dataset(numbered.write([50]), numbered.schema, refresh="epoch")
     mix = Mix({"growing": 1.0}, {"growing": growing}, epoch_records=100)
     with pytest.raises(OptionError, match="must not be a Mix that grows"):
         Mix({"mix": 1.0}, {"mix": mix}, epoch_records=100)
 
 
-def test_growing_data_that_end_or_cannot_be_carried(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
-):
-    shards = write_numbered([50, 50])
+def test_growing_data_that_end_or_cannot_be_carried(numbered: Numbered):
+    shards = numbered.write([50, 50])
     pattern = str(shards[0].parent / "*.tfrecord")
     with pytest.raises(OptionError, match="cannot complete a batch from an epoch that has not been listed"):
-        loaderd.Loader(pattern, numbered_schema, batch_size=20, refresh="epoch", remainder="carry")
-    with loaderd.Loader(pattern, numbered_schema, batch_size=20, refresh="epoch", epochs=None, workers=1) as loader:
+        numbered.loader(pattern, batch_size=20, refresh="epoch", remainder="carry")
+    with numbered.loader(pattern, batch_size=20, refresh="epoch", epochs=None) as loader:
         batches = iter(loader)
         for _ in range(5):
             next(batches)
@@ -174,52 +163,48 @@ def test_growing_data_that_end_or_cannot_be_carried(
         with pytest.raises(NoShardsError, match="matches no file"):
             next(iter(loader))
         shards[0].write_bytes(content[0])
-        numbers = [number for batch, _ in zip(loader, range(3), strict=False) for number in check_batch(batch)]
+        numbers = [number for batch, _ in zip(loader, range(3), strict=False) for number in numbered.check(batch)]
         assert sorted(numbers) == list(range(50)), "the loader is none the worse"
 
 
 @pytest.mark.slow
-def test_growing_data_of_which_the_newest_lie_in_one_of_several_folders(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
-):
+def test_growing_data_of_which_the_newest_lie_in_one_of_several_folders(numbered: Numbered, tmp_path: Path):
     """Of these alone, all folders are the same, and no folder need be named."""
-    write_numbered([60, 40], "data/0")
-    write_numbered([60, 40], "data/1")
+    numbered.write([60, 40], "data/0")
+    numbered.write([60, 40], "data/1")
     shards = str(tmp_path / "data" / "*" / "*.tfrecord")
-    tail = Dataset(shards, numbered_schema, shuffle=SMALL, refresh="epoch").newest(80)
+    tail = Dataset(shards, numbered.schema, shuffle=SMALL, refresh="epoch").newest(80)
     with loaderd.Loader(tail, batch_size=10, epochs=None, workers=1, remainder="drop") as loader:
         batches = iter(loader)
-        expected = [check_batch(next(batches)) for _ in range(16)]
+        expected = [numbered.check(next(batches)) for _ in range(16)]
         loader.seek(loaderd.Position())
         batches = iter(loader)
-        found = [check_batch(next(batches)) for _ in range(3)]
+        found = [numbered.check(next(batches)) for _ in range(3)]
         position = loader.position
         kill(newest_daemon())
-        assert found + [check_batch(next(batches)) for _ in range(13)] == expected
+        assert found + [numbered.check(next(batches)) for _ in range(13)] == expected
     assert position.listing is not None and position.listing[0] is not None
     assert position.listing[0][:2] == ("1/000.tfrecord", "1/001.tfrecord")
     with loaderd.Loader(tail, batch_size=10, epochs=1, workers=1, remainder="drop", start=position) as loader:
-        assert [check_batch(batch) for batch in loader] == expected[3:8]
+        assert numbered.batches(loader) == expected[3:8]
 
 
 @pytest.mark.slow
-def test_growing_data_whose_folders_hold_the_same_names(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
-):
+def test_growing_data_whose_folders_hold_the_same_names(numbered: Numbered, tmp_path: Path):
     """A folder for each generation, say."""
-    paths = write_numbered([50] * 6)
+    paths = numbered.write([50] * 6)
     for number, path in enumerate(paths):
         folder = tmp_path / f"all/gen-{number // 2}"
         folder.mkdir(parents=True, exist_ok=True)
         if number < 4:
             path.rename(folder / f"part-{number % 2}.tfrecord")
-    tail = Dataset(str(tmp_path / "all/gen-*/*.tfrecord"), numbered_schema, shuffle=SMALL, refresh="epoch")
+    tail = Dataset(str(tmp_path / "all/gen-*/*.tfrecord"), numbered.schema, shuffle=SMALL, refresh="epoch")
     with loaderd.Loader(tail, batch_size=20, workers=2) as loader:
         batches = iter(loader)
-        taken = check_batch(next(batches))
+        taken = numbered.check(next(batches))
         position = Position.from_json(loader.position.to_json())
         kill(newest_daemon())
-        rest = [check_batch(batch) for batch in batches]
+        rest = numbered.batches(batches)
         assert loader.statistics().daemon_restarts == 1
     assert sorted(taken + flat(rest)) == list(range(200))
     assert [entry[:3] for entry in position.listing or () if entry] == [
@@ -228,5 +213,5 @@ def test_growing_data_whose_folders_hold_the_same_names(
     for number, path in enumerate(paths[4:]):
         path.rename(tmp_path / f"all/gen-2/part-{number}.tfrecord")
     with loaderd.Loader(tail, batch_size=20, workers=1, start=position) as loader:
-        assert [check_batch(batch) for batch in loader] == rest
-        assert sorted(flat([check_batch(batch) for batch in loader])) == list(range(300))
+        assert numbered.batches(loader) == rest
+        assert sorted(numbered.records(loader)) == list(range(300))

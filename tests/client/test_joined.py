@@ -16,6 +16,7 @@ import pytest
 import loaderd
 from loaderd import Concat, Dataset, Mix, Position
 from loaderd.errors import CorruptRecordError, NoShardsError, OptionError
+from tests.helpers.numbered import Numbered
 
 Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
@@ -24,13 +25,13 @@ SMALL = loaderd.Shuffle(window_records=100, block_records=8)
 
 
 @pytest.fixture
-def sets(write_numbered: Write, numbered_schema: loaderd.Schema) -> dict[str, Dataset]:
+def sets(numbered: Numbered) -> dict[str, Dataset]:
     """300 records of "a", numbered from 0, and 100 of "b", which a field numbers from a million on."""
 
     def of(shards: list[Path]) -> Dataset:
-        return Dataset(shards, numbered_schema, shuffle=SMALL)
+        return Dataset(shards, numbered.schema, shuffle=SMALL)
 
-    return {"a": of(write_numbered([120, 180], "a")), "b": of(write_numbered([40, 60], "b")[:])}
+    return {"a": of(numbered.write([120, 180], "a")), "b": of(numbered.write([40, 60], "b")[:])}
 
 
 def told_apart(sets: Mapping[str, Dataset], write: Write) -> dict[str, Dataset]:
@@ -44,8 +45,8 @@ def told_apart(sets: Mapping[str, Dataset], write: Write) -> dict[str, Dataset]:
 
 
 @pytest.fixture
-def apart(sets: dict[str, Dataset], write_numbered: Write) -> dict[str, Dataset]:
-    return told_apart(sets, write_numbered)
+def apart(sets: dict[str, Dataset], numbered: Numbered) -> dict[str, Dataset]:
+    return told_apart(sets, numbered.write)
 
 
 def epochs(dataset: Any, check: Check, number: int, **options: Any) -> list[list[list[int]]]:
@@ -57,9 +58,9 @@ def flat(batches: list[list[int]]) -> list[int]:
     return [number for batch in batches for number in batch]
 
 
-def test_a_mix_is_in_proportion_and_uses_each_set_up_evenly(apart: dict[str, Dataset], check_batch: Check):
+def test_a_mix_is_in_proportion_and_uses_each_set_up_evenly(apart: dict[str, Dataset], numbered: Numbered):
     mix = Mix({"a": 0.75, "b": 0.25}, apart, epoch_records=200)
-    found = [flat(epoch) for epoch in epochs(mix, check_batch, 6)]
+    found = [flat(epoch) for epoch in epochs(mix, numbered.check, 6)]
     for numbers in found:
         assert sum(number >= 300 for number in numbers) == 50
         for window in (numbers[:100], numbers[100:]):
@@ -73,13 +74,13 @@ def test_a_mix_is_in_proportion_and_uses_each_set_up_evenly(apart: dict[str, Dat
     assert len(set(first_batches)) > 1, "and mixed at random within it"
 
 
-def test_a_mix_has_an_order_and_positions(apart: dict[str, Dataset], check_batch: Check):
+def test_a_mix_has_an_order_and_positions(apart: dict[str, Dataset], numbered: Numbered):
     mix = Mix({"a": 0.6, "b": 0.4}, apart)
-    expected = epochs(mix, check_batch, 3)
-    assert epochs(mix, check_batch, 3, workers=1, held_batches=1) == expected
+    expected = epochs(mix, numbered.check, 3)
+    assert epochs(mix, numbered.check, 3, workers=1, held_batches=1) == expected
     assert sum(map(len, expected[0])) == 400, "as many as there are in all"
     with loaderd.Loader(mix, batch_size=20, workers=1, start=Position(1, 7)) as loader:
-        assert [check_batch(batch) for batch in loader] == expected[1][7:]
+        assert numbered.batches(loader) == expected[1][7:]
         position = loader.position
     other = Mix({"a": 0.5, "b": 0.5}, apart)
     with pytest.raises(OptionError, match=r"weights: .*3/5.*2/5.* when the position was taken, .*1/2.*1/2.* now"):
@@ -90,22 +91,22 @@ def test_a_mix_has_an_order_and_positions(apart: dict[str, Dataset], check_batch
 
 
 @pytest.mark.slow
-def test_hosts_share_a_mix(apart: dict[str, Dataset], check_batch: Check):
+def test_hosts_share_a_mix(apart: dict[str, Dataset], numbered: Numbered):
     mix = Mix({"a": 0.5, "b": 0.5}, apart, epoch_records=200)
-    numbers = [n for host in range(3) for n in flat(epochs(mix, check_batch, 1, shard=(host, 3))[0])]
+    numbers = [n for host in range(3) for n in flat(epochs(mix, numbered.check, 1, shard=(host, 3))[0])]
     assert sorted(n for n in numbers if n >= 300) == list(range(300, 400)) and len(set(numbers)) == 200
 
 
 @pytest.mark.slow
-def test_weights_that_change(apart: dict[str, Dataset], check_batch: Check):
+def test_weights_that_change(apart: dict[str, Dataset], numbered: Numbered):
     weights = {0: {"a": 1.0, "b": 0.0}, 2: {"a": 0.5, "b": 0.5}, 3: {"b": 1.0, "a": 0.0}}
     mix = Mix(weights, apart, epoch_records=100)
-    found = [flat(epoch) for epoch in epochs(mix, check_batch, 5)]
+    found = [flat(epoch) for epoch in epochs(mix, numbered.check, 5)]
     assert [sum(number >= 300 for number in numbers) for numbers in found] == [0, 0, 50, 100, 100]
     of_a = [number for numbers in found for number in numbers if number < 300]
     assert len(set(of_a)) == len(of_a) == 250, "no record twice before all have come"
     assert Counter(flat(found[2:])).most_common(1)[0][1] <= 3
-    assert epochs(pickle.loads(pickle.dumps(mix)), check_batch, 1)[0] == epochs(mix, check_batch, 1)[0]
+    assert epochs(pickle.loads(pickle.dumps(mix)), numbered.check, 1)[0] == epochs(mix, numbered.check, 1)[0]
 
 
 @pytest.mark.slow
@@ -118,17 +119,17 @@ def test_the_order_in_which_weights_are_given_is_no_part_of_a_position(apart: di
         assert len(list(loader)) == 4
 
 
-def test_the_order_in_which_sets_are_given_is_of_no_account(apart: dict[str, Dataset], check_batch: Check):
+def test_the_order_in_which_sets_are_given_is_of_no_account(apart: dict[str, Dataset], numbered: Numbered):
     """It may be that of the names in a folder, which is another one on each host."""
     weights, backwards = {"a": 0.5, "b": 0.5}, dict(reversed(apart.items()))
     one, other = Mix(weights, apart), Mix(dict(reversed(weights.items())), backwards)
-    expected = epochs(one, check_batch, 2)
-    assert epochs(other, check_batch, 2) == expected
+    expected = epochs(one, numbered.check, 2)
+    assert epochs(other, numbered.check, 2) == expected
     with loaderd.Loader(one, batch_size=20, workers=1) as loader:
         next(iter(loader))
         position = loader.position
     with loaderd.Loader(other, batch_size=20, workers=1, start=position) as loader:
-        assert [check_batch(batch) for batch in loader] == expected[0][1:]
+        assert numbered.batches(loader) == expected[0][1:]
 
 
 def test_a_mix_keeps_the_weights_that_it_was_made_of(sets: dict[str, Dataset]):
@@ -142,12 +143,12 @@ def test_a_mix_keeps_the_weights_that_it_was_made_of(sets: dict[str, Dataset]):
         assert pickle.loads(pickle.dumps(mix)) == mix
 
 
-def test_sets_in_a_row(apart: dict[str, Dataset], check_batch: Check):
+def test_sets_in_a_row(apart: dict[str, Dataset], numbered: Numbered):
     row = Concat([apart["b"], apart["a"]])
-    (numbers,) = map(flat, epochs(row, check_batch, 1))
+    (numbers,) = map(flat, epochs(row, numbered.check, 1))
     assert sorted(numbers) == list(range(400)) and set(numbers[:100]) == set(range(300, 400))
     mix = Mix({"row": 0.5, "a": 0.5}, {"row": row, "a": apart["a"]}, epoch_records=800)
-    (numbers,) = map(flat, epochs(mix, check_batch, 1))
+    (numbers,) = map(flat, epochs(mix, numbered.check, 1))
     assert Counter(numbers[:]) == Counter(list(range(400)) + list(range(300)) + numbers_twice(numbers))
 
 
@@ -159,10 +160,10 @@ def numbers_twice(numbers: list[int]) -> list[int]:
     return again
 
 
-def test_sets_in_a_row_in_the_files_order(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    paths = write_numbered([30, 50, 40])
-    sets = [Dataset(path, numbered_schema, shuffle=False) for path in paths]
-    assert flat(epochs(Concat([sets[2], sets[0]]), check_batch, 1)[0]) == [*range(80, 120), *range(30)]
+def test_sets_in_a_row_in_the_files_order(numbered: Numbered):
+    paths = numbered.write([30, 50, 40])
+    sets = [Dataset(path, numbered.schema, shuffle=False) for path in paths]
+    assert flat(epochs(Concat([sets[2], sets[0]]), numbered.check, 1)[0]) == [*range(80, 120), *range(30)]
 
 
 @pytest.mark.parametrize(
@@ -205,16 +206,16 @@ def test_of_schemas_that_differ_the_difference_is_said():
         assert len(caught.value.message) < 300
 
 
-def test_sets_that_cannot_be_joined(sets: dict[str, Dataset], numbered_schema: loaderd.Schema):
+def test_sets_that_cannot_be_joined(sets: dict[str, Dataset], numbered: Numbered):
     a, b = sets.values()
     with pytest.raises(OptionError, match=r"the sets of a Concat must agree in seed, got \[0, 3\]"):
-        Concat([a, Dataset(b.shards, numbered_schema, shuffle=SMALL, seed=3)])
-    unshuffled = Dataset(a.shards, numbered_schema, shuffle=False)
+        Concat([a, Dataset(b.shards, numbered.schema, shuffle=SMALL, seed=3)])
+    unshuffled = Dataset(a.shards, numbered.schema, shuffle=False)
     with pytest.raises(OptionError, match="the sets of a Mix must be shuffled"):
         Mix({"a": 1.0}, {"a": unshuffled})
     with pytest.raises(OptionError, match="a set of a Concat must be a Dataset, Concat or Mix, got 'x'"):
         Concat(["x"])  # type: ignore[list-item]
-    growing = Dataset(b.shards, numbered_schema, shuffle=SMALL, refresh="epoch")
+    growing = Dataset(b.shards, numbered.schema, shuffle=SMALL, refresh="epoch")
     with pytest.raises(OptionError, match="a Mix of a data set that grows needs epoch_records"):
         Mix({"a": 0.5, "b": 0.5}, {"a": a, "b": growing})
     with pytest.raises(OptionError, match="the sets of a Concat must not grow"):
@@ -239,26 +240,22 @@ def test_what_was_joined_stays_so_in_another_process():
 
 
 @pytest.mark.slow
-def test_a_position_of_data_of_another_number_of_sets(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
-):
-    one = Dataset(write_numbered([100]), numbered_schema, shuffle=SMALL, refresh="epoch")
+def test_a_position_of_data_of_another_number_of_sets(numbered: Numbered):
+    one = Dataset(numbered.write([100]), numbered.schema, shuffle=SMALL, refresh="epoch")
     with loaderd.Loader(one, batch_size=20, workers=1) as loader:
-        check_batch(next(iter(loader)))
+        numbered.check(next(iter(loader)))
         position = loader.position
     mix = Mix({"a": 0.5, "b": 0.5}, {"a": one, "b": one}, epoch_records=100)
     with pytest.raises(OptionError, match="data of 1 sets: expected to find them again, found 2"):
         loaderd.Loader(mix, batch_size=20, workers=1, start=replace(position, of={}))
 
 
-def test_a_shard_of_several_sets_is_indexed_once_and_its_damage_is_named_once(
-    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
-):
-    paths = write_numbered([100, 100])
+def test_a_shard_of_several_sets_is_indexed_once_and_its_damage_is_named_once(numbered: Numbered, tmp_path: Path):
+    paths = numbered.write([100, 100])
     data = bytearray(paths[0].read_bytes())
     data[len(data) // 2] ^= 0xFF
     paths[0].write_bytes(data)
-    halves = Concat(Dataset(paths, numbered_schema, shuffle=SMALL, index_cache="none").split(0.5, 0.5))
+    halves = Concat(Dataset(paths, numbered.schema, shuffle=SMALL, index_cache="none").split(0.5, 0.5))
     with pytest.raises(CorruptRecordError, match="1 damaged record in 1 of 2 shards") as caught:
         loaderd.Loader(halves, batch_size=20, workers=1)
     assert len(caught.value.damages) == 1
@@ -271,7 +268,7 @@ def test_a_shard_of_several_sets_is_indexed_once_and_its_damage_is_named_once(
 
 
 @pytest.mark.slow
-def test_weights_of_a_mix_in_a_row_of_sets_are_part_of_a_position(apart: dict[str, Dataset], check_batch: Check):
+def test_weights_of_a_mix_in_a_row_of_sets_are_part_of_a_position(apart: dict[str, Dataset], numbered: Numbered):
     def rows(weights: dict[str, float]) -> Concat:
         return Concat([Mix(weights, apart, 100), apart["a"]])
 
@@ -283,12 +280,10 @@ def test_weights_of_a_mix_in_a_row_of_sets_are_part_of_a_position(apart: dict[st
 
 
 @pytest.mark.parametrize("kind", ["Mix", "Concat"])
-def test_the_set_that_is_empty_is_named(
-    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path, kind: str
-):
+def test_the_set_that_is_empty_is_named(numbered: Numbered, tmp_path: Path, kind: str):
     (tmp_path / "nothing.tfrecord").touch()
-    full = Dataset(write_numbered([40]), numbered_schema)
-    empty = Dataset(tmp_path / "nothing.tfrecord", numbered_schema)
+    full = Dataset(numbered.write([40]), numbered.schema)
+    empty = Dataset(tmp_path / "nothing.tfrecord", numbered.schema)
     for bad, why in (
         (empty, f"no record can be read from 1 shard, such as {tmp_path}/nothing.tfrecord"),
         (full.skip(40), r"skip\(40\) holds no record, of 40 records in 1 shards"),

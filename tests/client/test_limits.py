@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from loaderd.options import MAX_EPOCHS, MAX_STEP
 from loaderd.plan.passes import Pass
 from loaderd.remote.tickets import JSON, MSGPACK, RowsTicket
 from loaderd.serve.options import HttpOptions, UnixOptions
+from tests.helpers.numbered import Numbered
 
-Write = Callable[..., list[Path]]
 Make = Callable[[Any], object]
 
 NAN, INF = float("nan"), float("inf")
@@ -113,11 +112,7 @@ COUNTS: dict[str, tuple[Make, str, set[Any]]] = {
     "serve --workers": (lambda n: serve(workers=n), "workers", {None}),
     "serve --max-connections": (lambda n: serve_http(max_connections=n), "max_connections", set()),
     "serve --max-bandwidth": (lambda n: serve_http(max_bandwidth=n), "max_bandwidth", {None}),
-    "serve --max-consumers": (
-        lambda n: serve(max_consumers=n),
-        "max_consumers",
-        set(),
-    ),
+    "serve --max-consumers": (lambda n: serve(max_consumers=n), "max_consumers", set()),
     "katago(board_size)": (loaderd.schemas.katago, "board_size", set()),
     "katago(…, num_targets)": (
         lambda n: loaderd.schemas.katago(9, 64 if type(n) is np.int64 else n),
@@ -143,10 +138,7 @@ TIMES: dict[str, tuple[Make, str]] = {
     "Storage(retry_s=)": (lambda s: loaderd.Storage(retry_s=s), "retry_s"),
     "split()": (lambda s: SET.split(0.5, s), "split"),
     "Mix(weights)": (lambda s: Mix({"a": s}, {"a": SET}), "weight"),
-    "serve --idle-timeout": (
-        lambda s: serve(idle_timeout=s),
-        "idle_timeout",
-    ),
+    "serve --idle-timeout": (lambda s: serve(idle_timeout=s), "idle_timeout"),
     "serve --grace": (lambda s: serve(grace=s), "grace"),
     "serve --watchdog": (lambda s: serve(watchdog=s), "watchdog"),
 }
@@ -386,9 +378,8 @@ def test_a_position_many_passes_later_takes_no_time():
     assert (there.epoch, there.batch) == (10**8 + 2, 1)
 
 
-def test_a_loader_lives_on_where_it_was_asked_for_too_much(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([40])
-    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1) as loader:
+def test_a_loader_lives_on_where_it_was_asked_for_too_much(numbered: Numbered):
+    with numbered.loader([40]) as loader:
         for ask in (
             lambda: loader.seek(Position(2**32, 0)),
             lambda: loader.seek(Position(MAX_EPOCHS, 0)),
@@ -409,9 +400,9 @@ def test_a_loader_lives_on_where_it_was_asked_for_too_much(write_numbered: Write
 
 
 @pytest.mark.parametrize("remainder", ["short", "drop", "carry"])
-def test_the_most_epochs(write_numbered: Write, numbered_schema: loaderd.Schema, remainder: Any):
+def test_the_most_epochs(numbered: Numbered, remainder: Any):
     options = {"batch_size": 10, "epochs": MAX_EPOCHS, "remainder": remainder, "workers": 1, "seed": 2**63 - 1}
-    with loaderd.Loader(write_numbered([40]), numbered_schema, **options) as loader:
+    with numbered.loader([40], **options) as loader:
         assert len(loader) == 4 * MAX_EPOCHS and next(iter(loader)).num_records == 10
         loader.seek(Position(MAX_EPOCHS - 1, 3))
         assert len(next(iter(loader))["id"]) == 10 and loader.position.epoch == MAX_EPOCHS
@@ -427,11 +418,9 @@ def test_the_most_epochs(write_numbered: Write, numbered_schema: loaderd.Schema,
     ],
     ids=str,
 )
-def test_more_than_the_memory_is_said_in_bytes(
-    write_numbered: Write, numbered_schema: loaderd.Schema, options: dict[str, Any]
-):
+def test_more_than_the_memory_is_said_in_bytes(numbered: Numbered, options: dict[str, Any]):
     with pytest.raises(DaemonError, match=r"not enough memory: [\d,]+ MiB are needed .*, [\d,]+ MiB are free"):
-        loaderd.Loader(write_numbered([40]), numbered_schema, workers=1, **{"batch_size": 2**20, **options})
+        numbered.loader([40], **{"batch_size": 2**20, **options})
 
 
 @pytest.mark.parametrize(
@@ -443,8 +432,6 @@ def test_more_than_the_memory_is_said_in_bytes(
     ],
     ids=str,
 )
-def test_the_most_that_options_may_be(
-    write_numbered: Write, numbered_schema: loaderd.Schema, options: dict[str, Any]
-):
-    with loaderd.Loader(write_numbered([40]), numbered_schema, batch_size=10, workers=1, **options) as loader:
+def test_the_most_that_options_may_be(numbered: Numbered, options: dict[str, Any]):
+    with numbered.loader([40], **options) as loader:
         assert sum(len(batch["id"]) for batch in loader) == 40

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 import loaderd
 from loaderd.errors import ClosedError, OptionError
 from loaderd.plan.passes import Pass
+from tests.helpers.numbered import Numbered
 from tests.helpers.own_processes import family_of, newest_daemon, seen_of_newest
 from tests.reliability.processes import shm_names
 
-Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
 
 
@@ -33,11 +33,10 @@ def flat(batches: list[list[int]]) -> list[int]:
     return [number for batch in batches for number in batch]
 
 
-def test_an_epoch_holds_every_record_once(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    shards = write_numbered([1000, 0, 1, 2047, 500])
-    with loaderd.Loader(shards, numbered_schema, batch_size=64, workers=2) as loader:
+def test_an_epoch_holds_every_record_once(numbered: Numbered):
+    with numbered.loader([1000, 0, 1, 2047, 500], batch_size=64, workers=2) as loader:
         assert len(loader) == -(-3548 // 64)
-        first, second = passes(loader, check_batch, 2)
+        first, second = passes(loader, numbered.check, 2)
         assert sorted(flat(first)) == list(range(3548))
         assert sorted(flat(second)) == list(range(3548))
         assert first != second, "each pass is shuffled in its own way"
@@ -47,25 +46,22 @@ def test_an_epoch_holds_every_record_once(write_numbered: Write, numbered_schema
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("remainder", ["drop", "short", "carry"])
-def test_the_order_depends_on_neither_workers_nor_reading(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, remainder: str
-):
-    shards = write_numbered([500, 377, 123])
+def test_the_order_depends_on_neither_workers_nor_reading(numbered: Numbered, remainder: str):
+    shards = numbered.write([500, 377, 123])
     orders = []
     for workers, held in ((1, 1), (2, 4), (5, 2)):
         shuffle = loaderd.Shuffle(window_records=150, block_records=16)
-        with loaderd.Loader(
+        with numbered.loader(
             shards,
-            numbered_schema,
             batch_size=48,
             epochs=2,
             shuffle=shuffle,
             seed=5,
-            remainder=remainder,  # type: ignore[arg-type]
+            remainder=remainder,
             workers=workers,
             held_batches=held,
         ) as loader:
-            orders.append(passes(loader, check_batch)[0])
+            orders.append(numbered.batches(loader))
     assert orders[0] == orders[1] == orders[2]
     counts = Counter(flat(orders[0]))
     if remainder == "drop":
@@ -77,56 +73,50 @@ def test_the_order_depends_on_neither_workers_nor_reading(
         assert [len(batch) for batch in orders[0]] == [48] * 41 + [2000 - 41 * 48]
 
 
-def test_hosts_share_an_epoch(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    shards = write_numbered([601, 400])
+def test_hosts_share_an_epoch(numbered: Numbered):
+    shards = numbered.write([601, 400])
     seen = []
     for host in range(3):
-        with loaderd.Loader(shards, numbered_schema, batch_size=50, shard=(host, 3), workers=1) as loader:
-            seen.append(flat(passes(loader, check_batch)[0]))
+        with numbered.loader(shards, batch_size=50, shard=(host, 3)) as loader:
+            seen.append(numbered.records(loader))
     assert sorted(flat(seen)) == list(range(1001))
     assert {len(numbers) for numbers in seen} == {333, 334}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [True, False])  # the files' order is one more
-def test_hosts_that_are_given_the_same_files_in_other_orders(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, shuffle: bool
-):
+def test_hosts_that_are_given_the_same_files_in_other_orders(numbered: Numbered, shuffle: bool):
     """Other folders, too: each record comes once over all hosts, and a position of one is good for the other."""
     folders = "on/host/0", "1"
-    shards, others = (write_numbered([301, 400, 100, 200], folder) for folder in folders)
+    shards, others = (numbered.write([301, 400, 100, 200], folder) for folder in folders)
     seen, positions = [], []
     for host, files in enumerate(([shards[2], shards[0], shards[3], shards[1]], set(others), (p for p in others))):
-        with loaderd.Loader(
-            files, numbered_schema, batch_size=50, shard=(host, 3), shuffle=shuffle, workers=1
-        ) as loader:
-            seen.append(flat(passes(loader, check_batch)[0]))
+        with numbered.loader(files, batch_size=50, shard=(host, 3), shuffle=shuffle) as loader:
+            seen.append(numbered.records(loader))
             positions.append(loader.position)
     assert sorted(flat(seen)) == list(range(1001))
     assert positions[0] == positions[1] == positions[2] and positions[0].of
 
 
-def test_an_endless_loader_goes_on(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    shards = write_numbered([100])
-    with loaderd.Loader(shards, numbered_schema, batch_size=64, epochs=None, remainder="carry", workers=1) as loader:
+def test_an_endless_loader_goes_on(numbered: Numbered):
+    with numbered.loader([100], batch_size=64, epochs=None, remainder="carry") as loader:
         with pytest.raises(TypeError, match="no length"):
             len(loader)
         batches = iter(loader)
-        numbers = flat([check_batch(next(batches)) for _ in range(50)])
+        numbers = flat([numbered.check(next(batches)) for _ in range(50)])
         for epoch in range(32):
             assert sorted(numbers[100 * epoch : 100 * (epoch + 1)]) == list(range(100))
 
 
-def test_any_step_can_be_fetched(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    shards = write_numbered([400])
+def test_any_step_can_be_fetched(numbered: Numbered):
     shuffle = loaderd.Shuffle(window_records=100, block_records=10)
-    with loaderd.Loader(shards, numbered_schema, batch_size=30, epochs=2, shuffle=shuffle, workers=2) as loader:
-        order = passes(loader, check_batch)[0]
+    with numbered.loader([400], batch_size=30, epochs=2, shuffle=shuffle, workers=2) as loader:
+        order = numbered.batches(loader)
         first_pass = Pass(0, 2)
         for step in (0, 7, 8, 27, 3, 3, 26, 1):
             batch = loader.fetch(first_pass, step)
             assert batch is not None
-            assert check_batch(batch) == order[step]
+            assert numbered.check(batch) == order[step]
         assert loader.fetch(first_pass, 28) is None
         with pytest.raises(OptionError, match=r"loader\.position is unknown"):
             _ = loader.position
@@ -136,20 +126,17 @@ def test_any_step_can_be_fetched(write_numbered: Write, numbered_schema: loaderd
         assert (loader.position.epoch, loader.position.batch) == (2, 1), "behind a pass of two epochs"
 
 
-def test_breaking_out_and_iterating_again(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    shards = write_numbered([1000])
-    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=2) as loader:
+def test_breaking_out_and_iterating_again(numbered: Numbered):
+    with numbered.loader([1000], workers=2) as loader:
         for _ in range(20):
             for number, _batch in enumerate(loader):
                 if number == 3:
                     break
-        assert sorted(flat(passes(loader, check_batch)[0])) == list(range(1000))
+        assert sorted(numbered.records(loader)) == list(range(1000))
 
 
 @pytest.mark.slow
-def test_a_new_pass_gets_the_slots_of_the_old_one_while_it_waits(
-    write_numbered: Write, numbered_schema: loaderd.Schema
-):
+def test_a_new_pass_gets_the_slots_of_the_old_one_while_it_waits(numbered: Numbered):
     """As many batches are held as may be; what is left of the slots is ready for the pass that is left."""
 
     def slowly(numbers: Any) -> Any:
@@ -157,9 +144,9 @@ def test_a_new_pass_gets_the_slots_of_the_old_one_while_it_waits(
         return numbers
 
     fields = {"id": loaderd.Array("id"), "slow": loaderd.Derived(slowly, "id", (), "int64")}
-    schema = loaderd.Schema(numbered_schema.features, fields)
+    schema = loaderd.Schema(numbered.schema.features, fields)
     with loaderd.Loader(
-        write_numbered([21_000]), schema, batch_size=2100, workers=1, held_batches=2, epochs=None
+        numbered.write([21_000]), schema, batch_size=2100, workers=1, held_batches=2, epochs=None
     ) as loader:
         held = [next(iter(loader)), next(iter(loader))]
         assert loader.statistics().slots == 4
@@ -168,13 +155,10 @@ def test_a_new_pass_gets_the_slots_of_the_old_one_while_it_waits(
         assert len(held) == loader.statistics().slots_lent
 
 
-def test_a_consumer_that_keeps_every_batch_gets_copies(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
-):
-    shards = write_numbered([2000])
-    with loaderd.Loader(shards, numbered_schema, batch_size=20, workers=2, held_batches=3) as loader:
+def test_a_consumer_that_keeps_every_batch_gets_copies(numbered: Numbered):
+    with numbered.loader([2000], batch_size=20, workers=2, held_batches=3) as loader:
         kept = list(loader)
-        assert sorted(flat([check_batch(batch) for batch in kept])) == list(range(2000))
+        assert sorted(numbered.records(kept)) == list(range(2000))
         statistics = loader.statistics()
         assert statistics.batches_copied == 97
         assert statistics.slots_lent == 3
@@ -184,9 +168,8 @@ def test_a_consumer_that_keeps_every_batch_gets_copies(
         assert loader.statistics().slots_lent == 0
 
 
-def test_a_slot_comes_back_with_the_last_view_of_it(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([400])
-    with loaderd.Loader(shards, numbered_schema, batch_size=100, workers=1) as loader:
+def test_a_slot_comes_back_with_the_last_view_of_it(numbered: Numbered):
+    with numbered.loader([400], batch_size=100) as loader:
         batch = next(iter(loader))
         view = batch["bits"][5:7].reshape(-1)[3:]
         values = view.copy()
@@ -198,25 +181,25 @@ def test_a_slot_comes_back_with_the_last_view_of_it(write_numbered: Write, numbe
         assert loader.statistics().slots_lent == 0
 
 
-def test_batches_outlive_the_loader(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    loader = loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=50, workers=1)
+def test_batches_outlive_the_loader(numbered: Numbered):
+    loader = numbered.loader([100], batch_size=50)
     batch = next(iter(loader))
-    numbers = check_batch(batch)
+    numbers = numbered.check(batch)
     loader.close()
     loader.close()
-    assert check_batch(batch) == numbers
+    assert numbered.check(batch) == numbers
     with pytest.raises(ClosedError, match="closed"):
         next(iter(loader))
 
 
-def test_read_ahead_is_not_taken(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
+def test_read_ahead_is_not_taken(numbered: Numbered):
     begun: list[int] = []
 
     def hand_over(batch: loaderd.Batch) -> Callable[[], list[int]]:
         begun.append(batch.num_records)
-        return lambda: check_batch(batch)
+        return lambda: numbered.check(batch)
 
-    with loaderd.Loader(write_numbered([45]), numbered_schema, batch_size=10, shuffle=False, workers=1) as loader:
+    with numbered.loader([45], shuffle=False) as loader:
         iterator = loader.iterate(hand_over, ahead=2)
         assert not begun
         for step, numbers in enumerate(iterator):
@@ -226,22 +209,20 @@ def test_read_ahead_is_not_taken(write_numbered: Write, numbered_schema: loaderd
         assert begun == [10, 10, 10, 10, 5] and loader.statistics().starts == 1
 
 
-def test_an_iterator_of_which_nothing_is_taken_begins_no_pass(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
-):
+def test_an_iterator_of_which_nothing_is_taken_begins_no_pass(numbered: Numbered):
     """Wrappers make some that they drop."""
-    with loaderd.Loader(write_numbered([45]), numbered_schema, batch_size=10, shuffle=False, workers=1) as loader:
+    with numbered.loader([45], shuffle=False) as loader:
         for epoch in range(2):
             iter(loader)
             dropped, used = iter(loader), iter(loader)
             assert repr(loader.next_position) == f"Position(epoch={epoch}, batch=0)"
-            assert [number for batch in used for number in check_batch(batch)] == list(range(45))
+            assert numbered.records(used) == list(range(45))
             del dropped
 
 
-def test_a_writable_array_is_the_same_memory(write_numbered: Write, numbered_schema: loaderd.Schema):
+def test_a_writable_array_is_the_same_memory(numbered: Numbered):
     """In a slot and in a copy, at a multiple of 64 bytes; and it holds the lease."""
-    with loaderd.Loader(write_numbered([40]), numbered_schema, batch_size=10, workers=1, held_batches=2) as loader:
+    with numbered.loader([40], held_batches=2) as loader:
         kept = list(loader)
         assert loader.statistics().batches_copied == 2
         for batch in kept:
@@ -256,19 +237,19 @@ def test_a_writable_array_is_the_same_memory(write_numbered: Write, numbered_sch
         assert loader.statistics().slots_lent == 0
 
 
-def test_batches_are_read_only(write_numbered: Write, numbered_schema: loaderd.Schema):
-    with loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=50, workers=1) as loader:
+def test_batches_are_read_only(numbered: Numbered):
+    with numbered.loader([100], batch_size=50) as loader:
         batch = next(iter(loader))
         assert list(batch) == ["bits", "id"] and len(batch) == 2 and "float32 (50, 32)" in repr(batch)
         with pytest.raises(ValueError, match="read-only"):
             batch["id"][0] = 1
 
 
-def test_nothing_in_dev_shm_and_no_descriptor_left(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([100])
+def test_nothing_in_dev_shm_and_no_descriptor_left(numbered: Numbered):
+    shards = numbered.write([100])
     before = shm_names([os.getpid()]), len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        with loaderd.Loader(shards, numbered_schema, batch_size=50, workers=2) as loader:
+        with numbered.loader(shards, batch_size=50, workers=2) as loader:
             assert sum(batch.num_records for batch in loader) == 100
             assert shm_names([os.getpid(), *family_of(newest_daemon())]) == before[0]
         del loader
@@ -276,15 +257,15 @@ def test_nothing_in_dev_shm_and_no_descriptor_left(write_numbered: Write, number
     assert (shm_names([os.getpid()]), len(os.listdir("/proc/self/fd"))) == before
 
 
-def test_the_index_is_made_once(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
-    shards = write_numbered([100, 100, 100])
+def test_the_index_is_made_once(numbered: Numbered, tmp_path: Path):
+    shards = numbered.write([100, 100, 100])
     cache = str(tmp_path / "cache")
     cached = []
     for _ in range(2):
-        with loaderd.Loader(shards, numbered_schema, batch_size=30, workers=2, index_cache=cache) as loader:
+        with numbered.loader(shards, batch_size=30, workers=2, index_cache=cache) as loader:
             cached.append(loader.statistics().index_cached)
     shards[1].write_bytes(shards[1].read_bytes() + shards[0].read_bytes())
-    with loaderd.Loader(shards, numbered_schema, batch_size=30, workers=2, index_cache=cache) as loader:
+    with numbered.loader(shards, batch_size=30, workers=2, index_cache=cache) as loader:
         cached.append(loader.statistics().index_cached)
         assert loader.statistics().num_records == 400
     assert cached == [0, 3, 0], "small shards are indexed together"
@@ -301,9 +282,7 @@ def test_the_index_is_made_once(write_numbered: Write, numbered_schema: loaderd.
     shuffle=st.booleans(),
 )
 def test_any_small_loader_delivers_what_was_planned(
-    write_numbered: Write,
-    numbered_schema: loaderd.Schema,
-    check_batch: Check,
+    numbered: Numbered,
     sizes: list[int],
     batch_size: int,
     window: int,
@@ -314,17 +293,15 @@ def test_any_small_loader_delivers_what_was_planned(
 ):
     total = sum(sizes)
     batch_size = min(batch_size, total)
-    with loaderd.Loader(
-        write_numbered(sizes),
-        numbered_schema,
+    with numbered.loader(
+        sizes,
         batch_size=batch_size,
         shuffle=loaderd.Shuffle(window, block) if shuffle else False,
-        remainder=remainder,  # type: ignore[arg-type]
+        remainder=remainder,
         epochs=epochs,
-        workers=1,
         index_cache="none",
     ) as loader:
-        order = passes(loader, check_batch)[0]
+        order = numbered.batches(loader)
         assert len(order) == len(loader)
     counts = Counter(flat(order))
     if remainder == "drop":

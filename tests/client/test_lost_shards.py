@@ -12,10 +12,8 @@ import pytest
 import loaderd
 from loaderd.errors import NoShardsError, ShardReadError
 from loaderd.plan.passes import Pass
+from tests.helpers.numbered import Numbered
 from tests.helpers.own_processes import kill, newest_daemon
-
-Write = Callable[..., list[Path]]
-Check = Callable[[loaderd.Batch], list[int]]
 
 
 def make_unreadable(path: Path) -> None:
@@ -27,28 +25,15 @@ def make_unreadable(path: Path) -> None:
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("policy", ["skip_record", "skip_shard"])
-def test_a_shard_that_cannot_be_indexed_is_left_out(
-    write_numbered: Write,
-    numbered_schema: loaderd.Schema,
-    check_batch: Check,
-    tmp_path: Path,
-    policy: str,
-):
-    shards, report = write_numbered([100, 100, 100, 100]), tmp_path / "report.jsonl"
+def test_a_shard_that_cannot_be_indexed_is_left_out(numbered: Numbered, tmp_path: Path, policy: str):
+    shards, report = numbered.write([100, 100, 100, 100]), tmp_path / "report.jsonl"
     for number in (1, 3):
         make_unreadable(shards[number])
     with (
         pytest.warns(loaderd.errors.SkippedDataWarning) as warned,
-        loaderd.Loader(
-            shards,
-            numbered_schema,
-            batch_size=10,
-            workers=2,
-            on_corrupt=policy,  # type: ignore[arg-type]
-            report=report,
-        ) as loader,
+        numbered.loader(shards, workers=2, on_corrupt=policy, report=report) as loader,
     ):
-        order = [check_batch(batch) for batch in loader]
+        order = numbered.batches(loader)
         assert sorted(chain.from_iterable(order)) == [*range(100), *range(200, 300)]
         assert all(len(batch) == 10 for batch in order)
         statistics = loader.statistics()
@@ -59,29 +44,27 @@ def test_a_shard_that_cannot_be_indexed_is_left_out(
     assert len(report.read_text().splitlines()) == 2
     (warning,) = warned
     assert "2 of 4 shards cannot be indexed and are left out: " in str(warning.message)
-    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record") as again:
+    with numbered.loader(shards, on_corrupt="skip_record") as again:
         assert again.statistics().index_cached == 2, "no index is kept of a shard that could not be read"
 
 
-def test_with_raise_all_shards_that_cannot_be_indexed_are_named(
-    write_numbered: Write, numbered_schema: loaderd.Schema
-):
-    shards = write_numbered([100, 100, 100])
+def test_with_raise_all_shards_that_cannot_be_indexed_are_named(numbered: Numbered):
+    shards = numbered.write([100, 100, 100])
     for number in (0, 2):
         make_unreadable(shards[number])
     with pytest.raises(ShardReadError) as caught:
-        loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1)
+        numbered.loader(shards)
     text = str(caught.value)
     assert "2 of 3 shards cannot be indexed" in text and "skip_shard" in text
     assert all((str(shards[number]) in text) == (number != 1) for number in range(3))
     assert [damage.shard for damage in caught.value.damages] == [str(shards[0]), str(shards[2])]
 
 
-def test_nothing_but_shards_that_cannot_be_read(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([100])
+def test_nothing_but_shards_that_cannot_be_read(numbered: Numbered):
+    shards = numbered.write([100])
     make_unreadable(shards[0])
     with pytest.raises(NoShardsError, match=r"no record can be read from 1 shard: .*000.tfrecord"):
-        loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record")
+        numbered.loader(shards, on_corrupt="skip_record")
 
 
 # ------------------------------------------------------------------------------------------- lost while in use
@@ -113,32 +96,25 @@ NEARLY_THE_SAME = [pytest.param(lose, marks=pytest.mark.slow) for lose in (appen
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("lose", [delete, replace, shorten, *NEARLY_THE_SAME])
-def test_a_shard_that_is_lost_while_it_is_in_use(
-    write_numbered: Write,
-    numbered_schema: loaderd.Schema,
-    check_batch: Check,
-    tmp_path: Path,
-    lose: Callable[[Path], None],
-):
+def test_a_shard_that_is_lost_while_it_is_in_use(numbered: Numbered, tmp_path: Path, lose: Callable[[Path], None]):
     """Each of its records is missing, and named; the others come in the batches in which they would have come."""
-    shards = write_numbered([200, 100, 200])
+    shards = numbered.write([200, 100, 200])
 
     def loader(policy: str) -> loaderd.Loader:
-        return loaderd.Loader(
+        return numbered.loader(
             shards,
-            numbered_schema,
             batch_size=25,
             workers=2,
             shuffle=loaderd.Shuffle(window_records=250, block_records=10),
-            on_corrupt=policy,  # type: ignore[arg-type]
+            on_corrupt=policy,
         )
 
     with loader("raise") as healthy:
-        expected = [check_batch(batch) for batch in healthy]
+        expected = numbered.batches(healthy)
     lost = set(range(200, 300))
     with loader("skip_record") as skipping, loader("raise") as raising:
         lose(shards[1])
-        found = [check_batch(batch) for batch in skipping]
+        found = numbered.batches(skipping)
         assert found == [[number for number in batch if number not in lost] for batch in expected]
         statistics = skipping.statistics()
         assert statistics.records_skipped == 100
@@ -148,7 +124,7 @@ def test_a_shard_that_is_lost_while_it_is_in_use(
         for step, batch in enumerate(expected):
             if lost.isdisjoint(batch):
                 delivered = raising.fetch(Pass(0, 1), step)
-                assert delivered is not None and check_batch(delivered) == batch
+                assert delivered is not None and numbered.check(delivered) == batch
             else:
                 with pytest.raises(ShardReadError, match=r"001\.tfrecord"):
                     raising.fetch(Pass(0, 1), step)
@@ -156,17 +132,15 @@ def test_a_shard_that_is_lost_while_it_is_in_use(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["000-and-a-half.tfrecord", "999.tfrecord"])
-def test_a_shard_that_comes_later_is_not_taken_in_by_another_daemon(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, name: str
-):
+def test_a_shard_that_comes_later_is_not_taken_in_by_another_daemon(numbered: Numbered, name: str):
     """Nor is it an error: the pattern is looked at once."""
-    folder = write_numbered([40, 60])[0].parent
-    (later,) = write_numbered([30], "later")
-    with loaderd.Loader(folder / "*.tfrecord", numbered_schema, batch_size=10, epochs=2, workers=1) as loader:
+    folder = numbered.write([40, 60])[0].parent
+    (later,) = numbered.write([30], "later")
+    with numbered.loader(folder / "*.tfrecord", epochs=2) as loader:
         batches = iter(loader)
-        numbers = check_batch(next(batches))
+        numbers = numbered.check(next(batches))
         later.rename(folder / name)
         kill(newest_daemon())
-        numbers += [number for batch in batches for number in check_batch(batch)]
+        numbers += numbered.records(batches)
         assert sorted(numbers) == sorted([*range(100)] * 2)
         assert loader.statistics().daemon_restarts == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +9,8 @@ import pytest
 
 import loaderd
 from loaderd.plan.passes import Pass
+from tests.helpers.numbered import Numbered
 
-Write = Callable[..., list[Path]]
 Draws = dict[int, tuple[Any, ...]]
 
 SIZES = [300, 1, 199]
@@ -60,8 +58,8 @@ def epochs_of(shards: Any, schema: loaderd.Schema, count: int, **options: Any) -
     return found
 
 
-def test_draws_are_those_of_the_record_and_the_epoch(write_numbered: Write, schema: loaderd.Schema):
-    shards = write_numbered(SIZES)
+def test_draws_are_those_of_the_record_and_the_epoch(numbered: Numbered, schema: loaderd.Schema):
+    shards = numbered.write(SIZES)
     epochs = epochs_of(shards, schema, 2)
     assert all(sorted(draws) == list(range(500)) for draws in epochs)
     for other in (
@@ -77,8 +75,8 @@ def test_draws_are_those_of_the_record_and_the_epoch(write_numbered: Write, sche
     assert len({value for drawn in every for value in drawn}) == 4 * len(every) == 4 * 1500
 
 
-def test_draws_are_the_same_after_a_resume(write_numbered: Write, schema: loaderd.Schema):
-    shards = write_numbered(SIZES)
+def test_draws_are_the_same_after_a_resume(numbered: Numbered, schema: loaderd.Schema):
+    shards = numbered.write(SIZES)
     epochs = epochs_of(shards, schema, 2)
     with loaderd.Loader(shards, schema, **OPTIONS) as loader:
         for step in (9, 0, 4):
@@ -89,8 +87,8 @@ def test_draws_are_the_same_after_a_resume(write_numbered: Write, schema: loader
 
 
 @pytest.mark.slow
-def test_other_shards_leave_the_draws_alone(write_numbered: Write, schema: loaderd.Schema):
-    shards = write_numbered(SIZES)
+def test_other_shards_leave_the_draws_alone(numbered: Numbered, schema: loaderd.Schema):
+    shards = numbered.write(SIZES)
     (draws,) = epochs_of(shards, schema, 1)
     (fewer,) = epochs_of([shards[2], shards[0]], schema, 1)
     assert fewer == {number: drawn for number, drawn in draws.items() if number != 300}
@@ -101,8 +99,8 @@ def test_other_shards_leave_the_draws_alone(write_numbered: Write, schema: loade
     assert {number for number in renamed if renamed[number] != draws[number]} == set(range(300))
 
 
-def test_boards_are_turned_anew_in_each_epoch_and_their_policies_alike(write_numbered: Write):
-    shards = write_numbered([400])
+def test_boards_are_turned_anew_in_each_epoch_and_their_policies_alike(numbered: Numbered):
+    shards = numbered.write([400])
     schema = loaderd.Schema(
         features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
         fields={

@@ -19,8 +19,8 @@ import loaderd
 from loaderd import Position
 from loaderd.errors import OptionError
 from loaderd.options import Remainder
+from tests.helpers.numbered import Numbered
 
-Write = Callable[..., list[Path]]
 Check = Callable[[loaderd.Batch], list[int]]
 
 SMALL = loaderd.Shuffle(window_records=60, block_records=8)
@@ -38,9 +38,7 @@ def batches_and_positions(loader: loaderd.Loader, check: Check) -> tuple[list[li
 
 @settings(max_examples=BRIEFLY)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda s: sum(s) > 3))
-def test_restored_at_every_step(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, sizes: list[int], data: st.DataObject
-):
+def test_restored_at_every_step(numbered: Numbered, sizes: list[int], data: st.DataObject):
     """What follows a position is what followed it, whatever the workers; in this loader, and in another."""
     total = sum(sizes)
     hosts = data.draw(st.integers(1, min(3, total)))
@@ -52,32 +50,30 @@ def test_restored_at_every_step(
         "remainder": data.draw(st.sampled_from(get_args(Remainder))),
         "shard": (data.draw(st.integers(0, hosts - 1)), hosts),
     }
-    shards = write_numbered(sizes)
-    with loaderd.Loader(shards, numbered_schema, workers=1, **options) as loader:
-        batches, positions = batches_and_positions(loader, check_batch)
+    shards = numbered.write(sizes)
+    with numbered.loader(shards, **options) as loader:
+        batches, positions = batches_and_positions(loader, numbered.check)
         behind = loader.position
-        (following, _) = batches_and_positions(loader, check_batch)
+        (following, _) = batches_and_positions(loader, numbered.check)
         for step, position in enumerate(positions):
             loader.seek(Position.from_json(position.to_json()))
             assert loader.position == position
             again = iter(loader)
             for number in range(step, len(batches)):
-                assert check_batch(next(again)) == batches[number]
+                assert numbered.check(next(again)) == batches[number]
             if step < len(batches):
                 assert next(again, None) is None
                 assert loader.position == behind
         step = data.draw(st.integers(0, len(positions) - 1))
     workers, held = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
     start = positions[step]
-    with loaderd.Loader(
-        shards, numbered_schema, workers=workers, held_batches=held, start=start, **options
-    ) as loader:
+    with numbered.loader(shards, workers=workers, held_batches=held, start=start, **options) as loader:
         assert loader.position == start and len(loader) == len(following)
         assert loader.batches_left == (len(batches) - step or len(following))
         expected = [*batches[step:], *following] if step < len(batches) else following
         found: list[list[int]] = []
         while len(found) < len(expected):
-            found += [check_batch(batch) for batch in loader]
+            found += numbered.batches(loader)
         assert found == expected
 
 
@@ -89,15 +85,9 @@ def test_restored_at_every_step(
     compress=st.booleans(),
 )
 def test_an_epoch_goes_on_with_other_hosts(
-    write_numbered: Write,
-    numbered_schema: loaderd.Schema,
-    check_batch: Check,
-    data: st.DataObject,
-    remainder: Remainder,
-    shuffle: Any,
-    compress: bool,
+    numbered: Numbered, data: st.DataObject, remainder: Remainder, shuffle: Any, compress: bool
 ):
-    shards = write_numbered([150, 90, 7])
+    shards = numbered.write([150, 90, 7])
     if compress:
         for path in shards:
             path.write_bytes(gzip.compress(path.read_bytes()))
@@ -108,49 +98,45 @@ def test_an_epoch_goes_on_with_other_hosts(
         steps = data.draw(st.integers(0, 5))
         positions = set()
         for host in range(hosts):
-            with loaderd.Loader(
+            with numbered.loader(
                 shards,
-                numbered_schema,
                 batch_size=batch_size,
                 shuffle=shuffle,
                 remainder=remainder,
                 shard=(host, hosts),
-                workers=1,
                 start=position,
             ) as loader:
                 for _, batch in zip(range(min(steps, loader.batches_left)), loader, strict=False):
-                    seen.update(check_batch(batch))
+                    seen.update(numbered.check(batch))
                 positions.add(loader.position.to_json())
         (text,) = positions
         position = Position.from_json(text)
         if position.epoch == 1:
             break
     if position is not None and position.epoch == 0:
-        with loaderd.Loader(
-            shards, numbered_schema, batch_size=30, shuffle=shuffle, remainder=remainder, workers=2, start=position
+        with numbered.loader(
+            shards, batch_size=30, shuffle=shuffle, remainder=remainder, workers=2, start=position
         ) as loader:
             for batch in loader:
-                seen.update(check_batch(batch))
+                seen.update(numbered.check(batch))
             assert (loader.position.epoch, loader.position.batch) == (1, 0)
     assert seen == dict.fromkeys(range(247), 1)
 
 
-def test_far_in_is_as_near_as_the_start(write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check):
-    shards = write_numbered([1000])
-    with loaderd.Loader(shards, numbered_schema, batch_size=10, epochs=None, workers=1) as loader:
+def test_far_in_is_as_near_as_the_start(numbered: Numbered):
+    shards = numbered.write([1000])
+    with numbered.loader(shards, epochs=None) as loader:
         began_s = time.perf_counter()
         loader.seek(Position(10**9, 73))
-        far = check_batch(next(iter(loader)))
+        far = numbered.check(next(iter(loader)))
         assert time.perf_counter() - began_s < 60, "a billion epochs would take days"
         assert loader.position.epoch == 10**9 and loader.position.batch == 74
-    with loaderd.Loader(
-        shards, numbered_schema, batch_size=10, epochs=1, workers=1, start=Position(10**9, 73)
-    ) as loader:
-        assert check_batch(next(iter(loader))) == far
+    with numbered.loader(shards, epochs=1, start=Position(10**9, 73)) as loader:
+        assert numbered.check(next(iter(loader))) == far
 
 
-def test_after_counts_across_passes(write_numbered: Write, numbered_schema: loaderd.Schema):
-    with loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=30, epochs=2, workers=1) as loader:
+def test_after_counts_across_passes(numbered: Numbered):
+    with numbered.loader([100], batch_size=30, epochs=2) as loader:
         start = loader.next_position
         reached = [loader.after(start, batches) for batches in (0, 3, 7, 8, 21)]
         assert [(p.epoch, p.batch) for p in reached] == [(0, 0), (0, 3), (1, 3), (2, 0), (5, 1)]
@@ -167,27 +153,27 @@ def refused(match: str, shards: Any, schema: loaderd.Schema, **options: Any) -> 
         loaderd.Loader(shards, schema, **{"batch_size": 10, "workers": 1, **options})
 
 
-def test_a_position_of_other_data_is_refused(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([60, 40])
-    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1) as loader:
+def test_a_position_of_other_data_is_refused(numbered: Numbered):
+    shards = numbered.write([60, 40])
+    with numbered.loader(shards) as loader:
         next(iter(loader))
         position = loader.position
-    refused("seed: 0 when the position was taken, 3 now", shards, numbered_schema, seed=3, start=position)
+    refused("seed: 0 when the position was taken, 3 now", shards, numbered.schema, seed=3, start=position)
     refused(
         "shuffle: in blocks of 1024, in windows .* when .*, none, in windows .* now",
         shards,
-        numbered_schema,
+        numbered.schema,
         shuffle=False,
         start=position,
     )
-    refused("remainder: short when .*, drop now", shards, numbered_schema, remainder="drop", start=position)
-    refused("shards: 100 records in 2 .* 60 records in 1", shards[:1], numbered_schema, start=position)
+    refused("remainder: short when .*, drop now", shards, numbered.schema, remainder="drop", start=position)
+    refused("shards: 100 records in 2 .* 60 records in 1", shards[:1], numbered.schema, start=position)
     other = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
     refused("features: .* when", shards, other, start=position)
-    refused("start must be a loaderd.Position", shards, numbered_schema, start=3)
-    refused("there is no batch 99 in epoch 0", shards, numbered_schema, start=Position(0, 99))
+    refused("start must be a loaderd.Position", shards, numbered.schema, start=3)
+    refused("there is no batch 99 in epoch 0", shards, numbered.schema, start=Position(0, 99))
     derived = dataclasses.replace(
-        numbered_schema,
+        numbered.schema,
         fields={"id": loaderd.Derived(lambda x: x, "x", dtype="int64")},
         intermediates={"x": loaderd.Array("id")},
     )
@@ -195,71 +181,65 @@ def test_a_position_of_other_data_is_refused(write_numbered: Write, numbered_sch
         assert (len(loader), loader.batches_left) == (10, 9), "fields may change, stored features not"
 
 
-def test_a_shard_that_changed_is_refused(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([60, 40])
-    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1) as loader:
+def test_a_shard_that_changed_is_refused(numbered: Numbered):
+    shards = numbered.write([60, 40])
+    with numbered.loader(shards) as loader:
         position = loader.position
-    (replaced,) = write_numbered([40], folder="other")  # as many records, of the same length, but others
+    (replaced,) = numbered.write([40], folder="other")  # as many records, of the same length, but others
     shards[1].write_bytes(replaced.read_bytes())
     refused(
         "100 records in 2 shards, digest .* when .* 100 records in 2 shards, digest",
         shards,
-        numbered_schema,
+        numbered.schema,
         start=position,
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hosts", "most"), [(1, 100), (3, 33)])
-def test_a_batch_larger_than_the_data_set(
-    write_numbered: Write, numbered_schema: loaderd.Schema, hosts: int, most: int
-):
-    shards = write_numbered([60, 40])
+def test_a_batch_larger_than_the_data_set(numbered: Numbered, hosts: int, most: int):
+    shards = numbered.write([60, 40])
     for remainder in get_args(Remainder):
         options: dict[str, Any] = {"shard": (hosts - 1, hosts), "remainder": remainder}
         if remainder != "short":
             refused(
                 f"batch_size must be at most {most}, for there are 100 records",
                 shards,
-                numbered_schema,
+                numbered.schema,
                 batch_size=most + 1,
                 **options,
             )
-        with loaderd.Loader(shards, numbered_schema, batch_size=most, workers=1, **options) as loader:
+        with numbered.loader(shards, batch_size=most, **options) as loader:
             assert len(loader) >= 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hosts", "batch_size"), [(100, 512), (3, 34), (1, 512), (3, 512)])
-def test_one_short_batch(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, hosts: int, batch_size: int
-):
+def test_one_short_batch(numbered: Numbered, hosts: int, batch_size: int):
     """Fewer records than a batch; each host has one, and one epoch follows the other. A position of it is good."""
-    shards = write_numbered([60, 40])
+    shards = numbered.write([60, 40])
     options: dict[str, Any] = {"epochs": 2, "workers": 1}
     seen = []
     for host in {0, hosts - 1} if hosts > 3 else range(hosts):
-        with loaderd.Loader(shards, numbered_schema, batch_size=batch_size, shard=(host, hosts), **options) as loader:
+        with numbered.loader(shards, batch_size=batch_size, shard=(host, hosts), **options) as loader:
             assert (len(loader), loader.batches_per_epoch) == (2, 1)
             iterator = iter(loader)
-            seen.append(check_batch(next(iterator)))
+            seen.append(numbered.check(next(iterator)))
             position = loader.position
             assert len(seen[-1]) in (100 // hosts, -(-100 // hosts))
-            following = check_batch(next(iterator))
+            following = numbered.check(next(iterator))
             assert next(iterator, None) is None
     if hosts <= 3:
         assert sorted(number for numbers in seen for number in numbers) == list(range(100))
-    with loaderd.Loader(
-        shards, numbered_schema, batch_size=batch_size, shard=(host, hosts), start=position, **options
-    ) as loader:
-        assert [check_batch(batch) for batch in loader] == [following]
+    with numbered.loader(shards, batch_size=batch_size, shard=(host, hosts), start=position, **options) as loader:
+        assert numbered.batches(loader) == [following]
     # Of as many hosts, or of one, in batches that do fit.
-    with loaderd.Loader(shards, numbered_schema, batch_size=40, start=position, **options) as loader:
-        assert sorted(number for batch in loader for number in check_batch(batch)) == list(range(100))
-    refused(r"shard must be of at most 100 hosts", shards, numbered_schema, batch_size=1, shard=(0, 101))
+    with numbered.loader(shards, batch_size=40, start=position, **options) as loader:
+        assert sorted(numbered.records(loader)) == list(range(100))
+    refused(r"shard must be of at most 100 hosts", shards, numbered.schema, batch_size=1, shard=(0, 101))
 
 
-def test_a_refusal_starts_no_worker(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
+def test_a_refusal_starts_no_worker(numbered: Numbered, tmp_path: Path):
     """With the index at hand, what is wrong with the options is said by the daemon alone."""
     notes = tmp_path / "processes"
 
@@ -278,11 +258,11 @@ def test_a_refusal_starts_no_worker(write_numbered: Write, numbered_schema: load
             return arrive, (str(notes),)
 
     schema = loaderd.Schema(
-        numbered_schema.features,
+        numbered.schema.features,
         {"x": loaderd.Derived(Arriving(), "id", (), "int64")},
         {"id": loaderd.Array("id")},
     )
-    shards = write_numbered([60, 40])
+    shards = numbered.write([60, 40])
     with loaderd.Loader(shards, schema, batch_size=10, workers=2) as loader:
         position = loader.position
     assert len(set(notes.read_text().split())) > 1, "a daemon, and workers as far as they have started"

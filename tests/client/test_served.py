@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +18,25 @@ import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import ClosedError, OptionError, ServerError
 from loaderd.ipc.messages import PROTOCOL
+from tests.helpers.numbered import Numbered
 from tests.helpers.restarted import MODULE, Restarted
 from tests.helpers.serving import wait_until
-
-Check = Callable[[loaderd.Batch], list[int]]
-Write = Callable[[Sequence[int]], list[Path]]
 
 NUM_RECORDS = 150
 
 
-def test_it_is_as_an_embedded_loader(server: Restarted, embedded: Any, check_batch: Check):
+def test_it_is_as_an_embedded_loader(server: Restarted, embedded: Any, numbered: Numbered):
     with server.connect(epochs=2, name="me") as loader:
         assert len(loader) == 16 and loader.batches_per_epoch == 8 and loader.batch_size == 20
         assert loader.sharing == "independent" and loader.static_batch_size is None
         assert list(loader.schema.fields) == ["bits", "id"]
-        found = [check_batch(batch) for _ in range(2) for batch in loader]
+        found = [numbered.check(batch) for _ in range(2) for batch in loader]
         assert found == embedded(epochs=2, passes=2)
         batch = next(iter(loader))
         with pytest.raises(ValueError, match="read-only"):
             batch["id"][0] = 0
         loader.seek(loaderd.Position(1, 3))
-        assert [check_batch(batch) for batch in loader] == found[11:16]
+        assert numbered.batches(loader) == found[11:16]
         facts = loader.statistics()
         assert (facts.num_records, facts.num_shards, facts.batches_delivered) == (NUM_RECORDS, 2, 38)
         assert facts.daemon_restarts == facts.batches_copied == 0 and facts.slots_lent == 1
@@ -47,7 +44,7 @@ def test_it_is_as_an_embedded_loader(server: Restarted, embedded: Any, check_bat
         assert consumer["name"] == "me" and consumer["pid"] == os.getpid()
 
 
-def test_positions_are_those_of_an_embedded_loader(server: Restarted, embedded: Any, check_batch: Check):
+def test_positions_are_those_of_an_embedded_loader(server: Restarted, embedded: Any, numbered: Numbered):
     with server.connect(epochs=None) as loader:
         batches = iter(loader)
         for _ in range(11):
@@ -56,7 +53,7 @@ def test_positions_are_those_of_an_embedded_loader(server: Restarted, embedded: 
     assert (position.epoch, position.batch) == (1, 3)
     assert embedded(start=position, epochs=2) == embedded(epochs=2)[11:]
     with server.connect(start=loaderd.Position.from_json(position.to_json()), epochs=2) as loader:
-        assert [check_batch(batch) for batch in loader] == embedded(epochs=2)[11:]
+        assert numbered.batches(loader) == embedded(epochs=2)[11:]
     other = loaderd.Position(of={**position.of, "seed": 4})
     with pytest.raises(OptionError, match="seed: 4 when the position was taken, 3 now"):
         server.connect(start=other)
@@ -64,7 +61,7 @@ def test_positions_are_those_of_an_embedded_loader(server: Restarted, embedded: 
 
 @pytest.mark.parametrize("sharing", ["independent", pytest.param("split", marks=pytest.mark.slow)])
 def test_a_server_that_is_killed_at_every_batch(
-    server: Restarted, embedded: Any, check_batch: Check, sharing: Any, caplog: pytest.LogCaptureFixture
+    server: Restarted, embedded: Any, numbered: Numbered, sharing: Any, caplog: pytest.LogCaptureFixture
 ):
     """The daemon alone, and all of it: the next batch is the next batch, and what is held stays right."""
     number = 2 if sharing == "split" else 1
@@ -82,11 +79,11 @@ def test_a_server_that_is_killed_at_every_batch(
             else:
                 server.restart()
             for batches, whole in zip(iterators, expected, strict=True):
-                got = [(batch, check_batch(batch)) for batch in batches]
+                got = [(batch, numbered.check(batch)) for batch in batches]
                 assert [numbers for _, numbers in got] == whole[step:]
                 held.append(got[0])
             for batch, then in held:
-                assert check_batch(batch) == then
+                assert numbered.check(batch) == then
         assert all(rank.statistics().daemon_restarts == len(expected[0]) for rank in ranks)
     gone = (
         f"the server at {server.address} closed the connection; calling it for up to 300 s, to go on at batch 1 of "

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import loaderd
 from loaderd.errors import NoShardsError, ServerError
+from tests.helpers.numbered import Numbered
 from tests.helpers.restarted import Restarted
-
-Check = Callable[[loaderd.Batch], list[int]]
 
 NUM_RECORDS = 150
 SAID = "shards/*.tfrecord matches no file"
@@ -37,8 +35,8 @@ class Mounted:
 
 
 @pytest.fixture
-def mounted(tmp_path: Path, write_numbered: Callable[[Sequence[int]], list[Path]]) -> Iterator[Mounted]:
-    write_numbered([100, 50])
+def mounted(tmp_path: Path, numbered: Numbered) -> Iterator[Mounted]:
+    numbered.write([100, 50])
     server = Restarted(tmp_path)
     yield Mounted(server)
     server.kill()
@@ -58,10 +56,10 @@ class WhenSaid(logging.Handler):
 
 
 @pytest.mark.parametrize("sharing", ["independent", pytest.param("mirrored", marks=pytest.mark.slow)])
-def test_its_consumers_go_on_when_the_shards_are_back(mounted: Mounted, check_batch: Check, sharing: Any):
+def test_its_consumers_go_on_when_the_shards_are_back(mounted: Mounted, numbered: Numbered, sharing: Any):
     with mounted.server.connect(5, sharing=sharing) as loader:
         batches = iter(loader)
-        found = check_batch(next(batches))
+        found = numbered.check(next(batches))
         mounted.restart_without_shards()
         with pytest.raises(NoShardsError):
             mounted.server.connect(5)
@@ -69,26 +67,26 @@ def test_its_consumers_go_on_when_the_shards_are_back(mounted: Mounted, check_ba
         logging.getLogger("loaderd").addHandler(handler)
         try:
             for batch in batches:
-                found += check_batch(batch)
+                found += numbered.check(batch)
         finally:
             logging.getLogger("loaderd").removeHandler(handler)
         assert sorted(found) == list(range(NUM_RECORDS))
 
 
 @pytest.mark.slow
-def test_who_has_waited_in_vain_may_ask_again(mounted: Mounted, check_batch: Check):
+def test_who_has_waited_in_vain_may_ask_again(mounted: Mounted, numbered: Numbered):
     with mounted.server.connect(5, reconnect_timeout=0.0) as loader:
         batches = iter(loader)
-        found = check_batch(next(batches))
+        found = numbered.check(next(batches))
         mounted.restart_without_shards()
         with pytest.raises(ServerError, match="it was called for 0 s"):
             for batch in batches:
-                found += check_batch(batch)
+                found += numbered.check(batch)
         for _ in range(2):
             with pytest.raises(ServerError, match=r"matches no file; it was called .*\nThere is no folder .* Ask"):
                 next(batches)
         mounted.bring_back()
         mounted.server.kill_daemon()  # another one looks at once
         for batch in batches:
-            found += check_batch(batch)
+            found += numbered.check(batch)
         assert sorted(found) == list(range(NUM_RECORDS))

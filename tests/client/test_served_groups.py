@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import loaderd
 from loaderd.errors import BusyError, ClosedError
+from tests.helpers.numbered import Numbered
 from tests.helpers.restarted import Restarted
-
-Check = Callable[[loaderd.Batch], list[int]]
 
 
 @pytest.mark.slow
@@ -35,14 +32,14 @@ def test_its_place_is_taken_when_it_comes_back(server: Restarted, caplog: pytest
 
 
 @pytest.mark.slow
-def test_consumers_that_all_get_the_same(server: Restarted, embedded: Any, check_batch: Check):
+def test_consumers_that_all_get_the_same(server: Restarted, embedded: Any, numbered: Numbered):
     with contextlib.ExitStack() as opened:
         loaders = [opened.enter_context(server.connect(sharing="mirrored", consumers=2)) for _ in range(2)]
         found: list[list[list[int]]] = [[], []]
 
         def consume(number: int) -> None:
             for batch in loaders[number]:
-                found[number].append(check_batch(batch))
+                found[number].append(numbered.check(batch))
                 if len(found[number]) == 4 and number == 0:
                     server.restart()
 
@@ -57,18 +54,18 @@ def test_consumers_that_all_get_the_same(server: Restarted, embedded: Any, check
 @pytest.mark.one_variant
 @pytest.mark.parametrize("how", ["close", "garbage", "interrupt"])
 def test_what_a_member_holds_stays_as_it_is_when_its_connection_goes(
-    server: Restarted, embedded: Any, check_batch: Check, how: str
+    server: Restarted, embedded: Any, numbered: Numbered, how: str
 ):
     """Its slots are filled again for the others."""
     options: dict[str, Any] = {"batch_size": 5, "sharing": "mirrored", "consumers": 2}
     with server.connect(**options) as other:
         loader = server.connect(**options)
         read: list[list[int]] = []
-        thread = threading.Thread(target=lambda: read.extend(check_batch(batch) for batch in other))
+        thread = threading.Thread(target=lambda: read.extend(numbered.check(batch) for batch in other))
         batches = iter(loader)
         thread.start()  # it begins when both have asked
         batch = next(batches)
-        ids = check_batch(batch)
+        ids = numbered.check(batch)
         if how == "close":
             loader.close()
         elif how == "interrupt":
@@ -76,7 +73,7 @@ def test_what_a_member_holds_stays_as_it_is_when_its_connection_goes(
             next(batches)
         del loader, batches
         thread.join()
-        assert check_batch(batch) == ids
+        assert numbered.check(batch) == ids
         assert read == embedded(batch_size=5)
 
 

@@ -9,7 +9,6 @@ import contextlib
 import gc
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from loaderd.client.page_consumer import PageConsumer
 from loaderd.client.stream_client import StreamClient
 from loaderd.errors import ClosedError
 from tests.helpers.interrupts import InterruptAt, points_of
+from tests.helpers.numbered import Numbered
 from tests.helpers.restarted import Restarted
-
-Check = Callable[[loaderd.Batch], list[int]]
 
 
 def mappings_of_slots() -> int:
@@ -32,7 +30,7 @@ def mappings_of_slots() -> int:
 
 
 @pytest.mark.slow
-def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
+def test_while_it_is_connected_anew(server: Restarted, numbered: Numbered):
     """Whatever is interrupted, the next call connects, and goes on with the next batch."""
     points = points_of(
         reconnecting_stream.ReconnectingStream._open,
@@ -49,7 +47,7 @@ def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
         StreamClient.open,
     )
     with server.connect(10) as loader:
-        expected = [check_batch(batch) for batch in loader]
+        expected = numbered.batches(loader)
         came, files, mappings = 0, len(os.listdir("/proc/self/fd")), mappings_of_slots()
         for number, point in enumerate(points):
             step = 4 * number % 13
@@ -57,9 +55,9 @@ def test_while_it_is_connected_anew(server: Restarted, check_batch: Check):
             batches, found = iter(loader), []
             loader._stream._client.transport.kill()  # as if the server had hung up
             with InterruptAt(*point) as interrupt:
-                found.append(check_batch(next(batches)))
+                found.append(numbered.check(next(batches)))
             came += interrupt.came
-            found.append(check_batch(next(batches)))
+            found.append(numbered.check(next(batches)))
             assert found == expected[step : step + len(found)]
         assert came > 0.7 * len(points), "the others are where something fails"
         gc.collect()  # in Python 3.10, what was interrupted refers to itself
@@ -84,7 +82,7 @@ def test_an_interrupted_consumer_is_not_said_to_have_ended(server: Restarted):
 
 
 @pytest.mark.slow
-def test_while_it_gives_up_a_connection_of_a_group(server: Restarted, write_numbered: Any, check_batch: Check):
+def test_while_it_gives_up_a_connection_of_a_group(server: Restarted, numbered: Numbered):
     """What it holds stays as it is, though another consumer gets its slots."""
     points = points_of(
         transport.Transport.kill,
@@ -94,7 +92,7 @@ def test_while_it_gives_up_a_connection_of_a_group(server: Restarted, write_numb
         batch_module.SlotReader.make_private,
         batch_module._Lease.make_private,
     )
-    write_numbered([6_000])
+    numbered.write([6_000])
     server.restart()
     options: dict[str, Any] = {"batch_size": 2, "sharing": "mirrored", "consumers": 2}
     came = 0
@@ -110,14 +108,14 @@ def test_while_it_gives_up_a_connection_of_a_group(server: Restarted, write_numb
         thread.start()
         for point in points:
             held = next(batches)
-            numbers = check_batch(held)
+            numbers = numbered.check(held)
             loader._stream._client.torn = True  # type: ignore[attr-defined] # as Ctrl-C leaves it
             with InterruptAt(*point) as interrupt:
                 next(batches)
             came += interrupt.came
             for _ in range(30):  # the other one is never far ahead
                 next(batches)
-            assert check_batch(held) == numbers, point
+            assert numbered.check(held) == numbers, point
         loader.close()
         other.close()
         thread.join()

@@ -15,6 +15,7 @@ from loaderd.errors import BusyError, CorruptRecordError, NoShardsError, OptionE
 from loaderd.ipc.messages import Welcome
 from loaderd.ipc.subscription import Subscription
 from loaderd.schema.wire import to_wire
+from tests.helpers.numbered import Numbered
 
 LOST = TransportLost("it is gone")
 NO_SHARDS = NoShardsError("/data/*.tfrecord matches no file", hint="There is no folder /data.")
@@ -40,9 +41,9 @@ def test_a_relative_address_stays_the_same_in_another_folder(tmp_path: Path, mon
         source.connect().close()
 
 
-def test_pauses_grow_until_it_is_enough(numbered_schema: loaderd.Schema, caplog: pytest.LogCaptureFixture):
+def test_pauses_grow_until_it_is_enough(numbered: Numbered, caplog: pytest.LogCaptureFixture):
     source = make()
-    source.welcomed(welcome(numbered_schema))
+    source.welcomed(welcome(numbered.schema))
     for _ in range(2):  # after an error, it can be tried as long once more
         pauses = []
         with pytest.raises(ServerError, match="it is gone; it was called for 30 s, and no batch came"):
@@ -60,13 +61,13 @@ def test_pauses_grow_until_it_is_enough(numbered_schema: loaderd.Schema, caplog:
     ]
 
 
-def test_a_batch_that_came_ends_the_outage(numbered_schema: loaderd.Schema):
+def test_a_batch_that_came_ends_the_outage(numbered: Numbered):
     """But not that the server was back: else one that dies whenever it is asked would be asked for ever."""
     source = make()
-    source.welcomed(welcome(numbered_schema))
+    source.welcomed(welcome(numbered.schema))
     for _ in range(10):
         last_s = source.pause_s(LOST, False, "")
-        source.welcomed(welcome(numbered_schema))
+        source.welcomed(welcome(numbered.schema))
         source.is_back("")
     assert last_s > 2
     assert source.pause_s(LOST, True, "") <= 0.1
@@ -77,9 +78,9 @@ def test_who_was_never_reached_is_not_called_again():
         make().pause_s(LOST, False, "")
 
 
-def test_what_a_server_that_is_back_may_lack_for_a_while(numbered_schema: loaderd.Schema):
+def test_what_a_server_that_is_back_may_lack_for_a_while(numbered: Numbered):
     source = make()
-    source.welcomed(welcome(numbered_schema))
+    source.welcomed(welcome(numbered.schema))
     assert not source.may_retry(NO_SHARDS), "the first time, it is more likely a mistake"
     source.is_back("")
     passing = (NO_SHARDS, StorageError("storage is away"), BusyError("it is full"))
@@ -87,15 +88,15 @@ def test_what_a_server_that_is_back_may_lack_for_a_while(numbered_schema: loader
     assert [source.may_retry(failure) for failure in (*passing, *final)] == [True] * 3 + [False] * 2
 
 
-def test_what_follows_from_the_welcome(numbered_schema: loaderd.Schema):
+def test_what_follows_from_the_welcome(numbered: Numbered):
     source = make(remainder="drop", epochs=3)
-    source.welcomed(welcome(numbered_schema))
+    source.welcomed(welcome(numbered.schema))
     assert source.window_records == 60 and source.options.block_records == 10
     assert (source.options.seed, source.options.epochs, source.options.remainder) == (3, 3, "drop")
-    assert source.schema.specs == numbered_schema.specs
+    assert source.schema.specs == numbered.schema.specs
     for changes in ({"seed": 4}, {"shuffle": False}, {"grows": True}, {"row_bytes": 13}):
         with pytest.raises(ServerError, match=f"another data set 'train' now: another {next(iter(changes))}"):
-            source.welcomed(welcome(numbered_schema, **changes))
-    source.welcomed(welcome(numbered_schema))
+            source.welcomed(welcome(numbered.schema, **changes))
+    source.welcomed(welcome(numbered.schema))
     with pytest.raises(OptionError, match="carry"):
-        make(remainder="carry").welcomed(welcome(numbered_schema, grows=True))
+        make(remainder="carry").welcomed(welcome(numbered.schema, grows=True))

@@ -6,19 +6,14 @@ import json
 import logging
 import os
 import resource
-from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
-import loaderd
 from loaderd.client.skipped_data import MAX_NAMED, SkippedData
 from loaderd.errors import CorruptRecordError, Damage, OptionError
 from tests.client.damage import damage_data, damage_unseen
-
-Write = Callable[..., list[Path]]
-Check = Callable[[loaderd.Batch], list[int]]
+from tests.helpers.numbered import Numbered
 
 
 def damage(record: int, shard: str = "a", found: str = "another") -> Damage:
@@ -116,24 +111,14 @@ def test_the_statistics_hold_the_first_of_very_many(tmp_path: Path):
 # ---------------------------------------------------------------------------------------------- of a loader
 
 
-def test_what_the_index_found_and_what_came_later(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, tmp_path: Path
-):
-    shards, path = write_numbered([100, 100]), tmp_path / "report.jsonl"
+def test_what_the_index_found_and_what_came_later(numbered: Numbered, tmp_path: Path):
+    shards, path = numbered.write([100, 100]), tmp_path / "report.jsonl"
     damage_data(shards[0], 42)
     for _ in range(2):
-        with loaderd.Loader(
-            shards,
-            numbered_schema,
-            batch_size=10,
-            epochs=2,
-            workers=1,
-            on_corrupt="skip_record",
-            report=path,
-        ) as loader:
+        with numbered.loader(shards, epochs=2, on_corrupt="skip_record", report=path) as loader:
             damage_unseen(shards[1], 7)
             assert named(path)[:1] == [("000.tfrecord", 42, "index")], "before the first batch"
-            numbers = list(chain.from_iterable(map(check_batch, loader)))
+            numbers = numbered.records(loader)
             assert sorted(numbers) == sorted([n for n in range(200) if n not in (42, 107)] * 2)
             statistics = loader.statistics()
             assert statistics.records_skipped == 2, "in each epoch once"
@@ -145,8 +130,8 @@ def test_what_the_index_found_and_what_came_later(
         assert named(path) == [("000.tfrecord", 42, "index"), ("001.tfrecord", 7, "epoch")]
 
 
-def test_more_than_the_statistics_hold(write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path):
-    (shard,), path = write_numbered([3000]), tmp_path / "report.jsonl"
+def test_more_than_the_statistics_hold(numbered: Numbered, tmp_path: Path):
+    (shard,), path = numbered.write([3000]), tmp_path / "report.jsonl"
     data = bytearray(shard.read_bytes())
     offset, hit = 0, []
     for number in range(3000):
@@ -157,22 +142,18 @@ def test_more_than_the_statistics_hold(write_numbered: Write, numbered_schema: l
         offset += size
     shard.write_bytes(data)
     with pytest.raises(CorruptRecordError, match="1500 damaged records in 1 of 1 shards") as caught:
-        loaderd.Loader(shard, numbered_schema, batch_size=10, workers=1, report=path)
+        numbered.loader(shard, report=path)
     assert [line["record"] for line in lines(path)] == hit, "with raise, too"
     assert [one.record for one in caught.value.damages] == hit
     path.unlink()
-    with loaderd.Loader(
-        shard, numbered_schema, batch_size=10, workers=1, on_corrupt="skip_record", report=str(path)
-    ) as loader:
+    with numbered.loader(shard, on_corrupt="skip_record", report=str(path)) as loader:
         assert [line["record"] for line in lines(path)] == hit
         assert len(loader.statistics().damages) == MAX_NAMED
 
 
-def test_with_raise_what_breaks_a_batch_is_written(
-    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
-):
-    (shard,), path = write_numbered([100]), tmp_path / "report.jsonl"
-    with loaderd.Loader(shard, numbered_schema, batch_size=10, shuffle=False, workers=1, report=path) as loader:
+def test_with_raise_what_breaks_a_batch_is_written(numbered: Numbered, tmp_path: Path):
+    (shard,), path = numbered.write([100]), tmp_path / "report.jsonl"
+    with numbered.loader(shard, shuffle=False, report=path) as loader:
         damage_unseen(shard, 33)
         batches = iter(loader)
         for _ in range(3):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from loaderd.errors import RecordMismatchError, SkippedDataWarning
 from loaderd.kernels.crc import framed
 from tests.client.damage import damage_data, damage_unseen
 from tests.helpers import restarted
+from tests.helpers.numbered import Numbered
 from tests.helpers.restarted import MODULE, Restarted
 
 Write = Callable[..., list[Path]]
@@ -52,11 +52,11 @@ def texts(caught: list[warnings.WarningMessage]) -> list[str]:
     [{}, {"shuffle": False}, {"workers": 2}, {"shard": (1, 2), "shuffle": loaderd.Shuffle(block_records=5)}],
 )
 def test_a_shard_that_does_not_match_is_an_error_before_the_first_batch(
-    write_numbered: Write, numbered_schema: loaderd.Schema, policy: Any, options: dict[str, Any]
+    numbered: Numbered, policy: Any, options: dict[str, Any]
 ):
-    shards = with_others(write_numbered, [50, 50, 50, 50], {2: 50})
+    shards = with_others(numbered.write, [50, 50, 50, 50], {2: 50})
     options = {"workers": 1, "on_corrupt": policy, **options}
-    with loaderd.Loader(shards, numbered_schema, batch_size=10, **options) as loader:
+    with numbered.loader(shards, **options) as loader:
         batches = iter(loader)
         messages = set()
         for _ in range(len(loader)):  # it comes again in place of each batch
@@ -72,12 +72,12 @@ def test_a_shard_that_does_not_match_is_an_error_before_the_first_batch(
         assert message.startswith("50 of 200 records do not match") and "record 0 at byte 0" in message
 
 
-def test_batches_in_front_of_too_many_mismatches_come(write_numbered: Write, numbered_schema: loaderd.Schema):
+def test_batches_in_front_of_too_many_mismatches_come(numbered: Numbered):
     """Without shuffling, a window says nothing of those behind it. Here the last of three begins at record 26,667."""
-    shards = with_others(write_numbered, [39_000, 1_000], {1: 500})
+    shards = with_others(numbered.write, [39_000, 1_000], {1: 500})
     for workers in (1, 3):
-        with loaderd.Loader(
-            shards, numbered_schema, batch_size=1024, shuffle=False, workers=workers, on_corrupt="skip_record"
+        with numbered.loader(
+            shards, batch_size=1024, shuffle=False, workers=workers, on_corrupt="skip_record"
         ) as loader:
             batches = iter(loader)
             assert sum(len(next(batches)["id"]) for _ in range(26)) == 26 * 1024
@@ -87,17 +87,13 @@ def test_batches_in_front_of_too_many_mismatches_come(write_numbered: Write, num
 
 @pytest.mark.parametrize("policy", ["skip_record", "skip_any"])
 def test_one_record_in_a_hundred_may_be_left_out(
-    write_numbered: Write,
-    numbered_schema: loaderd.Schema,
-    check_batch: Callable[[loaderd.Batch], list[int]],
-    caught: list[warnings.WarningMessage],
-    policy: Any,
+    numbered: Numbered, caught: list[warnings.WarningMessage], policy: Any
 ):
-    shards = with_others(write_numbered, [100, 100], {1: 2 if policy == "skip_record" else 60})
+    shards = with_others(numbered.write, [100, 100], {1: 2 if policy == "skip_record" else 60})
     left = [*range(100), *range(102 if policy == "skip_record" else 160, 200)]
     options: dict[str, Any] = {"batch_size": 10, "workers": 1, "shuffle": False, "on_corrupt": policy, "epochs": 2}
-    with loaderd.Loader(shards, numbered_schema, **options) as loader:
-        assert sorted(chain.from_iterable(map(check_batch, loader))) == sorted(2 * left)
+    with numbered.loader(shards, **options) as loader:
+        assert sorted([number for batch in loader for number in numbered.check(batch)]) == sorted(2 * left)
         if policy == "skip_record":
             (text,) = texts(caught)
             assert text == (
@@ -111,14 +107,10 @@ def test_one_record_in_a_hundred_may_be_left_out(
         assert caught[0].filename == __file__
 
 
-def test_each_kind_is_warned_of_once(
-    write_numbered: Write, numbered_schema: loaderd.Schema, caught: list[warnings.WarningMessage]
-):
-    shards = with_others(write_numbered, [200, 200], {1: 2})
+def test_each_kind_is_warned_of_once(numbered: Numbered, caught: list[warnings.WarningMessage]):
+    shards = with_others(numbered.write, [200, 200], {1: 2})
     damage_data(shards[0], 150)
-    with loaderd.Loader(
-        shards, numbered_schema, batch_size=20, workers=1, shuffle=False, on_corrupt="skip_record", epochs=2
-    ) as loader:
+    with numbered.loader(shards, batch_size=20, shuffle=False, on_corrupt="skip_record", epochs=2) as loader:
         assert len(texts(caught)) == 1, "what the index pass found"
         damage_unseen(shards[0], 30)
         damage_unseen(shards[0], 90)
@@ -129,34 +121,30 @@ def test_each_kind_is_warned_of_once(
     assert "3 records are left out of batches so far" in mismatch and f"{shards[1]}: record 0" in mismatch
 
 
-def test_a_warning_that_is_an_error_costs_no_batch(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Callable[[loaderd.Batch], list[int]]
-):
-    shards = with_others(write_numbered, [300], {0: 1})
+def test_a_warning_that_is_an_error_costs_no_batch(numbered: Numbered):
+    shards = with_others(numbered.write, [300], {0: 1})
     options: dict[str, Any] = {"batch_size": 10, "workers": 1, "shuffle": False, "on_corrupt": "skip_record"}
     with warnings.catch_warnings():
         warnings.simplefilter("error", SkippedDataWarning)
-        with loaderd.Loader(shards, numbered_schema, **options) as loader:
+        with numbered.loader(shards, **options) as loader:
             batches = iter(loader)
             with pytest.raises(SkippedDataWarning, match="1 record is left out"):
                 next(batches)
-            assert sorted(chain.from_iterable(map(check_batch, batches))) == list(range(1, 300))
+            assert sorted(numbered.records(batches)) == list(range(1, 300))
         damage_data(shards[0], 200)
         with pytest.raises(SkippedDataWarning, match="1 damaged record in 1 of 1 shards is left out"):
-            loaderd.Loader(shards, numbered_schema, **options)
+            numbered.loader(shards, **options)
 
 
-def test_tensorflow_is_told_as_well(
-    write_numbered: Write, numbered_schema: loaderd.Schema, caught: list[warnings.WarningMessage]
-):
+def test_tensorflow_is_told_as_well(numbered: Numbered, caught: list[warnings.WarningMessage]):
     options: dict[str, Any] = {"batch_size": 10, "workers": 1, "structure": "id", "on_corrupt": "skip_record"}
-    shards = with_others(write_numbered, [300], {0: 1})
-    dataset = loaderd_tf.make_dataset(shards, numbered_schema, **options)
+    shards = with_others(numbered.write, [300], {0: 1})
+    dataset = loaderd_tf.make_dataset(shards, numbered.schema, **options)
     assert sum(len(ids) for ids in dataset) == 299
     dataset.close()
     assert len(texts(caught)) == 1 and "1 record is left out" in texts(caught)[0]
-    shards = with_others(write_numbered, [300], {0: 4})
-    dataset = loaderd_tf.make_dataset(shards, numbered_schema, **options)
+    shards = with_others(numbered.write, [300], {0: 4})
+    dataset = loaderd_tf.make_dataset(shards, numbered.schema, **options)
     with pytest.raises(tf.errors.UnknownError, match="4 of 300 records do not match the schema"):
         next(iter(dataset))
     dataset.close()
@@ -165,12 +153,12 @@ def test_tensorflow_is_told_as_well(
 @pytest.mark.parametrize("sharing", ["independent", "mirrored"])
 def test_consumers_of_a_server_are_told_as_well(
     tmp_path: Path,
-    write_numbered: Write,
+    numbered: Numbered,
     monkeypatch: pytest.MonkeyPatch,
     caught: list[warnings.WarningMessage],
     sharing: Any,
 ):
-    shards = with_others(write_numbered, [300], {0: 1})
+    shards = with_others(numbered.write, [300], {0: 1})
     damage_data(shards[0], 200)
     order = "loaderd.Shuffle(window_records=60, block_records=10), seed=3"
     monkeypatch.setattr(restarted, "MODULE", MODULE.replace(order, 'on_corrupt="skip_record"'))
@@ -183,7 +171,7 @@ def test_consumers_of_a_server_are_told_as_well(
         assert "1 record is left out of batches so far" in mismatch
         assert server.now.wait_line("1 damaged record in 1 of 1 shards")
         server.kill()
-        with_others(write_numbered, [300], {0: 4})
+        with_others(numbered.write, [300], {0: 4})
         server.start()
         with server.connect(10, sharing=sharing) as loader, pytest.raises(RecordMismatchError, match="4 of 300 "):
             next(iter(loader))

@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-Write = Callable[..., list[Path]]
+from tests.helpers.numbered import Numbered
 
 _HEAD = """
 import json, os, signal, socket, sys
@@ -53,10 +52,10 @@ Path(out).write_text(json.dumps([before, count, restarts, seen]))
         *(([0, 1, 2], True), ([0], True), ([2], True), ([1, 2], True)),
     ],
 )
-def test_without_standard_streams(write_numbered: Write, tmp_path: Path, closed: list[int], progress: bool | None):
+def test_without_standard_streams(numbered: Numbered, tmp_path: Path, closed: list[int], progress: bool | None):
     script, out = tmp_path / "train.py", tmp_path / "out.json"
     script.write_text(textwrap.dedent(_HEAD + _BODY))
-    arguments = json.dumps([[str(path) for path in write_numbered([100, 50])], str(out), progress])
+    arguments = json.dumps([[str(path) for path in numbered.write([100, 50])], str(out), progress])
     closing = " ".join(("<&-", ">&-", "2>&-")[fd] for fd in closed)
     done = subprocess.run(
         ["/bin/sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, str(script), arguments],
@@ -77,20 +76,20 @@ def test_without_standard_streams(write_numbered: Write, tmp_path: Path, closed:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["sys.stderr.close()", "sys.stderr = None", "os.dup2(os.open(out, os.O_CREAT), 2)"])
-def test_a_standard_error_that_cannot_be_written_to(write_numbered: Write, tmp_path: Path, how: str):
+def test_a_standard_error_that_cannot_be_written_to(numbered: Numbered, tmp_path: Path, how: str):
     """A bar that was asked for is left out."""
     code = textwrap.dedent(_HEAD) + f"\n{how}\n" + textwrap.dedent(_BODY)
     out = tmp_path / "out.json"
-    arguments = json.dumps([[str(path) for path in write_numbered([100, 50])], str(out), True])
+    arguments = json.dumps([[str(path) for path in numbered.write([100, 50])], str(out), True])
     done = subprocess.run([sys.executable, "-c", code, arguments], stdout=subprocess.DEVNULL, timeout=60)
     assert done.returncode in (0, 120), "120: Python cannot flush it, at the very end"
     assert json.loads(out.read_text())[1:3] == [300, 1]
 
 
 @pytest.mark.slow
-def test_a_working_directory_that_is_deleted(write_numbered: Write, tmp_path: Path):
+def test_a_working_directory_that_is_deleted(numbered: Numbered, tmp_path: Path):
     """Shards with absolute paths can be read from there, and a folder may be left after the loader is made."""
-    shards = write_numbered([100, 50])
+    shards = numbered.write([100, 50])
     (tmp_path / "gone").mkdir()
     code = f"""
 import os, signal

@@ -21,6 +21,7 @@ from loaderd.client import stream_client
 from loaderd.errors import ClosedError
 from loaderd.shm.anonymous import SharedMemory
 from tests.helpers.interrupts import InterruptAt, points_of
+from tests.helpers.numbered import Numbered
 from tests.helpers.own_processes import (
     all_workers_of,
     children_of,
@@ -30,9 +31,6 @@ from tests.helpers.own_processes import (
     wait_for_no_daemon,
     workers_of,
 )
-
-Write = Callable[..., list[Path]]
-Check = Callable[[loaderd.Batch], list[int]]
 
 
 def with_field(function: Callable[[Any], Any]) -> loaderd.Schema:
@@ -61,10 +59,10 @@ def starting_a_program(numbers: Any) -> Any:
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("daemon_is", ["alive", "killed"])
-def test_programs_that_a_field_started_end_with_the_daemon(write_numbered: Write, daemon_is: str):
+def test_programs_that_a_field_started_end_with_the_daemon(numbered: Numbered, daemon_is: str):
     """So does a worker that is stopped at its birth, when it has not asked to die with its parent."""
     loader = loaderd.Loader(
-        write_numbered([100]), with_field(starting_a_program), batch_size=10, shuffle=False, workers=1
+        numbered.write([100]), with_field(starting_a_program), batch_size=10, shuffle=False, workers=1
     )
     next(iter(loader))
     (worker,) = workers_of(daemon := newest_daemon())
@@ -78,9 +76,9 @@ def test_programs_that_a_field_started_end_with_the_daemon(write_numbered: Write
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("stopped", ["nothing", "worker", "daemon"])
-def test_close_ends_a_wait_in_another_thread(write_numbered: Write, stopped: str):
+def test_close_ends_a_wait_in_another_thread(numbered: Numbered, stopped: str):
     """While a worker is at work for ever, or stopped, or the daemon is."""
-    loader = loaderd.Loader(write_numbered([100]), with_field(slow), batch_size=10, shuffle=False, workers=1)
+    loader = loaderd.Loader(numbered.write([100]), with_field(slow), batch_size=10, shuffle=False, workers=1)
     batches = iter(loader)
     daemon = newest_daemon()
     ended: list[Any] = []
@@ -118,11 +116,11 @@ def wait_until_asleep(thread: threading.Thread) -> None:
         time.sleep(0.01)
 
 
-def test_what_was_asked_of_storage_is_counted_over_daemons(write_numbered: Write, numbered_schema: loaderd.Schema):
-    (path,) = write_numbered([1000])
+def test_what_was_asked_of_storage_is_counted_over_daemons(numbered: Numbered):
+    (path,) = numbered.write([1000])
     storage = loaderd.Storage(filesystem=LocalFileSystem())
     options: dict[str, Any] = {"batch_size": 10, "epochs": None, "workers": 1, "storage": storage}
-    with loaderd.Loader(f"files://{path}", numbered_schema, **options) as loader:
+    with numbered.loader(f"files://{path}", **options) as loader:
         batches = iter(loader)
         next(batches)
         before = loader.statistics().storage
@@ -135,11 +133,11 @@ def test_what_was_asked_of_storage_is_counted_over_daemons(write_numbered: Write
 
 
 @pytest.mark.slow
-def test_close_while_another_daemon_is_started(write_numbered: Write, numbered_schema: loaderd.Schema):
+def test_close_while_another_daemon_is_started(numbered: Numbered):
     """From a thread, at many moments of it: nothing of what was being started is left."""
-    shards = write_numbered([100])
+    shards = numbered.write([100])
     for delay_ms in (0, 80, 200):
-        loader = loaderd.Loader(shards, numbered_schema, batch_size=10, workers=1)
+        loader = numbered.loader(shards)
         kill(newest_daemon())
         timer = threading.Timer(delay_ms / 1000, loader.close)
         timer.start()
@@ -150,10 +148,8 @@ def test_close_while_another_daemon_is_started(write_numbered: Write, numbered_s
         wait_for_no_daemon()
 
 
-def test_close_while_the_memory_of_another_daemon_is_taken_over(
-    write_numbered: Write, numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch
-):
-    loader = loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=10, workers=1)
+def test_close_while_the_memory_of_another_daemon_is_taken_over(numbered: Numbered, monkeypatch: pytest.MonkeyPatch):
+    loader = numbered.loader([100])
 
     def close_first(fd: int) -> SharedMemory:
         loader.close()  # as from another thread, that is
@@ -166,26 +162,22 @@ def test_close_while_the_memory_of_another_daemon_is_taken_over(
     wait_for_no_daemon()
 
 
-def test_a_loader_that_is_dropped_while_a_batch_is_held(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
-):
-    loader = loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=10, shuffle=False, workers=1)
+def test_a_loader_that_is_dropped_while_a_batch_is_held(numbered: Numbered):
+    loader = numbered.loader([100], shuffle=False)
     batches = iter(loader)
     batch = next(batches)
     daemon = newest_daemon()
     del loader
     gc.collect()
-    assert newest_daemon() == daemon and check_batch(next(batches)) == list(range(10, 20)), "the iterator keeps it"
+    assert newest_daemon() == daemon and numbered.check(next(batches)) == list(range(10, 20)), "the iterator keeps it"
     del batches
     wait_for_no_daemon()  # without the garbage collector
-    assert check_batch(batch) == list(range(10))
+    assert numbered.check(batch) == list(range(10))
 
 
-def test_a_loop_that_never_waits_hears_of_a_dead_worker(
-    write_numbered: Write, numbered_schema: loaderd.Schema, caplog: pytest.LogCaptureFixture
-):
+def test_a_loop_that_never_waits_hears_of_a_dead_worker(numbered: Numbered, caplog: pytest.LogCaptureFixture):
     """With the next batch: a training whose batches are always there reads what the daemon says all the same."""
-    with loaderd.Loader(write_numbered([600]), numbered_schema, batch_size=10, epochs=None, workers=2) as loader:
+    with numbered.loader([600], epochs=None, workers=2) as loader:
         batches = iter(loader)
         next(batches)
         kill(all_workers_of(newest_daemon(), 2)[0])
@@ -272,7 +264,7 @@ print(at_openings, others, taken, loader.statistics().daemon_restarts)
 
 
 @pytest.mark.slow
-def test_interrupts_at_any_moment(write_numbered: Write, tmp_path: Path):
+def test_interrupts_at_any_moment(numbered: Numbered, tmp_path: Path):
     """A loop that is interrupted and gone on with sees every batch once, and the position is the next one's.
 
     An interrupt costs one restart at most. How many do depends on the machine: one in ten of those that come when
@@ -280,7 +272,7 @@ def test_interrupts_at_any_moment(write_numbered: Write, tmp_path: Path):
     """
     script = tmp_path / "interrupted.py"
     script.write_text(_INTERRUPTED)
-    shards = map(str, write_numbered([1000, 900]))
+    shards = map(str, numbered.write([1000, 900]))
     found = subprocess.run(
         [sys.executable, script, *shards, "40", "1"], capture_output=True, text=True, timeout=100, check=False
     )
@@ -291,16 +283,14 @@ def test_interrupts_at_any_moment(write_numbered: Write, tmp_path: Path):
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_an_interrupt_at_every_point_of_next(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check, ahead: int
-):
+def test_an_interrupt_at_every_point_of_next(numbered: Numbered, ahead: int):
     """Python looks for signals behind a call, and where a function begins. None of these points loses a batch."""
     # Every place in these functions is tried, so they must be named: the promise is about places.
     iteration = loaderd.Loader.__iter__.__globals__["_Iteration"]
     points = points_of(iteration.__next__, iteration._read)
-    with loaderd.Loader(write_numbered([600]), numbered_schema, batch_size=10, shuffle=False, workers=1) as loader:
+    with numbered.loader([600], shuffle=False) as loader:
         batches = loader.iterate(lambda batch: lambda: batch, ahead)
-        numbers, interrupts = check_batch(next(batches)), 0
+        numbers, interrupts = numbered.check(next(batches)), 0
         for point in points:
             batch = None
             with InterruptAt(*point):
@@ -309,12 +299,12 @@ def test_an_interrupt_at_every_point_of_next(
                 interrupts += 1
                 assert loader.position.batch == len(numbers) // 10
                 batch = next(batches)
-            numbers += check_batch(batch)
+            numbers += numbered.check(batch)
         assert numbers == list(range(10 + 10 * len(points))) and interrupts > 3
         assert loader.statistics().daemon_restarts == 0
 
 
-def test_an_interrupt_in_a_wait_costs_nothing(write_numbered: Write, tmp_path: Path):
+def test_an_interrupt_in_a_wait_costs_nothing(numbered: Numbered, tmp_path: Path):
     go_on = tmp_path / "go on"
 
     def wait(numbers: Any, go_on: str = str(go_on)) -> Any:
@@ -322,7 +312,7 @@ def test_an_interrupt_in_a_wait_costs_nothing(write_numbered: Write, tmp_path: P
             time.sleep(0.01)
         return numbers
 
-    with loaderd.Loader(write_numbered([100]), with_field(wait), batch_size=10, shuffle=False, workers=1) as loader:
+    with loaderd.Loader(numbered.write([100]), with_field(wait), batch_size=10, shuffle=False, workers=1) as loader:
         batches = iter(loader)
         main = threading.main_thread()
 

@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 
 import loaderd
-
-Write = Callable[..., list[Path]]
-Check = Callable[[loaderd.Batch], list[int]]
+from tests.helpers.numbered import Numbered
 
 
 def in_threads(consume: Callable[[list[int]], None], results: list[list[int]]) -> None:
@@ -38,9 +36,8 @@ def _restless_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_restless_threads")
-def test_several_threads_share_an_iterator(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([2000])
-    with loaderd.Loader(shards, numbered_schema, batch_size=10, workers=2) as loader:
+def test_several_threads_share_an_iterator(numbered: Numbered):
+    with numbered.loader([2000], workers=2) as loader:
         batches = iter(loader)
         found: list[list[int]] = [[] for _ in range(4)]
 
@@ -52,9 +49,8 @@ def test_several_threads_share_an_iterator(write_numbered: Write, numbered_schem
         assert sorted(chain(*found)) == list(range(2000))
 
 
-def test_threads_with_iterators_of_their_own(write_numbered: Write, numbered_schema: loaderd.Schema):
-    shards = write_numbered([60])
-    with loaderd.Loader(shards, numbered_schema, batch_size=20, workers=1) as loader:
+def test_threads_with_iterators_of_their_own(numbered: Numbered):
+    with numbered.loader([60], batch_size=20) as loader:
         found: list[list[int]] = [[] for _ in range(3)]
 
         def consume(numbers: list[int]) -> None:
@@ -66,12 +62,10 @@ def test_threads_with_iterators_of_their_own(write_numbered: Write, numbered_sch
         assert found[0] != found[1] != found[2]
 
 
-def test_after_waits_for_a_fetch_only_where_shards_must_be_listed(
-    write_numbered: Write, numbered_schema: loaderd.Schema
-):
+def test_after_waits_for_a_fetch_only_where_shards_must_be_listed(numbered: Numbered):
     """To list them in the middle of another thread's wait would leave that without the answer that it waits for."""
-    shards = write_numbered([20, 20])
-    dataset = loaderd.Dataset(str(shards[0].parent / "*.tfrecord"), numbered_schema, refresh="epoch")
+    shards = numbered.write([20, 20])
+    dataset = loaderd.Dataset(str(shards[0].parent / "*.tfrecord"), numbered.schema, refresh="epoch")
     whole = shards[1].read_bytes()
     shards[1].unlink()
     with loaderd.Loader(dataset, batch_size=10, epochs=None, workers=1) as loader:
@@ -97,10 +91,9 @@ def test_after_waits_for_a_fetch_only_where_shards_must_be_listed(
         assert len(next(batches)["id"]) == 10
 
 
-def test_slots_come_back_from_any_thread(write_numbered: Write, numbered_schema: loaderd.Schema):
+def test_slots_come_back_from_any_thread(numbered: Numbered):
     """More batches than there are slots, each dropped by a thread that knows nothing of the loader."""
-    shards = write_numbered([1000])
-    with loaderd.Loader(shards, numbered_schema, batch_size=10, shuffle=False, workers=1, held_batches=4) as loader:
+    with numbered.loader([1000], shuffle=False, held_batches=4) as loader:
         numbers = []
         for batch in loader:
             numbers += batch["id"].tolist()
@@ -113,7 +106,7 @@ def test_slots_come_back_from_any_thread(write_numbered: Write, numbered_schema:
         assert loader.statistics().batches_copied == 0
 
 
-def test_a_fork_is_told_whose_loader_it_has(write_numbered: Write, tmp_path: Path):
+def test_a_fork_is_told_whose_loader_it_has(numbered: Numbered, tmp_path: Path):
     script = tmp_path / "forking.py"
     script.write_text(
         textwrap.dedent("""
@@ -142,7 +135,7 @@ def test_a_fork_is_told_whose_loader_it_has(write_numbered: Write, tmp_path: Pat
         assert numbers == list(range(100)) and loader.statistics().daemon_restarts == 0
         """)
     )
-    (shard,) = write_numbered([100])
+    (shard,) = numbered.write([100])
     found = subprocess.run([sys.executable, script, shard], capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 0, found.stderr
     *said, pids = found.stdout.splitlines()
