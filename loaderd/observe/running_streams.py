@@ -49,8 +49,8 @@ class RunningStream:
 def running_streams(pids: frozenset[int] = frozenset()) -> list[RunningStream]:
     """This user's streams; only those whose consumer or daemon is one of ``pids``, if any. Sorted by consumer.
 
-    Those of other versions of loaderd are left out, and so are a server's streams of groups: the server takes their
-    batches itself, and how the members wait is not in the page.
+    Those of other versions of loaderd are left out, and so are a server's streams of groups: how their members wait
+    is in columns of their own, not in the page.
     """
     found: dict[int, RunningStream] = {}
     for daemon in _own_daemons():

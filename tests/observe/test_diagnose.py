@@ -178,30 +178,54 @@ def test_how_waits_are_spread():
     assert found(after(wait_s=0.0)).waiting_spread == (0.0, 0.0)
 
 
-def test_the_gain_of_more_workers_is_arithmetic():
-    """Steps of 10 ms, of which 6 are waiting: two workers take 10 ms, four would take 5; the model takes 4."""
-    diagnosis = found(after(wait_s=3.0, board=9.0))
-    assert diagnosis.advice == "workers=4 instead of 2." and diagnosis.gain == pytest.approx(2.0)
+FULL: dict[str, Any] = {"workers": MAX_WORKERS, "cores": MAX_WORKERS, "has_bits": False}
 
 
-def test_more_workers_bring_no_more_than_the_cores_that_are_idle():
-    diagnosis = found(after(wait_s=3.0, board=9.0, idle_s=5.0))
-    assert diagnosis.advice == "workers=3 instead of 2." and diagnosis.gain == pytest.approx(1.5)
-    half = found(after(wait_s=3.0, board=9.0, idle_s=2.6))
-    assert half.advice == "workers=3 instead of 2." and half.gain == pytest.approx(2.52 / 2)
-
-
-def test_no_more_workers_are_advised_than_a_loader_takes():
-    wait = found(after(wait_s=4.5, slow=450.0, worker_cpu_s=1.0), workers=100)
-    assert wait.advice == f"workers={MAX_WORKERS} instead of 100." and wait.gain == pytest.approx(MAX_WORKERS / 100)
-    full: dict[str, Any] = {"workers": MAX_WORKERS, "cores": MAX_WORKERS, "has_bits": False}
-    compute = found(after(wait_s=4.5, parse=1e3, worker_cpu_s=1e3), **full)
-    assert compute.advice == f"Give it more than {MAX_WORKERS} cores, and workers={MAX_WORKERS}."
-
-
-def test_no_step_is_shorter_than_what_the_consumer_does():
-    diagnosis = found(after(wait_s=1.0, board=9.0), cores=16)
-    assert diagnosis.advice == "workers=3 instead of 2." and diagnosis.gain == pytest.approx(1.25)
+@pytest.mark.parametrize(
+    ("now", "facts", "advice", "gain"),
+    [
+        # Steps of 10 ms, of which 6 are waiting: two workers take 10 ms, four would take 5; the model takes 4.
+        (after(wait_s=3.0, board=9.0), {}, "workers=4 instead of 2.", 2),
+        # No step is shorter than what the consumer does.
+        (after(wait_s=1.0, board=9.0), {"cores": 16}, "workers=3 instead of 2.", 1.25),
+        # More workers compute on no more than the cores that are idle.
+        (after(wait_s=3.0, board=9.0, idle_s=5.0), {}, "workers=3 instead of 2.", 1.5),
+        (after(wait_s=3.0, board=9.0, idle_s=2.6), {}, "workers=3 instead of 2.", 2.52 / 2),
+        # A worker keeps a core busy, the consumer a quarter of one: with 1.6 times the steps, both cores are busy.
+        (
+            after(wait_s=3.5, parse=4.5, worker_cpu_s=5.0, consumer_cpu_s=1.25, idle_s=3.75),
+            {"workers": 1, "cores": 2},
+            "workers=2 instead of 1.",
+            1.6,
+        ),
+        # They wait most of the time, so four times as many would do; but what they compute needs cores, too.
+        (after(wait_s=4.5, slow=9.5, worker_cpu_s=2.0, idle_s=0.5), {}, "workers=8 instead of 2.", 1.25),
+        (after(wait_s=4.5, slow=9.5, worker_cpu_s=2.0, idle_s=0.0), {}, "workers=8 instead of 2.", 1),
+        # No more are advised than a loader takes.
+        (
+            after(wait_s=4.5, slow=450.0, worker_cpu_s=1.0),
+            {"workers": 100},
+            f"workers={MAX_WORKERS} instead of 100.",
+            MAX_WORKERS / 100,
+        ),
+        (
+            after(wait_s=4.5, parse=1e3, worker_cpu_s=1e3),
+            FULL,
+            f"Give it more than {MAX_WORKERS} cores, and workers={MAX_WORKERS}.",
+            1,
+        ),
+        # The stage that goes leaves its cores to the others.
+        (
+            after(wait_s=4.0, inflate=8.0, parse=1.75, worker_cpu_s=8.0, consumer_cpu_s=2.0, idle_s=0.0),
+            {"compressed": 3, "cores": 2},
+            "Store the shards uncompressed.",
+            10 / (10 - 6.4),
+        ),
+    ],
+)
+def test_the_gain_is_arithmetic(now: Snapshot, facts: dict[str, Any], advice: str, gain: float):
+    diagnosis = found(now, **facts)
+    assert diagnosis.advice == advice and diagnosis.gain == pytest.approx(gain, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -317,26 +341,6 @@ def test_a_lack_of_cpu_is_no_lack_of_batches_or_workers(
 )
 def test_a_lack_of_cpu_that_is_not_what_the_training_waits_for(now: Snapshot, facts: dict[str, Any], verdict: str):
     assert found(now, **facts).verdict == verdict
-
-
-def test_more_workers_promise_no_more_than_idle_cores_carry():
-    """They wait most of the time, so four times as many would do; but what they compute needs cores, too."""
-    waiting = after(wait_s=4.5, slow=9.5, worker_cpu_s=2.0, idle_s=0.5)
-    assert found(waiting).advice == "workers=8 instead of 2." and found(waiting).gain == pytest.approx(1.25)
-    crowded = found(waiting._replace(idle_s=0.0))
-    assert crowded.advice == "workers=8 instead of 2." and crowded.gain == 1
-
-
-def test_faster_steps_need_more_of_the_cores_for_the_consumer_too():
-    """A worker keeps a core busy, the consumer a quarter of one; with 1.6 times the steps, both cores are busy."""
-    now = after(wait_s=3.5, parse=4.5, worker_cpu_s=5.0, consumer_cpu_s=1.25, idle_s=3.75)
-    diagnosis = found(now, workers=1, cores=2)
-    assert diagnosis.advice == "workers=2 instead of 1." and diagnosis.gain == pytest.approx(1.6)
-
-
-def test_a_stage_that_goes_leaves_the_cores_to_the_other_stages():
-    now = after(wait_s=4.0, inflate=8.0, parse=1.75, worker_cpu_s=8.0, consumer_cpu_s=2.0, idle_s=0.0)
-    assert found(now, compressed=3, cores=2).gain == pytest.approx(10 / (10 - 6.4), rel=0.02)
 
 
 @pytest.mark.parametrize("storage", ["s3", "nfs4", "ext4", "servers"])
