@@ -29,7 +29,7 @@ from pathlib import Path
 from loaderd.formats.shard_index import INDEX_VERSION, ShardIndex, decode_indexes
 from loaderd.redaction import redacted
 from loaderd.schema import FixedRecords
-from loaderd.storage.local_file import read_own, write_whole
+from loaderd.storage.local_file import kept_files, read_own, write_whole
 from loaderd.storage.shard_file import ShardFile
 
 _logger = logging.getLogger("loaderd")
@@ -40,8 +40,7 @@ _DAY_S = 86_400.0
 _UNUSED_S = 60 * _DAY_S
 _MAX_BYTES = 1 << 30
 _MARKER = ".pruned"
-_FOLDER = re.compile("[0-9a-f]{2}")
-_FILE = re.compile(rf"[0-9a-f]{{30}}{re.escape(SUFFIX)}|\.[0-9a-f]{{16}}\.tmp")
+_FILE = rf"[0-9a-f]{{30}}{re.escape(SUFFIX)}"
 _SHARED = 0o022
 """The bits of a folder into which others than its owner may write."""
 _MOST_GROUPED = 1024
@@ -212,22 +211,8 @@ def prune(folder: Path, *, max_bytes: int = _MAX_BYTES) -> None:
     """
     kept_bytes = 0
     oldest_s = time.time() - _UNUSED_S
-    for used_s, num_bytes, path in sorted(_files(folder), reverse=True):
+    for used_s, num_bytes, path in sorted(kept_files(folder, _FILE), reverse=True):
         kept_bytes += num_bytes
         if used_s < oldest_s or kept_bytes > max_bytes:
             with contextlib.suppress(OSError):  # another process was faster; or it is somebody else's
                 os.unlink(path)
-
-
-def _files(folder: Path) -> list[tuple[float, int, str]]:
-    """(time of last use, size in bytes, path) of each index. The folder may hold other things of the user, too."""
-    files = []
-    for inner in os.scandir(folder):
-        if _FOLDER.fullmatch(inner.name) and inner.is_dir(follow_symlinks=False):
-            for entry in os.scandir(inner):
-                if not _FILE.fullmatch(entry.name):
-                    continue
-                with contextlib.suppress(OSError):
-                    status = entry.stat(follow_symlinks=False)
-                    files.append((status.st_mtime, status.st_size, entry.path))
-    return files

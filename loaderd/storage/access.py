@@ -178,7 +178,7 @@ class Access:
         began_s = time.monotonic()
         self.outages.begin()
         try:
-            return call_with_retries(ask, store.pace, self.storage.retry_s, partial(self._count, "retries"), renew)
+            return call_with_retries(ask, self.storage.retry_s, partial(self._count, "retries"), store.pace, renew)
         except LoaderdError:
             raise
         except FileNotFoundError as error:

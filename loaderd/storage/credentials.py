@@ -11,11 +11,12 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 from loaderd.redaction import HIDDEN
+from loaderd.storage.shard_file import UriParts
 
 
 def asked_of(uri: str) -> str:
     """Which host answers for a URI, and with which credentials it is asked; "" where that is not known."""
-    scheme, user, _ = _parts(uri)
+    scheme, user, *_ = UriParts.of(uri)
     credentials = {"s3": _s3_credentials, "gs": _google_credentials, "gcs": _google_credentials}
     credentials |= {"abfs": _azure_credentials, "abfss": _azure_credentials}
     if scheme not in credentials:
@@ -25,8 +26,8 @@ def asked_of(uri: str) -> str:
 
 def host_of(uri: str) -> str:
     """The host that answers for a URI, maybe with a port."""
-    scheme, _, place = _parts(uri)
-    query = {name: values[-1] for name, values in parse_qs(uri.partition("?")[2]).items()}
+    scheme, _, place, _, query_text = UriParts.of(uri)
+    query = {name: values[-1] for name, values in parse_qs(query_text[1:]).items()}
     if scheme in ("gs", "gcs"):
         return query.get("endpoint_override", "storage.googleapis.com")
     if scheme != "s3":
@@ -35,13 +36,6 @@ def host_of(uri: str) -> str:
     override = query.get("endpoint_override") or next(filter(None, map(os.environ.get, names)), None)
     region = query.get("region")
     return override or f"{place}.s3.{region}.amazonaws.com".replace(".None.", ".")
-
-
-def _parts(uri: str) -> tuple[str, str, str]:
-    """(scheme, user, bucket or host)."""
-    scheme, _, rest = uri.partition("?")[0].partition("://")
-    user, _, place = rest.partition("/")[0].rpartition("@")
-    return scheme, user, place
 
 
 def _s3_credentials(user: str) -> str:

@@ -11,26 +11,23 @@ Anything with a scheme (``s3://…``, ``gs://…``) goes through ``pyarrow.fs``.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from loaderd.errors import LoaderdError, OptionError
-from loaderd.machine import remedy
+from loaderd.errors import OptionError
 from loaderd.redaction import redacted
 from loaderd.snapshots import Progress
 from loaderd.storage.access import Access, no_callback
 from loaderd.storage.credentials import asked_of
 from loaderd.storage.listing import list_remote
 from loaderd.storage.local import find_files
-from loaderd.storage.local_file import LocalFile, read_whole
+from loaderd.storage.local_file import LocalFile, read_whole, retried
 from loaderd.storage.names import checked_names
 from loaderd.storage.remote_file import RemoteFile
-from loaderd.storage.retries import RateLimiter, call_with_retries, may_pass
-from loaderd.storage.shard_file import OpenFile, ShardFile, is_remote, unanswered
+from loaderd.storage.shard_file import OpenFile, ShardFile, is_remote
 
 if TYPE_CHECKING:
     from loaderd.progress import ProgressDisplay
@@ -165,15 +162,8 @@ def _list_local(
     nothing on some network file systems.) ``folders``: those that were met so far, without links; more are added.
     """
     listed = []
-    began_s = time.monotonic()
-    try:
-        watched = partial(access.outages.watch, name, partial(find_files, name, on_found))
-        files = call_with_retries(watched, RateLimiter(), access.storage.retry_s, access.on_wait)
-    except LoaderdError:
-        raise
-    except OSError as error:
-        why, tried_s = f"cannot be read: {error.strerror}", time.monotonic() - began_s
-        raise unanswered(error.filename or name, why, tried_s, may_pass(error), remedy(error)) from None
+    find = partial(find_files, name, on_found)
+    files = retried(name, find, access.storage.retry_s, access.on_wait, access.outages, "cannot be read: {}")
     for path, status, is_link in files:
         folder, _, base = path.rpartition("/")
         if folder not in folders:

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 from loaderd.errors import ShardReadError
 from loaderd.options import MEMORY_HINT, Storage, pickled_storage
 from loaderd.storage.retries import RateLimiter
+from loaderd.storage.shard_file import UriParts
 
 _SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf", "fsspec+…")
 
@@ -86,23 +87,15 @@ class Filesystems:
     def store(self, uri: str) -> Store:
         """The bucket of a URI. Raises ShardReadError for a URI with a space in it."""
         given, requests = self._storage.filesystem, self._storage.requests
-        if given is not None:
-            root = ""
-        elif " " in uri:
+        if given is None and " " in uri:
             raise ShardReadError(f"{uri}: the URI contains a space", hint=_HINT_URI)
-        else:
-            scheme, authority, _, query = _parts(uri)
-            root = f"{scheme}://{authority}{query}"
+        parts = UriParts.of("" if given is not None else uri)
         with self._lock:
-            if root not in self._stores:
-                if given is not None:
-                    store = Store(_UserFilesystem(given), requests, False)
-                else:
-                    user = authority.rpartition("@")[0]
-                    has_own_key = ":" in user or user == "anonymous"
-                    store = Store(partial(_from_uri, root, requests), requests, has_own_key)
-                self._stores[root] = store
-            return self._stores[root]
+            if parts.root not in self._stores:
+                make = partial(_from_uri, parts.root, requests) if given is None else _UserFilesystem(given)
+                has_own_key = ":" in parts.user or parts.user == "anonymous"
+                self._stores[parts.root] = Store(make, requests, has_own_key)
+            return self._stores[parts.root]
 
     def forget(self) -> None:
         """Have all buckets opened anew."""
@@ -114,9 +107,9 @@ class Filesystems:
         filesystem, base = self.store(uri).opened()
         if self._storage.filesystem is not None:
             return filesystem, self._path_of_given(uri)
-        scheme, _, path, _ = _parts(uri)
-        path = f"{base.rstrip('/')}{unquote(path)}"
-        return filesystem, path.lstrip("/") if scheme in ("abfs", "abfss") else path
+        parts = UriParts.of(uri)
+        path = f"{base.rstrip('/')}{unquote(parts.path)}"
+        return filesystem, path.lstrip("/") if parts.scheme in ("abfs", "abfss") else path
 
     def _path_of_given(self, uri: str) -> str:
         strip = getattr(self._storage.filesystem, "_strip_protocol", None)  # fsspec has this
@@ -125,14 +118,6 @@ class Filesystems:
         path, mark, query = str(strip(uri)).partition("?")
         # The path may still be a URL (fsspec has such paths), and a URL stays quoted.
         return f"{path if '://' in path else unquote(path)}{mark}{query}"
-
-
-def _parts(uri: str) -> tuple[str, str, str, str]:
-    """(scheme, bucket with its user, path with its slash, query with its question mark)."""
-    scheme, _, rest = uri.partition("://")
-    address, mark, query = rest.partition("?")
-    authority, slash, path = address.partition("/")
-    return scheme, authority, slash + path, mark + query
 
 
 class _UserFilesystem:

@@ -17,7 +17,7 @@ from loaderd.errors import LoaderdError, NoShardsError, ShardReadError
 from loaderd.storage.access import Access
 from loaderd.storage.local import is_a_folder
 from loaderd.storage.names import bracket_hint
-from loaderd.storage.shard_file import ShardFile, unanswered
+from loaderd.storage.shard_file import ShardFile, UriParts, unanswered
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -114,16 +114,13 @@ def _missing_bucket(uri: str, access: Access) -> str:
     """A hint, where not even the bucket of a URI is there; else "", also where the bucket may not be looked at."""
     from pyarrow import fs
 
-    scheme, _, rest = uri.partition("://")
-    address, mark, query = rest.partition("?")
-    bucket = address.partition("/")[0]
-    root = f"{scheme}://{bucket}{mark}{query}"
-
+    bucket = UriParts.of(uri)
+    root = bucket.root
     try:
         info = _patiently(root, root, lambda: _info_of(root, access), access)
     except LoaderdError:
         return ""
-    return f"There is no {bucket.rpartition('@')[2]} at all." if info.type == fs.FileType.NotFound else ""
+    return f"There is no {bucket.place} at all." if info.type == fs.FileType.NotFound else ""
 
 
 def _matches(name: list[str], pattern: list[str]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import time
 from collections.abc import Callable
@@ -17,15 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from loaderd.errors import LoaderdError
 from loaderd.machine import remedy
 from loaderd.storage.outage_tracker import OutageTracker
-from loaderd.storage.retries import RateLimiter, call_with_retries, may_pass
+from loaderd.storage.retries import call_with_retries, may_pass
 from loaderd.storage.shard_file import ShardFile, changed, state_in_words, unanswered, unreadable
 
 _Answer = TypeVar("_Answer")
 
 # A file may have become a pipe since it was listed: to open one waits for somebody who writes, for ever.
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+_FOLDER = re.compile("[0-9a-f]{2}")
 
 # A network file system may have forgotten a descriptor for good. EBADF: the last try to open the file failed.
 _NEW_DESCRIPTOR = (errno.ESTALE, errno.EBADF, errno.ENOTCONN)
@@ -57,6 +61,24 @@ def read_own(path: str | Path, most_bytes: int) -> tuple[bytes, float]:
         return file.read(status.st_size), status.st_mtime  # memory is taken for as much as is asked for
 
 
+def kept_files(folder: Path, pattern: str) -> list[tuple[float, int, str]]:
+    """(time of last use, bytes, path) of what ``write_whole`` has put into the subfolders 00 to ff of ``folder``.
+
+    That is the files whose names match ``pattern``, and those that a process left unfinished when it was killed; the
+    user may have other things there, too.
+    """
+    name = re.compile(rf"{pattern}|\.[0-9a-f]{{16}}\.tmp")
+    files = []
+    for inner in os.scandir(folder):
+        if _FOLDER.fullmatch(inner.name) and inner.is_dir(follow_symlinks=False):
+            for entry in os.scandir(inner):
+                if name.fullmatch(entry.name):
+                    with contextlib.suppress(OSError):
+                        status = entry.stat(follow_symlinks=False)
+                        files.append((status.st_mtime, status.st_size, entry.path))
+    return files
+
+
 def write_whole(path: str | Path, data: bytes, mode: int = 0, dir_fd: int | None = None) -> None:
     """Write a file under a hidden name, and rename it: a reader sees all of it or none, even if the writer is killed.
 
@@ -82,6 +104,31 @@ def write_whole(path: str | Path, data: bytes, mode: int = 0, dir_fd: int | None
         raise
 
 
+def retried(
+    name: str,
+    ask: Callable[[], _Answer],
+    retry_s: float,
+    on_retry: Callable[[], None],
+    outages: OutageTracker,
+    doing: str = "",
+) -> _Answer:
+    """The answer to ``ask``, about what ``name`` names; it is asked again for ``retry_s`` while a failure may pass.
+
+    Raises StorageError where that is in vain, and ShardReadError for any other OSError; ``doing``: in errors, what
+    cannot be done, and where.
+    """
+    began_s = time.monotonic()
+    try:
+        return call_with_retries(partial(outages.watch, name, ask), retry_s, on_retry)
+    except LoaderdError:
+        raise
+    except OSError as error:
+        why = doing.format(error.strerror) if doing else str(error.strerror)
+        if may_pass(error):
+            raise unanswered(error.filename or name, why, time.monotonic() - began_s, True, remedy(error)) from None
+        raise unreadable(name, why, remedy(error)) from None
+
+
 class LocalFile:
     """Opens the file. ``on_retry`` is called before anything is tried again, and ``outages`` learns of failures.
 
@@ -103,30 +150,20 @@ class LocalFile:
 
         self._file, self._retry_s, self._on_retry = file, retry_s, waits
         self._outages = outages or OutageTracker()
-        self._pace = RateLimiter()
         self._fd = -1
-        self._ask(self._open, "")
+        self._ask(self._open)
         self._on_retry = on_retry
 
     def _open(self) -> None:
         self.close()
         self._fd = os.open(self._file.uri, _READ_FLAGS)
 
-    def _ask(self, ask: Callable[[], _Answer], where: str) -> _Answer:
-        began_s = time.monotonic()
-        try:
-            watched = partial(self._outages.watch, self._file.uri, ask)
-            return call_with_retries(watched, self._pace, self._retry_s, self._on_retry)
-        except OSError as error:
-            why = f"{error.strerror}{where}"
-            if may_pass(error):
-                tried_s = time.monotonic() - began_s
-                raise unanswered(self._file.uri, why, tried_s, True, remedy(error)) from None
-            raise unreadable(self._file.uri, why, remedy(error)) from None
+    def _ask(self, ask: Callable[[], _Answer], doing: str = "") -> _Answer:
+        return retried(self._file.uri, ask, self._retry_s, self._on_retry, self._outages, doing)
 
     def check_unchanged(self) -> None:
         file = self._file
-        status = self._ask(lambda: self._reopening(lambda: os.fstat(self._fd)), "")
+        status = self._ask(lambda: self._reopening(lambda: os.fstat(self._fd)))
         if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
             raise changed(
                 file.uri,
@@ -138,7 +175,7 @@ class LocalFile:
         done = 0
         while done < len(view):
             read = partial(self._read_some, offset + done, view[done:])
-            got = self._ask(partial(self._reopening, read), f" at byte {offset + done}")
+            got = self._ask(partial(self._reopening, read), f"{{}} at byte {offset + done}")
             if got == 0:
                 break
             done += got

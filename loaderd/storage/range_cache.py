@@ -22,14 +22,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import threading
 import time
 import zlib
 from pathlib import Path
 
 from loaderd.redaction import redacted
-from loaderd.storage.local_file import read_own, write_whole
+from loaderd.storage.local_file import kept_files, read_own, write_whole
 from loaderd.storage.shard_file import ShardFile
 
 PART_BYTES = 256 << 10
@@ -38,11 +37,8 @@ _CRC_BYTES = 4
 _MOST_PART_BYTES = PART_BYTES + _CRC_BYTES
 # Noting each use would be a write for each read. So the time of the last use is known only to ten minutes.
 _NOTE_USE_S = 600.0
-_OLD_TEMPORARY_S = 3600.0
 _UNUSED_S = 86_400.0
 _FULL_S = 600.0
-_FOLDER = re.compile("[0-9a-f]{2}")
-_FILE = re.compile(r"[0-9a-f]{30}-[0-9]+\.part|\.[0-9a-f]{16}\.tmp")
 
 
 class RangeCache:
@@ -101,14 +97,10 @@ class RangeCache:
 
     def _prune(self) -> None:
         """Delete what was not used for the longest time, if there is more than there may be."""
-        parts: list[tuple[float, int, str]] = []
-        with contextlib.suppress(OSError):
-            for folder in os.scandir(self._folder):
-                if not _FOLDER.fullmatch(folder.name):
-                    continue
-                for entry in os.scandir(folder):
-                    with contextlib.suppress(OSError):
-                        parts += _looked_at(entry)
+        try:
+            parts = kept_files(self._folder, r"[0-9a-f]{30}-[0-9]+\.part")
+        except OSError:
+            return
         total, aim = sum(num_bytes for _, num_bytes, _ in parts), self._max_bytes - self._max_bytes // 8
         if total <= self._max_bytes - self._max_bytes // 32:
             return
@@ -122,14 +114,3 @@ class RangeCache:
         if total > aim:
             self._full_until_s = time.monotonic() + _FULL_S
             self._unlooked_bytes = self._max_bytes  # the first write after that looks
-
-
-def _looked_at(entry: os.DirEntry[str]) -> list[tuple[float, int, str]]:
-    """[(time of last use, bytes, path)] of a part. An old temporary file, whose process died, is deleted."""
-    if not _FILE.fullmatch(entry.name):
-        return []
-    status = entry.stat(follow_symlinks=False)
-    if entry.name.startswith(".") and time.time() - status.st_mtime > _OLD_TEMPORARY_S:
-        os.unlink(entry.path)
-        return []
-    return [(status.st_mtime, status.st_size, entry.path)]

@@ -85,7 +85,24 @@ class RateLimiter:
         self._error: Exception | None = None
         """The last failure, if no answer has come since."""
 
-    def begin(self, since_s: float, retry_s: float) -> float:
+    def call(self, ask: Callable[[], _Answer], since_s: float, retry_s: float) -> _Answer:
+        """What ``ask`` returns or raises, which is called when one more request may be made.
+
+        The caller wants it since ``since_s``, and asks again for ``retry_s`` while the failure may pass.
+        """
+        began_s = self._begin(since_s, retry_s)
+        try:
+            answer = ask()
+        except BaseException as error:
+            if isinstance(error, Exception) and (may_pass(error) or is_of_credentials(error)):
+                self._failed(began_s, error, retry_s)
+            else:
+                self._answered()
+            raise
+        self._answered()
+        return answer
+
+    def _begin(self, since_s: float, retry_s: float) -> float:
         """Wait until one more request may be made, for a caller who wants it since ``since_s``; returns the time.
 
         Raises the store's last failure where it has answered nobody for ``retry_s`` (and a second), and failed since.
@@ -105,8 +122,7 @@ class RateLimiter:
                     wait_s = min(wait_s, left_s)
                 self._turns.wait(wait_s)
 
-    def answered(self) -> None:
-        """A request was answered."""
+    def _answered(self) -> None:
         with self._turns:
             self._under_way -= 1
             self._answers += 1
@@ -118,7 +134,7 @@ class RateLimiter:
                 self._limit = min(self._limit + more, self._most)
             self._turns.notify(2)
 
-    def failed(self, began_s: float, error: Exception, retry_s: float) -> None:
+    def _failed(self, began_s: float, error: Exception, retry_s: float) -> None:
         """A request that was made at ``began_s`` has failed; it may be made again for ``retry_s`` in all."""
         with self._turns:
             self._under_way -= 1
@@ -136,34 +152,23 @@ class RateLimiter:
 
 def call_with_retries(
     ask: Callable[[], _Answer],
-    pace: RateLimiter,
     retry_s: float,
     on_retry: Callable[[], None],
+    pace: RateLimiter | None = None,
     renew: Callable[[Exception], bool] = lambda error: False,
 ) -> _Answer:
     """What ``ask`` returns. It is called again, for up to ``retry_s``, while it raises errors that may pass.
 
     So it is after errors that do not pass if ``renew`` says that something has changed since it was called. Raises
-    the last error. ``on_retry`` is called before each pause.
+    the last error. ``on_retry`` is called before each pause. ``pace``: of the store that is asked, if many ask it.
     """
     since_s, pauses = time.monotonic(), Backoff(_REQUEST_PAUSE_S, _MOST_REQUEST_PAUSE_S)
     while True:
-        began_s = pace.begin(since_s, retry_s)
         try:
-            answer = ask()
+            return ask() if pace is None else pace.call(ask, since_s, retry_s)
         except Exception as error:
-            if not may_pass(error) and not renew(error):
-                pace.answered()
-                raise
-            pace.failed(began_s, error, retry_s)
             left_s = since_s + retry_s - time.monotonic()
-            if left_s <= 0:
+            if (not may_pass(error) and not renew(error)) or left_s <= 0:
                 raise
-        except BaseException:
-            pace.answered()
-            raise
-        else:
-            pace.answered()
-            return answer
         on_retry()
         time.sleep(min(left_s, pauses.next_s()))

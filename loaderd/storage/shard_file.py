@@ -61,6 +61,30 @@ class ShardFile(NamedTuple):
         return not is_remote(self.uri) or self.mtime_ns != 0
 
 
+class UriParts(NamedTuple):
+    """The parts of a URI, as they stand in it: ``scheme://user@place/path?query``; ``place``: a bucket or a host."""
+
+    scheme: str
+    user: str
+    place: str
+    path: str
+    """With its slash in front, or empty; so is ``query`` with its question mark."""
+    query: str
+
+    @classmethod
+    def of(cls, uri: str) -> UriParts:
+        scheme, _, rest = uri.partition("://")
+        address, mark, query = rest.partition("?")
+        authority, slash, path = address.partition("/")
+        user, _, place = authority.rpartition("@")
+        return cls(scheme, user, place, slash + path, mark + query)
+
+    @property
+    def root(self) -> str:
+        """The URI of the bucket, or of the host."""
+        return f"{self.scheme}://{self.user}{'@' if self.user else ''}{self.place}{self.query}"
+
+
 class Block(NamedTuple):
     """Where a block is. ``shard`` counts the data set's files from 0; the rest is as in ShardIndex."""
 

@@ -41,7 +41,7 @@ class _Store:
 
 def _ask_often(store: _Store, pace: RateLimiter, times: int, retry_s: float = 60.0) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
-        asked = [pool.submit(call_with_retries, store.ask, pace, retry_s, lambda: None) for _ in range(times)]
+        asked = [pool.submit(call_with_retries, store.ask, retry_s, lambda: None, pace) for _ in range(times)]
         for each in asked:
             each.result()
 
@@ -87,7 +87,7 @@ def test_whoever_waits_for_a_turn_gives_up_when_nobody_was_answered_for_long():
         raise OSError(errno.EIO, "away")
 
     with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(call_with_retries, fail, pace, 0.3, lambda: None) for _ in range(3)]
+        asked = [pool.submit(call_with_retries, fail, 0.3, lambda: None, pace) for _ in range(3)]
         time.sleep(0.05)
         held.set()
         for each in asked:
@@ -103,12 +103,12 @@ def test_a_request_that_fails_for_itself_fails_while_others_are_answered():
 
     def ask_on() -> None:
         while not is_over.is_set():
-            call_with_retries(lambda: time.sleep(0.001), pace, 60.0, lambda: None)
+            call_with_retries(lambda: time.sleep(0.001), 60.0, lambda: None, pace)
 
     with ThreadPoolExecutor(2) as pool:
         others = pool.submit(ask_on)
         with pytest.raises(OSError, match="INTERNAL_FAILURE"):
-            call_with_retries(fail, pace, 0.3, lambda: None)
+            call_with_retries(fail, 0.3, lambda: None, pace)
         is_over.set()
         others.result(30)
 
@@ -119,8 +119,8 @@ def test_an_interrupted_request_leaves_its_turn_to_the_next():
 
     pace = RateLimiter(1)
     with pytest.raises(KeyboardInterrupt):
-        call_with_retries(interrupt, pace, 60.0, lambda: None)
-    assert call_with_retries(lambda: "answer", pace, 60.0, lambda: None) == "answer"
+        call_with_retries(interrupt, 60.0, lambda: None, pace)
+    assert call_with_retries(lambda: "answer", 60.0, lambda: None, pace) == "answer"
 
 
 @pytest.mark.parametrize(
