@@ -63,7 +63,7 @@ class BlockReader(Reader):
 
     def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         """As in ``Reader``; both CRCs of each record are checked."""
-        self._check_unchanged(block)
+        self._file(block.shard).check_unchanged()
         is_whole = not block.anchors or self._find_frames([block]) is not None
         for part in [block] if is_whole else _parts(block):
             begin = part.first_record - block.first_record

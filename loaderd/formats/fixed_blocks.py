@@ -103,7 +103,7 @@ class FixedBlockReader(Reader):
 
     def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         """As in ``Reader``. A cut costs the records behind it, up to the end of the block."""
-        self._check_unchanged(block)
+        self._file(block.shard).check_unchanged()
         if self._compressions[block.shard] == "npz":
             yield from self._read_npz(block, first, stop)
         else:

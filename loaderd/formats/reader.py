@@ -159,12 +159,12 @@ class Reader:
             self._check_unchanged(block)
 
     def _check_unchanged(self, block: Block) -> None:
-        """Raise ShardReadError if the shard of a block is not the one that was indexed."""
-        if block.crc is None:
+        """Raise ShardReadError if the shard, of which a block was read, is not the one that was indexed."""
+        if block.shard not in self._remote:
             self._file(block.shard).check_unchanged()
             return
-        self._access.look_at(self._files[block.shard])  # as a rule, its size or its time say what happened
-        if block.shard in self._replaced:
+        self._access.look_at(self._files[block.shard])
+        if block.shard in self._replaced:  # by one of the same size, in the same second
             raise self._replaced[block.shard]
 
     def _file(self, shard: int) -> OpenFile:

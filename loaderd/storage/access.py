@@ -10,8 +10,8 @@ How many requests a bucket gets at a time, and whose credentials they carry: ``r
 
 **An object that was replaced** differs from the one that was listed in its size, its time or its content. The index
 has a CRC of each block's content, which readers compare: that costs no request. Size and time are looked at when an
-object is opened, where a CRC says no or a read fails, and every two seconds while a shard is read as a stream, of
-whose parts the index has no CRC. (An answer to a GET has the ETag, too, and S3 compares it with If-Match; but
+object is opened, where a CRC says no or a read fails, and behind what was read as a stream, of whose parts the index
+has no CRC. (An answer to a GET has the ETag, too, and S3 compares it with If-Match; but
 ``pyarrow.fs`` neither shows the one nor sends the other, and opens nothing without a look.)
 """
 

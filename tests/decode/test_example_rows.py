@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from loaderd.decode import example_rows
 from loaderd.decode.example import RecordFault, parse_example
 from loaderd.decode.example_rows import RowParser
-from loaderd.kernels import rows
 from loaderd.schema import Array, Float, Int64, Packed, PackedBits, Schema
 from loaderd.schemas import chess_eval
 from tests.decode.example_wire import (
@@ -121,18 +120,6 @@ def test_rare_layouts(plain_parses: list[int]) -> None:
     for _ in range(6):
         check(parser, [chess_record(random, score) for score in [5] * 20 + [1 << 40] * 3 + [1 << 50] * 2], CHESS)
     assert [plain_parses.count(position) for position in range(20, 25)] == [2, 1, 1, 6, 6]
-
-
-@pytest.mark.slow
-def test_layouts_that_never_come_again(plain_parses: list[int]) -> None:
-    """Learning from them is given up more and more."""
-    parser = RowParser(SCHEMA)
-    for call in range(32):
-        check(parser, [example(*REQUIRED, entry(f"{call * 64 + i:04}", b"")) for i in range(64)])
-    (layouts,) = parser._layouts.values()
-    assert layouts.uses == {}
-    assert len(plain_parses) == 32 * 64
-    assert layouts.misses_to_learn >= 1024
 
 
 def test_consecutive_varints() -> None:
@@ -253,11 +240,6 @@ def test_faults_leave_the_neighbours_alone() -> None:
     assert np.flatnonzero(~out.any(axis=1)).tolist() == [3, 4, 49]
 
 
-def test_records_that_are_all_faults() -> None:
-    random = np.random.default_rng(8)
-    check(RowParser(CHESS), [chess_record(random, 1)[:-2] for _ in range(30)], CHESS)
-
-
 # ------------------------------------------------------------------------------------------------- limits
 
 
@@ -292,13 +274,6 @@ def test_more_lengths_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         check(parser, records)
         assert len(parser._layouts) <= 3
-
-
-def test_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_CHUNK_BYTES", 1000)
-    random = np.random.default_rng(9)
-    parser = RowParser(CHESS)
-    check(parser, [chess_record(random, int(score)) for score in random.integers(0, 1000, 100)], CHESS)
 
 
 def test_too_many_steps_for_a_template(plain_parses: list[int]) -> None:

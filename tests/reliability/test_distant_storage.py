@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
+import io
 import os
 import re
 import textwrap
@@ -374,30 +375,35 @@ def test_credentials_that_were_never_taken_are_an_error_at_once(store: DistantS3
     assert "tried for" not in caught.value.message and store.refused["old"] <= 3
 
 
-@pytest.mark.parametrize("kind", ["tfrecord", "fixed", "fixed.gz"])
+@pytest.mark.parametrize("kind", ["tfrecord", "tfrecord.gz", "fixed", "fixed.gz", "npz"])
 def test_no_record_is_of_an_object_that_replaced_one_of_its_size(store: DistantS3, tmp_path: Path, kind: str):
     """Its CRCs are right, its size is the same, and the workers looked at the one before a moment ago."""
-    schema = SCHEMA if kind == "tfrecord" else FIXED_SCHEMA
+    schema = SCHEMA if "tfrecord" in kind else FIXED_SCHEMA
 
     def content(first: int) -> bytes:
-        if kind == "tfrecord":
-            path = write_shards(tmp_path / f"{first}", [first, 1000])[1]
-            return Path(path).read_bytes()
-        records = (np.arange(first, first + 1000) * np.array([[1], [1]])).T.astype("<i8").tobytes()
-        return gzip.compress(records, 0) if kind == "fixed.gz" else records
+        numbers, out = np.arange(first, first + 1000, dtype="<i8"), io.BytesIO()
+        if "tfrecord" in kind:
+            out.write(Path(write_shards(tmp_path / f"{first}", [first, 1000])[1]).read_bytes())
+        elif kind == "npz":
+            np.savez(out, n=numbers, again=numbers)
+        else:
+            out.write(np.stack([numbers, numbers], axis=1).tobytes())
+        return gzip.compress(out.getvalue(), 0) if kind.endswith(".gz") else out.getvalue()
 
     before, after = [content(1000 * number) for number in range(8)], content(20_000)
     for number, data in enumerate(before):
         store.put(f"of/{number}.{kind}", data)
+    stored_s = time.time()
     with loaderd.Loader(store.uri("of/*"), schema, on_corrupt="skip_record", **OPTIONS) as loader:
         batches = iter(loader)
         found = [next(batches)["n"]]
+        time.sleep(max(0.0, stored_s + 1.1 - time.time()))  # of compressed TFRecords and npz, the time must differ
         for number, data in enumerate(before):
             assert len(data) == len(after)
             store.put(f"of/{number}.{kind}", after)
         found += [batch["n"] for batch in batches]
         damages = loader.statistics().damages
-    numbers = np.concatenate(found) - (1 << 14 if kind == "tfrecord" else 0)
+    numbers = np.concatenate(found) - (1 << 14 if "tfrecord" in kind else 0)
     assert len(numbers) < 8000 and numbers.max() < 8000
     assert "the file that was indexed" in damages[0].expected
 
