@@ -28,7 +28,7 @@ from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
 from loaderd.plan.rows import DatasetRows
-from loaderd.remote.servers import MOST_CONNECTED, MOST_DRAWN, draw
+from loaderd.remote.servers import MOST_DRAWN, draw
 from loaderd.remote.tables import table_from_wire, table_to_wire
 
 BLOCK_RECORDS = 1024
@@ -52,7 +52,7 @@ class Server:
 
 @dataclass
 class Consumer:
-    """What it knows of each server that it calls: requests on their way, time of answers, until when it is aside."""
+    """What it knows of each server: requests on their way, time of answers, until when it is aside."""
 
     tickets: int
     servers: list[int]
@@ -97,10 +97,7 @@ class Simulation:
     def __init__(self, num_servers: int, num_consumers: int, tickets: int, seed: int) -> None:
         self.rng = random.Random(seed)
         self.servers = [Server() for _ in range(num_servers)]
-        called = min(MOST_CONNECTED, num_servers)
-        self.consumers = [
-            Consumer(tickets, self.rng.sample(range(num_servers), called)) for _ in range(num_consumers)
-        ]
+        self.consumers = [Consumer(tickets, list(range(num_servers))) for _ in range(num_consumers)]
         self.events: list[tuple[float, int, str, tuple[int, ...]]] = []
         self.number = 0
         self.answered = self.made_twice = self.lost = 0

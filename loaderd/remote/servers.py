@@ -48,8 +48,6 @@ _USUAL_TIMES = 4
 _WEIGHT_OF_LAST = 0.2
 MOST_DRAWN = 8
 """If there are more servers, so many are chosen at random, and one of these is drawn by its weight."""
-MOST_CONNECTED = 32
-"""The most servers that are called: each takes a connection, on both sides."""
 
 _Answer = TypeVar("_Answer")
 
@@ -106,7 +104,6 @@ class Servers:
         self._say = say
         self._lock = threading.Lock()
         self._servers: list[_Server] = []
-        self._spare: list[_Server] = []
         self._answered_s = 0.0
         self.outages = OutageTracker()
         self.use(addresses)
@@ -114,12 +111,8 @@ class Servers:
     def use(self, addresses: tuple[str, ...]) -> None:
         """Ask these servers from now on; answers of others that were asked before are still taken."""
         with self._lock:
-            self._servers = [server for server in self._servers if server.address in addresses]
-            known = {server.address for server in self._servers}
-            self._spare = [_Server(address) for address in addresses if address not in known]
-            random.shuffle(self._spare)
-            while self._spare and len(self._servers) < MOST_CONNECTED:
-                self._servers.append(self._spare.pop())
+            known = {server.address: server for server in self._servers}
+            self._servers = [known.get(address) or _Server(address) for address in addresses]
 
     def ask(self, call: Callable[[Calls, float], _Answer], limit_s: float) -> _Answer:
         """What ``call(calls, timeout_s)`` returns for the first server that answers.
@@ -228,24 +221,14 @@ class Servers:
             is_first = server.away_s == _FIRST_AWAY_S
             if isinstance(why, LoaderdError):
                 server.refusal, server.until_s = why, now_s + _REFUSED_S
-                self._replace(server)
             else:
                 server.refusal = None
                 server.calls = None  # the connection may be dead without a sign: make another one
                 away_s = server.away_s if is_only else max(server.away_s, _ONE_IN_TIME * lost_s)
                 server.until_s = now_s + away_s * random.uniform(0.5, 1)  # so that many consumers do not come at once
                 server.away_s = min(2 * server.away_s, _MOST_AWAY_S)
-                self._replace(server)
         if is_first and not (is_only and isinstance(why, LoaderdError)):  # that refusal is raised
             self._say(f"{why}; {'it is asked again' if is_only else 'others are asked, and it again'}")
-
-    def _replace(self, server: _Server) -> None:
-        """Call a spare server instead of this one, if there is one; not one that refuses, if this one does."""
-        spare = next((each for each in self._spare if not (server.refusal and each.refusal)), None)
-        if spare is not None and server in self._servers:
-            self._spare.remove(spare)
-            self._servers[self._servers.index(server)] = spare
-            self._spare.append(_Server(server.address, until_s=server.until_s, refusal=server.refusal))
 
     def _ask_later(self, failed: Failures) -> None:
         """Ask these servers after the others for a while: another one had what they lack."""
@@ -263,7 +246,7 @@ class Servers:
     def _end(self, failed: Failures) -> Lacking | LoaderdError | None:
         """What ends a call: that all servers refuse, or what is wrong with all that do not; None: it goes on."""
         with self._lock:
-            others = [server for server in self._servers + self._spare if server.address not in failed]
+            others = [server for server in self._servers if server.address not in failed]
         refusals = [server.refusal for server in others if server.refusal is not None]
         if failed and (len(refusals) == len(others) or len(failed) >= _ENOUGH):
             return _worst_of(failed)
