@@ -11,7 +11,7 @@ import socket
 import ssl
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from loaderd.errors import OptionError
 from loaderd.remote.address import TOKEN_VARIABLE
@@ -83,34 +83,31 @@ def speaks_tls(host: str, port: int) -> bool:
     """Whether the server answers a TLS handshake, whatever its certificate is."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    try:
-        with (
-            socket.create_connection((host, port), _PROBE_TIMEOUT_S) as raw,
-            context.wrap_socket(raw, server_hostname=host),
-        ):
-            return True
-    except ssl.SSLError as error:
-        return "alert" in str(error).lower()
-    except OSError:
-        return False
+    return _shake_hands(host, port, context, host) != "fails"
 
 
 def ends_tls(host: str, port: int, context: ssl.SSLContext, server_name: str | None) -> bool:
     """Whether the server ends each TLS connection after the handshake, before it was asked for anything.
 
-    So it does where it wants another certificate. A server that is killed meanwhile does so once, but not twice.
+    So it does where it wants another certificate. A server that is killed meanwhile does so once, but not twice; one
+    that is full says so.
     """
-    for _ in range(2):
-        try:
-            with (
-                socket.create_connection((host, port), _PROBE_TIMEOUT_S) as raw,
-                context.wrap_socket(raw, server_hostname=server_name or host) as sock,
-            ):
-                sock.settimeout(_END_TIMEOUT_S)
-                sock.recv(1)
-        except ssl.SSLError as error:
-            if "alert" not in str(error).lower():
-                return False
-        except OSError:
-            return False
-    return True
+    return all(_shake_hands(host, port, context, server_name or host) == "ends" for _ in range(2))
+
+
+def _shake_hands(host: str, port: int, context: ssl.SSLContext, name: str) -> Literal["fails", "ends", "goes on"]:
+    """What becomes of a TLS connection."""
+    try:
+        with (
+            socket.create_connection((host, port), _PROBE_TIMEOUT_S) as raw,
+            context.wrap_socket(raw, server_hostname=name) as sock,
+        ):
+            sock.settimeout(_END_TIMEOUT_S)
+            try:
+                return "goes on" if sock.recv(1) else "ends"
+            except TimeoutError:
+                return "goes on"
+    except ssl.SSLError as error:
+        return "ends" if "alert" in str(error).lower() else "fails"
+    except OSError:
+        return "fails"

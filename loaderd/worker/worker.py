@@ -218,7 +218,7 @@ class Worker:
         if isinstance(source, Shards):
             reading = Reading(self._tell, self._access_of(source.storage).counted_apart(), spent)
             return FileRows(description.schema, source.files, source.compressions, reading)
-        from loaderd.remote.row_fetcher import RowFetcher  # urllib3, for those who need it
+        from loaderd.remote.row_fetcher import RowFetcher  # for those who need it
 
         rows: RemoteRows = pickle.loads(source)
         return RowFetcher(rows, self._tell, self._say, lambda: ring(self._bell), spent)
@@ -393,7 +393,7 @@ class Worker:
         if isinstance(task, ListTask):
             return list_set(task, self._tell, self._access_of(task.storage))
         if isinstance(task, AskTask):
-            from loaderd.remote.ask_once import ask_table  # urllib3, for those who need it
+            from loaderd.remote.ask_once import ask_table  # for those who need it
 
             return AskDone(task.task, ask_table(task, self._tell, self._say))
         if isinstance(task, IndexTask):
