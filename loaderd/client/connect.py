@@ -23,7 +23,7 @@ from loaderd.plan.positions import Position
 from loaderd.progress import ProgressDisplay
 from loaderd.remote.address import TOKEN_VARIABLE, Addresses, checked_addresses, network_address, unix_path
 from loaderd.remote.source import RemoteSet, RemoteStream, Settings, Token, check_token_function
-from loaderd.remote.tickets import Compression, ConsumerName, check_compression
+from loaderd.remote.tickets import ConsumerName
 from loaderd.remote.tls import TLS
 
 
@@ -49,7 +49,6 @@ def connect(
     report: str | os.PathLike[str] | None = None,
     stall_timeout: float | None = 120.0,
     reconnect_timeout: float = 300.0,
-    compression: Compression = None,
     token: Token | None = None,
     tls: TLS | None = None,
     name: str | None = None,
@@ -73,7 +72,6 @@ def connect(
     - ``reconnect_timeout``: for how many seconds to go on calling servers that are away, or at first a function that
       fails or names none. (At first, a server on this machine is called only once.) When one is back, the loader goes
       on with exactly the next batch.
-    - ``compression``: ``"lz4"`` or ``"zstd"``, over the network.
     - ``token``: what servers ask of consumers on the network; or the path (a ``pathlib.Path``) of a file that holds
       it, or a function that returns it, which are asked again when a server refuses it; None: ``$LOADERD_TOKEN``.
       ``tls``: certificates.
@@ -93,7 +91,6 @@ def connect(
     is_token = token is None or is_path(token) or callable(token)
     require(is_token, "token", "a string, the path of a file, a function or None", token)
     require(tls is None or isinstance(tls, TLS), "tls", "a loaderd.TLS or None", tls)
-    check_compression(compression)
     reconnect_timeout = as_float(reconnect_timeout, "reconnect_timeout", "a number of seconds")
     subscription = _subscription(
         sharing,
@@ -109,7 +106,7 @@ def connect(
     timeouts: dict[str, Any] = {"stall_timeout": stall_timeout, "report": report}
     source: Source
     if isinstance(address, str) and unix_path(address) is not None:
-        for what, value in (("workers", workers), ("compression", compression), ("tls", tls)):
+        for what, value in (("workers", workers), ("tls", tls)):
             require(value is None, what, f"None at {address}: it is for servers on the network", value)
         source = ServedSource(address, dataset, subscription, **timeouts, reconnect_timeout=reconnect_timeout)
     else:
@@ -122,7 +119,7 @@ def connect(
             addresses = checked_addresses([address] if isinstance(address, str) else address)
         rank = "{}/{}".format(*subscription.shard) if subscription.shard[1] > 1 else ""
         consumer = ConsumerName(subscription.name, socket.gethostname(), str(os.getpid()), rank)
-        settings = network_settings(addresses, token, tls, compression, consumer)
+        settings = network_settings(addresses, token, tls, consumer)
         source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
     is_chosen = shard is not None or sharing is not None
     loader = ServedLoader(ReconnectingStream(source, first, ProgressDisplay(None)), first, is_chosen)
@@ -156,7 +153,7 @@ def _refuse_group(subscription: Subscription) -> None:
 
 
 def network_settings(
-    addresses: Sequence[str], token: Token | None, tls: TLS | None, compression: Compression, consumer: ConsumerName
+    addresses: Sequence[str], token: Token | None, tls: TLS | None, consumer: ConsumerName
 ) -> Settings:
     """How to call servers on the network. Raises OptionError."""
     if tls is not None and not all(network_address(address)[2] for address in addresses):
@@ -164,7 +161,7 @@ def network_settings(
     token = os.environ.get(TOKEN_VARIABLE) or None if token is None else token
     if callable(token):
         check_token_function(token)
-    return Settings(token, tls, compression, consumer)
+    return Settings(token, tls, consumer)
 
 
 def ask_status(
@@ -177,9 +174,9 @@ def ask_status(
     """
     require(isinstance(address, str), "address", '"unix:", "https://host:port" or the like', address)
     if unix_path(address) is None:
-        from loaderd.remote.calls import Calls, OutOfReach  # imports urllib3: only for the network
+        from loaderd.remote.calls import Calls, OutOfReach  # only for the network
 
-        calls = Calls(address, network_settings([address], token, tls, None, ConsumerName("status")))
+        calls = Calls(address, network_settings([address], token, tls, ConsumerName("status")))
         try:
             return calls.status(timeout_s)
         except OutOfReach as away:

@@ -29,15 +29,14 @@ from loaderd.errors import (
 from loaderd.ipc.worker_messages import CheckTask, LoadTask
 from loaderd.plan.epoch import Slice
 from loaderd.remote.ask_once import wait_telling
-from loaderd.remote.calls import Calls, OtherData, PackedRows
+from loaderd.remote.calls import Calls, OtherData, OutOfReach, PackedRows, TooMuchAtATime
 from loaderd.remote.servers import Lacking, Servers
 from loaderd.remote.source import RemoteRows
-from loaderd.remote.tickets import MAX_ANSWER_BYTES, RowFault, RowsTicket
+from loaderd.remote.tickets import RowFault, RowsTicket
 from loaderd.snapshots import Outage
 from loaderd.stages import Stage, StageTimes
 
 # A request costs both sides together some 600 µs, however little it asks for.
-_BYTES_A_REQUEST = MAX_ANSWER_BYTES
 _MOST_ROWS_A_REQUEST = 8192
 _MOST_RANGES_A_REQUEST = 4096
 _REQUESTS_AT_A_TIME = 4
@@ -55,6 +54,11 @@ class Request:
 
     ranges: list[tuple[int, int, int, int]] = field(default_factory=list)
     num_rows: int = 0
+
+    def halves(self) -> Iterator[Request]:
+        """The same rows in two requests."""
+        slices = [Slice(block, first, stop, 0, epoch) for epoch, block, first, stop in self.ranges]
+        return requests_of(slices, -(-self.num_rows // 2))
 
 
 def requests_of(slices: Sequence[Slice], most_rows: int) -> Iterator[Request]:
@@ -108,7 +112,7 @@ class RowFetcher:
         self._spent = spent
         self._servers = Servers(data.of.addresses, data.of.settings, say, has_begun=True)
         self._pool = futures.ThreadPoolExecutor(_REQUESTS_AT_A_TIME, thread_name_prefix="rows")
-        self._most_rows = max(1, min(_MOST_ROWS_A_REQUEST, _BYTES_A_REQUEST // max(1, data.row_bytes)))
+        self._most_rows = min(_MOST_ROWS_A_REQUEST, data.most_rows)
         self._ahead: OrderedDict[int, list[tuple[int, Answer]]] = OrderedDict()
 
     @property
@@ -181,15 +185,20 @@ class RowFetcher:
     def _rows(self, request: Request) -> Answered:
         data = self._data
         name = data.of.name
-        ticket = RowsTicket(data.data, np.array(request.ranges), data.listing, data.of.settings.compression)
+        ticket = RowsTicket(data.data, np.array(request.ranges), data.listing)
         before: list[Answered] = []
 
-        def call(calls: Calls, timeout_s: float) -> Answered:
+        def call(calls: Calls, timeout_s: float) -> Answered | None:
             try:
-                answered = calls.rows(name, ticket, data.row_bytes, timeout_s)
-            except OtherData:  # more shards were added, perhaps
-                calls.add_shards(name, data.data, data.shards, timeout_s)
-                answered = calls.rows(name, ticket, data.row_bytes, timeout_s)
+                try:
+                    answered = calls.rows(name, ticket, data.row_bytes, timeout_s)
+                except OtherData:  # more shards were added, perhaps
+                    calls.add_shards(name, data.data, data.shards, timeout_s)
+                    answered = calls.rows(name, ticket, data.row_bytes, timeout_s)
+            except TooMuchAtATime as error:
+                if request.num_rows == 1:
+                    raise OutOfReach(f"the server at {calls.address}: {error.message}") from None
+                return None
             answered = completed(before.pop(), answered) if before else answered
             if any(fault.error["class"] == ShardReadError.__name__ for fault in answered[1]):
                 before.append(answered)
@@ -197,9 +206,18 @@ class RowFetcher:
             return answered
 
         try:
-            return self._servers.ask(call, data.of.limit_s)
+            answered = self._servers.ask(call, data.of.limit_s)
         except (OptionError, SchemaError, ShardError) as error:
             if isinstance(error, StorageError):
                 raise
             # It is about a server, not about these rows, which must not be taken for lost.
             raise ServerError(error.message, hint=error.hint) from None
+        if answered is not None:
+            return answered
+        self._most_rows = min(self._most_rows, -(-request.num_rows // 2))
+        rows, faults = np.empty((0, data.row_bytes), np.uint8), []
+        for half in request.halves():
+            more, of_half = self._rows(half)
+            faults += [RowFault([len(rows) + number for number in fault.rows], fault.error) for fault in of_half]
+            rows = np.concatenate([rows, more])
+        return rows, faults

@@ -15,7 +15,7 @@ from loaderd.pickling import pickled
 from loaderd.plan.passes import Listing
 from loaderd.redaction import shown
 from loaderd.remote.security import read_token
-from loaderd.remote.tickets import Compression, ConsumerName
+from loaderd.remote.tickets import ConsumerName
 from loaderd.remote.tls import TLS
 
 Token = str | os.PathLike[str] | Callable[[], str]
@@ -27,7 +27,6 @@ class Settings:
 
     token: Token | None = field(default=None, repr=False)
     tls: TLS | None = None
-    compression: Compression = None
     consumer: ConsumerName = field(default_factory=ConsumerName)
 
     def read_token(self) -> str | None:
@@ -66,11 +65,15 @@ class RemoteSet:
 
 @dataclass(frozen=True)
 class RemoteRows:
-    """Rows of a remote set, ``row_bytes`` each. ``data``: the digest of its table; ``shards``: as in the table."""
+    """Rows of a remote set, ``row_bytes`` each, of which a request may have ``most_rows``.
+
+    ``data``: the digest of its table; ``shards``: as in the table.
+    """
 
     of: RemoteSet
     data: str
     row_bytes: int
+    most_rows: int
     shards: bytes
     listing: Listing | None = None
 

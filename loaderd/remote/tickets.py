@@ -3,7 +3,7 @@
 ::
 
     POST /v1/{dataset}/rows       a RowsTicket            ──► 200: packed rows, then the RowFaults as msgpack
-    GET  /v1/{dataset}            ?listing= or ?of=       ──► 200: the table (``remote.tables``), with an ETag
+    GET  /v1/{dataset}            ?listing=, ?belongs_to=──► 200: the table (``remote.tables``), with an ETag
     PUT  /v1/{dataset}/{digest}   the shards of a table   ──► 204: the server answers tickets for these, too
     GET  /v1                                              ──► 200: what is served, to whom: a JSON object
 
@@ -18,9 +18,10 @@ finished in it. An answer follows from its ticket alone, so any server that has 
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -31,27 +32,32 @@ from loaderd.options import require
 from loaderd.plan.passes import Listing, listing_of
 from loaderd.redaction import shown
 
-Compression = Literal["lz4", "zstd"] | None
 Ranges = npt.NDArray[np.int64]
 
 PROTOCOL = 2
 """The version of this protocol and of the layout of rows. Each ticket names it, and servers refuse any other."""
 JSON, MSGPACK, BYTES = "application/json", "application/msgpack", "application/octet-stream"
 CONSUMER = "loaderd-consumer"
-SHAPE, NUM_FAULT_BYTES, PACKED_WITH = "loaderd-rows", "loaderd-fault-bytes", "loaderd-compression"
-"""Headers of an answer with rows: ``ROWS x ROW_BYTES``; bytes of the faults behind the rows; lz4 or zstd."""
+SHAPE, NUM_FAULT_BYTES = "loaderd-rows", "loaderd-fault-bytes"
+"""Headers of an answer with rows: ``ROWS x ROW_BYTES``; bytes of the faults behind the rows."""
 
 MAX_TICKET_BYTES = 256 << 10
 MAX_SHARDS_BYTES = 4 << 20
 MAX_RANGES = 8192
 MAX_ROWS = 1 << 16
-MAX_ANSWER_BYTES = 1 << 20
-"""Of rows, before they are compressed; a single row may be larger."""
+MAX_ANSWER_BYTES = 2 << 20
+"""Of rows; a single row may be larger."""
+_MOST_STORED_BYTES = 64 << 20
 SHARD_BYTES = 8
 """Of a shard in the body of a PUT: see ``tables.shard_hash``."""
-_COMPRESSIONS = (None, "lz4", "zstd")
 _MOST = 1 << 62
 _MAX_HEADER = 200
+
+
+def most_rows(row_bytes: int, stored_bytes: int) -> int:
+    """How many rows a ticket may ask for, of ``row_bytes`` each, for which a server unpacks ``stored_bytes`` each."""
+    most = min(MAX_ANSWER_BYTES // max(1, row_bytes), _MOST_STORED_BYTES // max(1, stored_bytes), MAX_ROWS)
+    return max(1, most)
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,6 @@ class RowsTicket:
     data: str
     rows: Ranges
     listing: Listing | None = None
-    compression: Compression = None
     protocol: int = PROTOCOL
 
     def __post_init__(self) -> None:
@@ -74,7 +79,6 @@ class RowsTicket:
         object.__setattr__(self, "rows", _checked_ranges(self.rows))
         require(self.num_rows <= MAX_ROWS, "rows", f"of at most {MAX_ROWS} records", self.num_rows)
         object.__setattr__(self, "listing", checked_listing(self.listing))
-        check_compression(self.compression)
 
     @property
     def num_rows(self) -> int:
@@ -141,7 +145,7 @@ class ConsumerName(NamedTuple):
 
     def encode(self) -> str:
         """The value of the header."""
-        return "; ".join(part.encode("ascii", "replace").decode().replace(";", ",") for part in self)
+        return "; ".join(re.sub(r"[^ -~]", "?", part).replace(";", ",") for part in self)
 
     @classmethod
     def decode(cls, value: str) -> ConsumerName:
@@ -160,37 +164,9 @@ def decode_map(body: bytes, content_type: str, what: str) -> dict[str, Any]:
     return found
 
 
-def check_compression(value: Any) -> Compression:
-    """``value``, if it names a compression, or is None; else raises OptionError."""
-    is_known = value is None or (isinstance(value, str) and value in _COMPRESSIONS)
-    require(is_known, "compression", 'None, "lz4" or "zstd"', value)
-    return cast(Compression, value)
-
-
 def checked_listing(listing: Any) -> Listing | None:
     """A listing that anybody may have sent. Raises OptionError."""
     try:
         return listing_of(listing)
     except (TypeError, ValueError) as error:
         raise OptionError(f"listing must be as in a position, got {shown(listing, 200)}: {error}") from None
-
-
-def compress_rows(rows: memoryview, compression: str) -> bytes:
-    """``rows``, compressed."""
-    import pyarrow as pa  # few ask for it
-
-    compressed: bytes = pa.compress(rows, codec=compression, asbytes=True)
-    return compressed
-
-
-def decompress_rows(data: memoryview, compression: str, num_bytes: int) -> bytes:
-    """What :func:`compress_rows` compressed, which had ``num_bytes``. Raises ValueError for anything else."""
-    import pyarrow as pa
-
-    try:
-        rows: bytes = pa.decompress(data, decompressed_size=num_bytes, codec=compression, asbytes=True)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"rows that are not compressed with {compression}: {error!s:.200}") from None
-    if len(rows) != num_bytes:
-        raise ValueError(f"{len(rows)} bytes of rows, expected {num_bytes}")
-    return rows

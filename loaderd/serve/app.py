@@ -21,6 +21,7 @@ import os
 import threading
 import time
 import traceback
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import parse_qs
@@ -36,23 +37,22 @@ from loaderd.remote.tickets import (
     MAX_TICKET_BYTES,
     MSGPACK,
     NUM_FAULT_BYTES,
-    PACKED_WITH,
     SHAPE,
     SHARD_BYTES,
     ConsumerName,
     RowFault,
     RowsTicket,
     checked_listing,
-    compress_rows,
     decode_map,
     encode_faults,
 )
 from loaderd.serve.bandwidth import Bandwidth
-from loaderd.serve.counters import Counters, Limited
+from loaderd.serve.counters import Counters, RateLimitedLog
 from loaderd.serve.datasets import NotReady, OtherData, ServedDataset, ServedListing
 from loaderd.serve.deaths import Deaths
 from loaderd.serve.metrics import Sample
 from loaderd.serve.replies import Receive, Reply, Scope, Send, health_reply, send_reply
+from loaderd.serve.row_maker import Rows
 from loaderd.version import VERSION
 
 MAKERS = 2
@@ -65,6 +65,8 @@ _STUCK_S = 60.0
 _BODY_LIMIT_S = 10.0
 _STUCK_STATUS = 70
 
+_Made = tuple[Rows, list[RowFault]]
+
 _logger = logging.getLogger("loaderd")
 
 
@@ -76,6 +78,10 @@ class _Refused(Exception):
 
 class _Gone(Exception):
     """Nobody waits for the answer any more."""
+
+
+class _TooLong(Exception):
+    """The rows of a ticket take too long."""
 
 
 class RowsApp:
@@ -94,8 +100,7 @@ class RowsApp:
         self._counters = counters
         self.deaths = deaths
         self._bandwidth = bandwidth
-        self._sending = asyncio.Lock()
-        self._say_failed = Limited()
+        self._say_failed = RateLimitedLog()
         self._makers = ThreadPoolExecutor(MAKERS, thread_name_prefix="rows")
         self._waiting = self._unsent_bytes = 0
         self._busy: dict[int, float] = {}
@@ -210,12 +215,12 @@ class RowsApp:
 
     async def _table(self, scope: Scope, dataset: ServedDataset) -> Reply:
         query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
-        listing = of = None
+        listing, belongs_to = None, {}
         if "listing" in query:
             listing = checked_listing(_json(query["listing"], "listing"))
-        if "of" in query:
-            of = decode_map(query["of"].encode(), JSON, "of")
-        found = await dataset.of_position(listing, of or {})
+        if "belongs_to" in query:
+            belongs_to = decode_map(query["belongs_to"].encode(), JSON, "belongs_to")
+        found = await dataset.of_position(listing, belongs_to)
         tag = f'"{hashlib.sha256(found.table).hexdigest()[:32]}"'.encode()
         headers = ((b"etag", tag), (b"cache-control", b"no-cache"))
         if _header(scope, b"if-none-match") == tag:
@@ -228,64 +233,64 @@ class RowsApp:
         self._waiting += 1
         try:
             body = await _body(scope, receive, MAX_TICKET_BYTES)
-            content_type = _header(scope, b"content-type").decode("latin-1")
-            ticket = RowsTicket.decode(body, content_type)
+            ticket = RowsTicket.decode(body, _header(scope, b"content-type").decode("latin-1"))
             served = await dataset.of_ticket(ticket)
             served.check(ticket)
-            reply, num_bytes, faults = await self._made(receive, served, ticket)
+            rows, faults = await self._unless_gone(receive, self._make(served, ticket))
         finally:
             self._waiting -= 1
-        if self._bandwidth is not None:
-            async with self._sending:
-                await asyncio.sleep(self._bandwidth.wait_s(time.monotonic()))
-                self._bandwidth.used(num_bytes, time.monotonic())
+        behind = encode_faults(faults)
         consumer = ConsumerName.decode(_header(scope, CONSUMER.encode()).decode("latin-1"))
-        self._counters.answered(dataset.name, _with_host(consumer, scope), ticket.num_rows, num_bytes, faults)
-        return reply
+        consumer = _with_host(consumer, scope)
+        self._counters.answered(dataset.name, consumer, len(rows), rows.nbytes + len(behind), faults)
+        shape = f"{rows.shape[0]} x {rows.shape[1]}"
+        headers = [
+            (name.encode(), value.encode()) for name, value in ((SHAPE, shape), (NUM_FAULT_BYTES, str(len(behind))))
+        ]
+        return Reply(200, BYTES, (rows.reshape(-1).data, behind), tuple(headers))
 
-    async def _made(
-        self, receive: Receive, served: ServedListing, ticket: RowsTicket
-    ) -> tuple[Reply, int, list[RowFault]]:
-        """The answer, its bytes, and what of it could not be had. Raises _Gone where the caller has gone."""
+    async def _unless_gone(self, receive: Receive, making: Coroutine[Any, Any, _Made]) -> _Made:
+        """What ``making`` returns. Raises _Gone, and cancels it, where the caller goes meanwhile."""
+        made, going = asyncio.ensure_future(making), asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait({made, going}, return_when=asyncio.FIRST_COMPLETED)
+            if not made.done():
+                raise _Gone
+            return made.result()
+        finally:
+            made.cancel()
+            going.cancel()
+
+    async def _make(self, served: ServedListing, ticket: RowsTicket) -> _Made:
+        """The rows of a ticket, and what of it could not be had. If it is cancelled, the thread stops soon."""
+        if self._bandwidth is not None:
+            await self._bandwidth.wait(ticket.num_rows * served.row_bytes)
         stop = threading.Event()
-        until_s = time.monotonic() + _MAKE_LIMIT_S
+        until_s = 0.0
 
         def check() -> None:
             self._busy[threading.get_ident()] = now_s = time.monotonic()
             if stop.is_set():
                 raise _Gone
             if now_s > until_s:
-                raise NotReady(f"the rows took more than {_MAKE_LIMIT_S:g} s: ask for fewer at a time")
+                raise _TooLong
 
-        def make() -> tuple[Reply, int, list[RowFault]]:
+        def make() -> _Made:
+            nonlocal until_s
+            until_s = time.monotonic() + _MAKE_LIMIT_S
             try:
                 check()
-                rows, faults = served.make(ticket, check, self.deaths)
+                return served.make(ticket, check, self.deaths)
             finally:
                 self._busy.pop(threading.get_ident(), None)
-            behind = encode_faults(faults)
-            headers = [(SHAPE, f"{rows.shape[0]} x {rows.shape[1]}"), (NUM_FAULT_BYTES, str(len(behind)))]
-            flat = rows.reshape(-1).data
-            sent: bytes | memoryview = flat
-            if ticket.compression is not None:
-                sent = compress_rows(flat, ticket.compression)
-                headers.append((PACKED_WITH, ticket.compression))
-            encoded = tuple((name.encode(), value.encode()) for name, value in headers)
-            reply = Reply(200, BYTES, (sent, behind), encoded)
-            return reply, len(sent) + len(behind), faults
 
-        making: asyncio.Future[Any] = asyncio.get_running_loop().run_in_executor(self._makers, make)
-        going: asyncio.Future[Any] = asyncio.ensure_future(_until_gone(receive))
         try:
-            await asyncio.wait({making, going}, return_when=asyncio.FIRST_COMPLETED)
-            if not making.done():
-                making.cancel()  # if it has not begun
-                raise _Gone
-            made: tuple[Reply, int, list[RowFault]] = making.result()
-            return made
+            return await asyncio.get_running_loop().run_in_executor(self._makers, make)
+        except _TooLong:
+            text = f"the rows of a ticket took more than {_MAKE_LIMIT_S:g} s: ask for fewer at a time"
+            raise _Refused(413, ServerError(text)) from None
         finally:
             stop.set()
-            going.cancel()
 
     def report(self) -> dict[str, Any]:
         """What ``loaderd status`` shows: plain values."""

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
+from loaderd.serve.datasets import NotReady
+
+_MOST_WAIT_S = 5.0
+
 
 class Bandwidth:
-    """A token bucket. ``now_s``: the time of any clock, in seconds."""
+    """Answers wait here before they are made, so they take no memory. For use in one event loop."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
-        self._free_bytes = bytes_per_s
-        self._at_s: float | None = None
+        self._next_s = 0.0
+        """When the next answer may go: it is in the past while bytes are left over."""
 
-    def _refill(self, now_s: float) -> None:
-        passed_s = 0.0 if self._at_s is None else now_s - self._at_s
-        self._at_s = now_s
-        self._free_bytes = min(self._bytes_per_s, self._free_bytes + passed_s * self._bytes_per_s)
-
-    def wait_s(self, now_s: float) -> float:
-        """How long to wait before more may be sent; 0: now."""
-        self._refill(now_s)
-        return max(0.0, -self._free_bytes / self._bytes_per_s)
-
-    def used(self, num_bytes: int, now_s: float) -> None:
-        """``num_bytes`` were sent. If fewer were free, the next call has to wait."""
-        self._refill(now_s)
-        self._free_bytes -= num_bytes
+    async def wait(self, num_bytes: int) -> None:
+        """Wait until ``num_bytes`` may be sent. Raises NotReady if that takes long."""
+        now_s = time.monotonic()
+        begin_s = max(self._next_s, now_s - 1.0)
+        if begin_s > now_s + _MOST_WAIT_S:
+            raise NotReady("the bandwidth is used up")
+        self._next_s = begin_s + num_bytes / self._bytes_per_s
+        try:
+            await asyncio.sleep(max(0.0, begin_s - now_s))
+        except asyncio.CancelledError:  # the caller has gone
+            self._next_s -= num_bytes / self._bytes_per_s
+            raise

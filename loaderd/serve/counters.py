@@ -27,7 +27,7 @@ _SAY_EVERY_S = 10.0
 _logger = logging.getLogger("loaderd")
 
 
-class Limited:
+class RateLimitedLog:
     """Says what may happen often, at most every ten seconds, with how often it happened."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Counters:
         self.content_type: str = CONTENT_TYPE_LATEST
         self._shared = shared
         self._totals, self._readers = Totals(), Readers()
-        self._say_refused, self._say_lost = Limited(), Limited()
+        self._say_refused, self._say_lost = RateLimitedLog(), RateLimitedLog()
 
     def answered(
         self, dataset: str, consumer: ConsumerName, num_rows: int, num_bytes: int, faults: Sequence[RowFault]

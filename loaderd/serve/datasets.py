@@ -2,7 +2,7 @@
 
 ::
 
-    listing  ──being opened (a thread lists and indexes)──► open ──not asked for, and more than 4 others are──► closed
+    listing  ──being opened (a thread lists and indexes)──► open ──more than 4 are, and for 60 s nobody asks──► closed
                 └─ failed: kept for some seconds, so that those who ask again get the reason
 
 A consumer goes on with the shards that it began with, though more have been added, and though this process has never
@@ -20,6 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,16 +32,17 @@ from loaderd.errors import LoaderdError, OptionError, ServerError, WorkerError
 from loaderd.ipc.worker_messages import MOST_ROW_FAULTS
 from loaderd.plan.passes import Listing
 from loaderd.remote.tables import shard_hash, table_to_wire
-from loaderd.remote.tickets import MAX_ANSWER_BYTES, SHARD_BYTES, RowFault, RowsTicket
+from loaderd.remote.tickets import SHARD_BYTES, RowFault, RowsTicket, most_rows
 from loaderd.schema.packed import unpacking_schema
 from loaderd.serve.deaths import MAX_DEATHS, NO_ROW, Deaths
-from loaderd.serve.opening import OpenData
+from loaderd.serve.opening import IndexedShards
 from loaderd.serve.row_maker import HINT_OF_DEATHS, RowMaker, Rows
 from loaderd.snapshots import Progress
 from loaderd.storage.access import no_callback
 from loaderd.storage.shard_file import ShardFile
 
-_MOST_LISTINGS = 4
+_MOST_IDLE_LISTINGS, _MOST_LISTINGS = 4, 16
+_IDLE_S = 60.0
 _LISTED_ANEW_S = 2.0
 _FAILED_FOR_S = 5.0
 _WAIT_S = 5.0
@@ -53,7 +55,7 @@ class NotReady(Exception):
 class ServedListing:
     """A data set with the shards of one listing. :meth:`make` may be called in several threads."""
 
-    def __init__(self, dataset: AnyDataset, opened: OpenData) -> None:
+    def __init__(self, dataset: AnyDataset, opened: IndexedShards) -> None:
         self.opened = opened
         self._dataset = dataset
         data = opened.data
@@ -68,7 +70,7 @@ class ServedListing:
             files=dict.fromkeys(data.files),
         )
         self.opened_s = time.monotonic()
-        self._row_bytes = unpacking_schema(dataset.leaves()[0].schema).row_bytes
+        self.row_bytes = unpacking_schema(dataset.leaves()[0].schema).row_bytes
         self._counts = np.concatenate(data.counts)
         self._idle: list[RowMaker] = []
         self._is_closed = False
@@ -83,10 +85,10 @@ class ServedListing:
         if len(missing):
             block, stop = int(blocks[missing[0]]), int(stops[missing[0]])
             raise OptionError(f"a ticket asks for record {stop - 1} of block {block}, which is not in the data")
-        most = max(1, MAX_ANSWER_BYTES // max(1, self._row_bytes))
+        most = most_rows(self.row_bytes, self._dataset.schema.row_bytes)
         if ticket.num_rows > most:
             raise OptionError(
-                f"a ticket must ask for at most {most} records of {self._row_bytes} bytes, got {ticket.num_rows}"
+                f"a ticket must ask for at most {most} records of {self.row_bytes} bytes, got {ticket.num_rows}"
             )
 
     def make(self, ticket: RowsTicket, check: Callable[[], None], deaths: Deaths) -> tuple[Rows, list[RowFault]]:
@@ -122,6 +124,19 @@ class ServedListing:
         self.opened.access.abandon()
 
 
+@dataclass
+class _Opening:
+    """A listing that is open, is being opened, or has failed. Times as of ``time.monotonic``."""
+
+    task: asyncio.Task[ServedListing]
+    used_s: float
+    failed_s: float | None = None
+
+    @property
+    def served(self) -> ServedListing | None:
+        return self.task.result() if self.task.done() and self.task.exception() is None else None
+
+
 class ServedDataset:
     """For use in one event loop. ``openers``: threads that list and index. ``manifests``: None: none are kept."""
 
@@ -137,8 +152,8 @@ class ServedDataset:
         self._target = target
         self._openers = openers
         self._manifests = manifests
-        self._listings: OrderedDict[Hashable, asyncio.Task[ServedListing]] = OrderedDict()
-        self._failed_s: dict[Hashable, float] = {}
+        self._listings: OrderedDict[Hashable, _Opening] = OrderedDict()
+        """The one that was used last is the last."""
 
     async def open_current(self) -> None:
         """List and index the shards that there are now. Raises LoaderdError."""
@@ -170,7 +185,7 @@ class ServedDataset:
 
         def work() -> ServedListing:
             chosen = choose or (lambda listed: listed)
-            opened = OpenData(self.dataset, self.name, listing=listing, choose=chosen, known=known, show=show)
+            opened = IndexedShards(self.dataset, self.name, listing=listing, choose=chosen, known=known, show=show)
             return ServedListing(self.dataset, opened)
 
         found: ServedListing = await self._in_thread(work)
@@ -187,21 +202,26 @@ class ServedDataset:
             return served
         if (present := self._present(ticket.data)) is not None:
             return present
-        if ("digest", ticket.data) not in self._listings:
+        opening = self._listings.get(("digest", ticket.data))
+        if opening is None or opening.failed_s is not None:
             raise OtherData(self.name, ticket.data, "none" if self.current is None else self.current.digest)
-        return await self._wait(("digest", ticket.data), lambda: self._open(None, None))
+        return await self._opened(("digest", ticket.data), opening)
 
-    async def of_position(self, listing: Listing | None, of: Mapping[str, Any]) -> ServedListing:
+    async def of_position(self, listing: Listing | None, belongs_to: Mapping[str, Any]) -> ServedListing:
         """The listing that a consumer begins with, whose position has this ``listing`` and ``of``."""
         current = self._ready()
         if self.dataset.grows:
-            if listing is None and time.monotonic() - current.opened_s > _LISTED_ANEW_S:
-                return await self._wait(
-                    ("now", int(time.monotonic() / _LISTED_ANEW_S)), lambda: self._open(None, None)
-                )
-            return current if listing is None else await self._wait(listing, lambda: self._open(listing, None))
-        digests = {name: str(of.get(name)) for name in digest_names(self.dataset)}
-        if not of or digests == current.opened.data.digests or self._manifests is None:
+            if listing is not None:
+                return await self._wait(listing, lambda: self._open(listing, None))
+            now = self._listings.get("now")
+            latest = current if now is None or now.served is None else now.served
+            if time.monotonic() - latest.opened_s <= _LISTED_ANEW_S:
+                return latest
+            if now is not None and now.served is not None:
+                del self._listings["now"]
+            return await self._wait("now", self._open_now)
+        digests = {name: str(belongs_to.get(name)) for name in digest_names(self.dataset)}
+        if not belongs_to or digests == current.opened.data.digests or self._manifests is None:
             return current
         manifests = self._manifests
         key = ("position", *digests.values())
@@ -211,10 +231,15 @@ class ServedDataset:
         async def open_earlier() -> ServedListing:
             found = await self._in_thread(lambda: manifests.find(self._target, digests))
             served = await self._open(None, lambda listed: choose_by(found, listed)[1])
-            self._listings["digest", served.digest] = asyncio.ensure_future(_done(served))
+            self._add(("digest", served.digest), served)
             return served
 
         return await self._wait(key, open_earlier)
+
+    async def _open_now(self) -> ServedListing:
+        served = await self._open(None, None)
+        self._add(served.opened.data.listing, served)  # for the tickets that follow
+        return served
 
     async def add(self, digest: str, shards: bytes) -> None:
         """Have tickets for ``digest`` answered, whose shards are those with these hashes. Raises as of_ticket."""
@@ -256,33 +281,42 @@ class ServedDataset:
         raise NotReady(f"data set {self.name} is being prepared")
 
     async def _wait(self, key: Hashable, begin: Callable[[], Any]) -> ServedListing:
-        """The listing of ``key``, which is opened if it is not open. Raises NotReady if that takes long."""
-        task = self._listings.get(key)
+        """The listing of ``key``, which is opened if it is not open. Raises as :meth:`_opened`; NotReady where too
+        many are in use."""
         now_s = time.monotonic()
-        if task is None or (
-            task.done() and task.exception() and now_s - self._failed_s.get(key, now_s) > _FAILED_FOR_S
-        ):
-            self._failed_s.pop(key, None)
-            task = self._listings[key] = asyncio.ensure_future(begin())
-        self._listings.move_to_end(key)
-        self._close_unused()
-        await asyncio.wait({task}, timeout=_WAIT_S)
-        if not task.done():
-            raise NotReady(f"shards of data set {self.name} are being listed and indexed")
-        if task.exception() is not None:
-            self._failed_s.setdefault(key, time.monotonic())
-        return task.result()
+        opening = self._listings.get(key)
+        if opening is None:
+            self._close_unused(now_s)
+            if len(self._listings) >= _MOST_LISTINGS:
+                raise NotReady(f"data set {self.name} is read with too many earlier lists of its shards at a time")
+        if opening is None or (opening.failed_s is not None and now_s - opening.failed_s > _FAILED_FOR_S):
+            opening = self._listings[key] = _Opening(asyncio.ensure_future(begin()), now_s)
+        return await self._opened(key, opening)
 
-    def _close_unused(self) -> None:
-        done = [key for key, task in self._listings.items() if task.done()]
-        for key in done[: max(0, len(done) - _MOST_LISTINGS)]:
-            task = self._listings.pop(key)
-            self._failed_s.pop(key, None)
-            still_used = {
-                id(each.result()) for each in self._listings.values() if each.done() and not each.exception()
-            }
-            if not task.exception() and id(task.result()) not in still_used:
-                task.result().close()
+    async def _opened(self, key: Hashable, opening: _Opening) -> ServedListing:
+        """The listing that is being opened. Raises NotReady where that takes long, and LoaderdError."""
+        opening.used_s = time.monotonic()
+        self._listings.move_to_end(key)
+        await asyncio.wait({opening.task}, timeout=_WAIT_S)
+        if not opening.task.done():
+            raise NotReady(f"shards of data set {self.name} are being listed and indexed")
+        if opening.task.exception() is not None and opening.failed_s is None:
+            opening.failed_s = time.monotonic()
+        return opening.task.result()
+
+    def _add(self, key: Hashable, served: ServedListing) -> None:
+        if key not in self._listings:
+            self._listings[key] = _Opening(asyncio.ensure_future(_done(served)), time.monotonic())
+
+    def _close_unused(self, now_s: float) -> None:
+        """Close what has not been used for a while: those that are in use are kept, as opening them takes long."""
+        done = [key for key, opening in self._listings.items() if opening.task.done()]
+        for key in done[: max(0, len(done) - _MOST_IDLE_LISTINGS)]:
+            if now_s - self._listings[key].used_s < _IDLE_S and self._listings[key].served is not None:
+                continue
+            closed = self._listings.pop(key).served
+            if closed is not None and all(closed is not opening.served for opening in self._listings.values()):
+                closed.close()
 
     def report(self) -> dict[str, Any]:
         """What ``loaderd status`` shows of the data set: plain values."""

@@ -1,5 +1,5 @@
 """HTTP by uvicorn, with bounds to what it leaves open: how many connections there are, how long a request may take to
-come, and how large it may be."""
+come, how large it may be, and how long an answer may stay unread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ from loaderd.remote.tickets import MAX_SHARDS_BYTES
 _MAX_HEAD_BYTES = 64 << 10
 _MAX_REQUEST_BYTES = MAX_SHARDS_BYTES + _MAX_HEAD_BYTES
 _HEAD_LIMIT_S = 10.0
+_READ_LIMIT_S = 60.0
+_FULL = "the server has too many connections"
+_FULL_ANSWER = (
+    "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
+    f"Content-Type: text/plain\r\nContent-Length: {len(_FULL) + 1}\r\n\r\n{_FULL}\n"
+).encode()
+_CLOSE_LIMIT_S = 1.0
 
 
 class GuardedHttp(HttpToolsProtocol):
     """A connection, whose requests must come in time and be of a bounded size.
 
     Where there are as many connections as there may be, the one that has been idle longest makes room; if none is
-    idle, the new one is closed.
+    idle, the new one is told so, and closed.
     """
 
     max_connections = 1024
@@ -32,15 +39,33 @@ class GuardedHttp(HttpToolsProtocol):
         super().connection_made(transport)
         self._head_bytes = self._request_bytes = 0
         self._limit = self.loop.call_later(_HEAD_LIMIT_S, self._too_slow)
+        self._read_limit: asyncio.TimerHandle | None = None
         self.idle_since_s = self.loop.time()
         if len(self.connections) > self.max_connections:
             idle = [each for each in self.connections if isinstance(each, GuardedHttp) and each.is_idle]
-            min(idle, key=lambda each: each.idle_since_s, default=self).drop("the server has too many connections")
+            oldest = min(idle, key=lambda each: each.idle_since_s, default=self)
+            if oldest is not self:
+                oldest.drop(_FULL)
+                return
+            self.on_refused(self.client[0] if self.client else "somewhere", _FULL)
+            transport.write(_FULL_ANSWER)
+            transport.close()
+            self.loop.call_later(_CLOSE_LIMIT_S, transport.abort)  # TLS waits for the other end
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is under way."""
         return self.cycle is None or self.cycle.response_complete
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        why = f"it did not read its answer within {_READ_LIMIT_S:g} s"  # whose memory, and place, it would keep
+        self._read_limit = self.loop.call_later(_READ_LIMIT_S, self.drop, why)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._read_limit is not None:
+            self._read_limit.cancel()
 
     def drop(self, why: str) -> None:
         """End the connection."""
@@ -53,6 +78,8 @@ class GuardedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._limit.cancel()
+        if self._read_limit is not None:
+            self._read_limit.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -79,10 +106,6 @@ class GuardedHttp(HttpToolsProtocol):
         self.idle_since_s = self.loop.time()
         self._head_bytes = 0
         super().on_response_complete()
-
-    def timeout_keep_alive_handler(self) -> None:
-        # An answer that is not read would keep the memory, and the connection, for ever.
-        self.transport.abort() if self.transport.get_write_buffer_size() else super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
         self.on_refused(self.client[0] if self.client else "somewhere", "it is no HTTP request")

@@ -30,7 +30,7 @@ Choose = Callable[[list[list[ShardFile]]], list[list[ShardFile]]]
 _logger = logging.getLogger("loaderd")
 
 
-class OpenData:
+class IndexedShards:
     """The data of a data set. ``show`` is called with how far it is. ``known``: indexes that are here already.
 
     Raises LoaderdError.

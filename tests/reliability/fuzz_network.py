@@ -55,7 +55,7 @@ class Caller:
         if rng.random() < 0.6:
             ticket["rows"] = self._ranges()
         for _ in range(rng.choice([0, 1, 1, 2])):
-            name = rng.choice(["data", "rows", "listing", "compression", "protocol", "more"])
+            name = rng.choice(["data", "rows", "listing", "protocol", "more"])
             ticket[name] = rng.choice([hostile.number, hostile.value])(rng)
         kind = rng.choice([JSON, MSGPACK, "text/plain"])
         try:

@@ -71,8 +71,6 @@ def test_what_is_no_address(address: str):
         ({"consumers": 2}, 'is for sharing="mirrored"'),
         ({"start": 3}, "start must be"),
         ({"reconnect_timeout": -1}, "reconnect_timeout must be"),
-        ({"compression": "lz4"}, "compression must be None at unix:///nowhere: it is for servers on the network"),
-        ({"compression": "zip"}, "compression must be"),
         ({"tls": "ca.pem"}, "tls must be a loaderd.TLS"),
         ({"tls": loaderd.TLS()}, "tls must be None at unix:///nowhere: it is for servers on the network"),
         ({"workers": 2}, "workers must be None at unix:///nowhere: it is for servers on the network"),

@@ -96,7 +96,6 @@ def rows(calls: Calls, timeout_s: float) -> Any:
         ([answer(ROWS, LENGTH, body=BODY)], "loaderd-fault-bytes ''"),
         ([answer(ROWS, "loaderd-fault-bytes: 801", LENGTH, body=BODY)], "bytes, expected 800"),
         ([answer(ROWS, "loaderd-fault-bytes: 99999999", LENGTH, body=BODY)], "loaderd-fault-bytes '99999999'"),
-        ([answer(ROWS, NO_FAULTS, LENGTH, "loaderd-compression: zstd", body=BODY)], "rows in 'zstd'"),
         ([answer(ROWS, NO_FAULTS, LENGTH, "content-encoding: gzip", body=BODY)], "an answer in 'gzip'"),
         ([answer(ROWS, NO_FAULTS, "transfer-encoding: chunked", body=b"ffffffff\r\n")], "content-length ''"),
         ([answer(NO_FAULTS, "content-type: text/html", "content-length: 5", body=b"hello")], "rows of None"),
@@ -121,16 +120,6 @@ def rows(calls: Calls, timeout_s: float) -> Any:
 def test_rows_that_are_none_are_refused_once(start: Start, parts: Iterable[bytes], words: str):
     error = refused(start(parts), rows)
     assert words in error.message and error.hint
-
-
-def test_compressed_rows_that_are_larger_than_they_should_be(start: Start):
-    import pyarrow as pa
-
-    data = pa.compress(bytes(64 << 20), codec="zstd", asbytes=True)[:800]
-    ticket = RowsTicket("digest", TICKET.rows, compression="zstd")
-    sent = answer(ROWS, NO_FAULTS, f"content-length: {len(data)}", "loaderd-compression: zstd", body=data)
-    error = refused(start([sent]), lambda calls, timeout_s: calls.rows("train", ticket, ROW_BYTES, timeout_s))
-    assert "zstd" in error.message or "bytes of rows" in error.message
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,9 @@ def two_epochs(embedded):
     return embedded[: len(embedded) // 5]
 
 
-@pytest.mark.one_variant
-@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
-def test_batches_are_those_of_an_embedded_loader(server, two_epochs, compression, monkeypatch):
+def test_batches_are_those_of_an_embedded_loader(server, two_epochs, monkeypatch):
     monkeypatch.delenv("LOADERD_KERNELS")
-    with connect(server, epochs=2, compression=compression) as loader:
+    with connect(server, epochs=2) as loader:
         assert [check(batch) for batch in loader] == two_epochs
         statistics = loader.statistics()
         assert (statistics.num_records, statistics.num_shards) == (1000, 3)

@@ -19,7 +19,7 @@ from loaderd.plan.epoch import Slice
 from loaderd.remote import row_fetcher
 from loaderd.remote.row_fetcher import RowFetcher, requests_of
 from loaderd.remote.source import RemoteRows, RemoteSet, Settings
-from loaderd.remote.tickets import RowFault, encode_faults
+from loaderd.remote.tickets import RowFault, encode_faults, most_rows
 from loaderd.stages import Stage
 from tests.remote.evil_server import EvilServer, answer
 
@@ -63,7 +63,14 @@ def test_a_request_has_not_too_many_ranges(monkeypatch: pytest.MonkeyPatch):
     assert ranges(single, 100) == [single[:2], single[2:4], single[4:]]
 
 
-ROW_BYTES = 100_000  # ten a request
+def test_a_request_is_bounded_by_what_a_server_unpacks_for_it():
+    assert most_rows(8, 1 << 20) == 64
+    assert most_rows(200, 208) == (2 << 20) // 200
+    assert most_rows(1, 1) == 1 << 16
+    assert most_rows(1 << 30, 1 << 30) == 1
+
+
+ROW_BYTES = 200_000  # ten a request
 
 
 class RowsServer(EvilServer):
@@ -92,7 +99,7 @@ class RowsServer(EvilServer):
 
 def fetcher_of(servers: list[RowsServer], row_bytes: int) -> RowFetcher:
     of = RemoteSet(tuple(each.address for each in servers), Settings(), "train", 10.0)
-    rows = RemoteRows(of, "digest", row_bytes, bytes(8))
+    rows = RemoteRows(of, "digest", row_bytes, most_rows(row_bytes, row_bytes), bytes(8))
     return RowFetcher(rows, lambda _: None, print, lambda: None, [0] * len(Stage))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import ssl
 import time
 
 import pytest
@@ -10,7 +13,9 @@ import urllib3
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import OptionError, ServerError
+from loaderd.remote.calls import Calls, OutOfReach
 from loaderd.remote.security import check_token, read_token, read_tokens
+from loaderd.remote.source import Settings
 from tests.helpers.commands import run
 from tests.remote.network_server import NetworkServer
 
@@ -135,6 +140,19 @@ def test_a_server_that_asks_for_a_certificate(start_server, certificates, tls, t
     for wrong in (tls, strange):
         error = refused(server, token=TOKEN, tls=wrong)
         assert "refuses the connection" in error.message and "TLS(cert=…, key=…)" in error.hint
+
+
+def test_a_full_server_is_not_taken_for_one_that_refuses_a_certificate(start_server, certificates, tls):
+    secrets = ("--tls-cert", certificates.server_cert, "--tls-key", certificates.server_key)
+    server = start_server(*secrets, "--max-connections", "2")
+    context = ssl.create_default_context(cafile=certificates.ca)
+    with contextlib.ExitStack() as others:
+        for _ in range(12):
+            raw = others.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            sock = others.enter_context(context.wrap_socket(raw, server_hostname="localhost"))
+            sock.sendall(b"POST /v1/train/rows HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        with pytest.raises(OutOfReach, match="status 503"):
+            Calls(server.address, Settings(tls=tls)).status(5.0)
 
 
 def test_certificates_that_cannot_be_used(server, tmp_path):

@@ -6,14 +6,21 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 import loaderd
+import loaderd.testing
 from loaderd.errors import OptionError, ServerError, WorkerError
+from loaderd.remote.calls import Calls, OutOfReach
+from loaderd.remote.source import Settings
+from loaderd.remote.tables import table_from_wire
+from loaderd.remote.tickets import RowsTicket
 from tests.helpers.own_processes import DAEMON, children_of
 from tests.helpers.serving import wait_until
 from tests.remote.network_server import MODULE, NetworkServer
@@ -270,6 +277,53 @@ def test_a_record_that_kills_a_process_costs_itself_alone(start_server, on_corru
         assert len(loader.statistics().damages) == 1
     assert 345 not in found and len(set(found)) == len(found) == (990 if on_corrupt == "raise" else 999)
     assert len(errors) == (on_corrupt == "raise")
+
+
+def test_a_request_that_takes_too_long_is_halved(start_server):
+    """Until it takes less; it was asked again for ever."""
+    slow = "lambda id: (__import__('time').sleep(0.004 * len(id)), 2 * id)[1]"
+    module = MODULE.replace("lambda id: 2 * id", slow)
+    server = start_server(module=module + "\nimport loaderd.serve.app\nloaderd.serve.app._MAKE_LIMIT_S = 0.5\n")
+    with connect(server, epochs=1, reconnect_timeout=30) as loader:
+        assert sorted(number for batch in loader for number in batch["id"].tolist()) == list(range(1000))
+
+
+def test_answers_that_nobody_reads_fill_a_server(tmp_path):
+    """It says so to others, and keeps no more of them in memory."""
+    # A row that is larger than what the kernel keeps of an answer.
+    loaderd.testing.write_shards(tmp_path / "shards", {"bits": np.zeros((2, 16_000_000), np.uint8)})
+    module = """
+import pathlib, loaderd, loaderd.serve.app
+loaderd.serve.app._MOST_UNSENT_BYTES = 500_000
+schema = loaderd.Schema({"bits": loaderd.Raw("uint8", (16_000_000,))}, {"bits": loaderd.Array("bits")})
+train = loaderd.Dataset(str(pathlib.Path(__file__).parent / "shards" / "*"), schema)
+"""
+    server = NetworkServer(tmp_path, module=module)
+    try:
+        calls = Calls(server.address, Settings())
+        table = table_from_wire(calls.table("train", None, {}, 10.0), "here")
+        ticket = RowsTicket(table.digest, np.array([[0, 0, 0, 1]]))
+        body = ticket.encode()
+        head = "POST /v1/train/rows HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\n"
+        asked = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+        def is_full() -> bool:
+            try:
+                Calls(server.address, Settings()).rows("train", ticket, table.schema.row_bytes, 10.0)
+            except OutOfReach as error:
+                return "the server is full" in str(error)
+            return False
+
+        with contextlib.ExitStack() as idle:
+            for _ in range(12):
+                sock = idle.enter_context(socket.socket())
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.connect(("127.0.0.1", server.port))
+                sock.sendall(asked)
+            wait_until(is_full)  # one of its two processes may have them all
+        wait_until(lambda: not is_full())
+    finally:
+        server.close()
 
 
 def next_or_error(batches):

@@ -15,6 +15,7 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.rows import DatasetRows
 from loaderd.remote.source import RemoteRows, RemoteSet
 from loaderd.remote.tables import Table
+from loaderd.remote.tickets import most_rows
 from loaderd.storage.shard_file import ShardFile
 
 
@@ -45,7 +46,9 @@ class RemoteData:
     @property
     def source(self) -> bytes:
         table = self._table
-        return pickled(RemoteRows(self._of(), table.digest, table.schema.row_bytes, table.shards, table.listing))
+        row_bytes = table.schema.row_bytes
+        most = most_rows(row_bytes, table.row_bytes)
+        return pickled(RemoteRows(self._of(), table.digest, row_bytes, most, table.shards, table.listing))
 
     def count(self, block: int) -> int:
         return int(self._counts[block])

@@ -1,0 +1,95 @@
+"""Which shards a process of the network server has open, and for how many consumers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd.remote.tables import shard_hash
+from loaderd.remote.tickets import RowsTicket
+from loaderd.serve import datasets
+from loaderd.serve.datasets import NotReady, OtherData, ServedDataset, ServedListing
+from loaderd.serve.opening import IndexedShards
+
+
+@pytest.fixture
+def dataset(write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Schema) -> loaderd.Dataset:
+    return loaderd.Dataset(list(map(str, write_numbered([10] * 6))), numbered_schema)
+
+
+@pytest.fixture
+def served(dataset: loaderd.Dataset) -> ServedDataset:
+    return ServedDataset("train", "m:train", dataset, ThreadPoolExecutor(2), None)
+
+
+def earlier(dataset: loaderd.Dataset, number: int) -> list[tuple[str, bytes]]:
+    """(digest, hashes of its shards) of data sets of some of the shards."""
+    found = []
+    for chosen in list(combinations(range(6), 3))[:number]:
+        opened = IndexedShards(
+            dataset, "train", choose=lambda listed, chosen=chosen: [[listed[0][n] for n in chosen]]
+        )  # type: ignore[misc]
+        found.append((ServedListing(dataset, opened).digest, b"".join(map(shard_hash, opened.sets[0]))))
+    return found
+
+
+def ticket(digest: str) -> RowsTicket:
+    return RowsTicket(digest, np.array([[0, 0, 0, 1]]))
+
+
+def test_shards_of_many_trainings_stay_open(dataset: loaderd.Dataset, served: ServedDataset):
+    """More than four would be closed and opened again with each ticket; of too many, the last must wait."""
+    many = earlier(dataset, 18)
+
+    async def read() -> None:
+        await served.open_current()
+        for digest, shards in many[:16]:
+            await served.add(digest, shards)
+        first = [await served.of_ticket(ticket(digest)) for digest, _ in many[:16]]
+        again = [await served.of_ticket(ticket(digest)) for digest, _ in many[:16]]
+        assert all(one is other for one, other in zip(first, again, strict=True))
+        with pytest.raises(NotReady, match="too many earlier lists"):
+            await served.add(*many[16])
+
+    asyncio.run(read())
+
+
+def test_shards_that_nobody_reads_are_closed(
+    dataset: loaderd.Dataset, served: ServedDataset, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(datasets, "_IDLE_S", 0.0)
+
+    async def read() -> None:
+        await served.open_current()
+        many = earlier(dataset, 18)
+        for digest, shards in many:
+            await served.add(digest, shards)
+        with pytest.raises(OtherData):
+            await served.of_ticket(ticket(many[0][0]))
+        assert (await served.of_ticket(ticket(many[-1][0]))).digest == many[-1][0]
+
+    asyncio.run(read())
+
+
+def test_no_rows_of_other_shards_are_sent(
+    dataset: loaderd.Dataset, served: ServedDataset, monkeypatch: pytest.MonkeyPatch
+):
+    """Behind a digest that could not be opened were once the shards of now."""
+    monkeypatch.setattr(datasets, "_FAILED_FOR_S", -1.0)
+
+    async def read() -> None:
+        await served.open_current()
+        ((_, shards),) = earlier(dataset, 1)
+        with pytest.raises(OtherData):
+            await served.add("of-others", shards)
+        with pytest.raises(OtherData):
+            await served.of_ticket(ticket("of-others"))
+
+    asyncio.run(read())
