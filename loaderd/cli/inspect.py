@@ -23,7 +23,7 @@ from loaderd.cli.fixed_shard import (
 from loaderd.cli.parallel_scan import count, say
 from loaderd.cli.proposal import propose
 from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
-from loaderd.cli.sample import FeatureSummary, Sample, find_record, sample_shards, take_sample
+from loaderd.cli.sample import FeatureSummary, Sample, find_record, range_of, sample_shards, take_sample
 from loaderd.decode.example import Listed, RecordFault, list_features
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.formats.compression import OnRead
@@ -173,7 +173,7 @@ def _show_shard(file: ShardFile, arguments: argparse.Namespace, on_read: OnRead)
         say("If this is no TFRecord file: --schema says what records of a fixed size are.")
         return
     low, high = about["sample"]["record_bytes"]
-    say(f"The first {count(len(sample.sizes), 'record')}: {_range(low, high)} bytes each")
+    say(f"The first {count(len(sample.sizes), 'record')}: {range_of((low, high))} bytes each")
     for number, fault in sample.faults[:1]:
         found = readable_line(fault.found)
         say(f"{len(sample.faults)} of them are no tf.train.Example; the first is record {number}: {found}")
@@ -190,8 +190,8 @@ def _index_of(file: ShardFile, records: FixedRecords | None, on_read: OnRead) ->
 def _show_features(sample: Sample) -> None:
     rows = [("feature", "type", "values", "bytes of each", "in records")]
     for name, found in sample.features.items():
-        sizes = _range(min(found.byte_lengths), max(found.byte_lengths)) if found.byte_lengths else ""
-        values = _range(min(found.lengths), max(found.lengths))
+        sizes = range_of(found.byte_lengths) if found.byte_lengths else ""
+        values = range_of(found.lengths)
         rows.append(
             (name, "/".join(sorted(found.kinds)), values, sizes, f"{found.records:,} of {len(sample.sizes):,}")
         )
@@ -203,10 +203,6 @@ def _show_table(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _range(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _summary(found: FeatureSummary) -> dict[str, Any]:
@@ -272,7 +268,7 @@ def _say_fixed(about: dict[str, Any], index: ShardIndex) -> None:
     say(f"Schema: {about['schema']}")
     blocks = count(len(about["blocks"]), "member" if index.compression == "tar" else "block")
     low, high = min(about["blocks"], default=0), max(about["blocks"], default=0)
-    sizes = count(high, "record") if low == high else f"{_range(low, high)} records"
+    sizes = count(high, "record") if low == high else f"{range_of((low, high))} records"
     skipped = some_of([readable_line(name) for name in about["skipped"]], _SHOWN_NAMES)
     say(f"{blocks} of {sizes}" + (f"; skipped: {skipped}" if skipped else ""))
     if index.damages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loaderd.cli.fixed_shard import quoted
-from loaderd.cli.sample import FeatureSummary, Sample
+from loaderd.cli.sample import FeatureSummary, Sample, range_of
 from loaderd.errors import OptionError
 from loaderd.redaction import readable_line
 from loaderd.storage.names import some_of
@@ -73,7 +73,7 @@ def _problem(found: FeatureSummary) -> str:
     if found.lengths == {0}:
         return "its lists are empty"
     if kind == "bytes" and found.lengths != {1}:
-        return f"it has {_range(found.lengths)} bytes values, where one is read"
+        return f"it has {range_of(found.lengths)} bytes values, where one is read"
     return "its values are empty" if found.byte_lengths == {0} else ""
 
 
@@ -85,13 +85,13 @@ def _lines(
     array = f"loaderd.Array({quoted(name)})"
     if kind != "bytes":
         length, varies = max(found.lengths), len(found.lengths) > 1
-        remarks = [f"Its lists have {_range(found.lengths)} values; shorter ones are padded"] if varies else []
+        remarks = [f"Its lists have {range_of(found.lengths)} values; shorter ones are padded"] if varies else []
         remarks += _of_shapes(length, "values")
         options = [f"({length},)"] * (length > 1 or varies) + ["default=0"] * needs_default
         options += [f"pad={-1 if kind == 'int64' else 0}"] * varies
         return f"loaderd.{'Int64' if kind == 'int64' else 'Float'}({', '.join(options)})", array, remarks
     num_bytes, varies = max(found.byte_lengths), len(found.byte_lengths) > 1
-    remarks = [f"Its values have {_range(found.byte_lengths)} bytes; shorter ones are padded"] if varies else []
+    remarks = [f"Its values have {range_of(found.byte_lengths)} bytes; shorter ones are padded"] if varies else []
     if found.is_text:
         options = [f'"S{num_bytes}"', *['default=b""'] * needs_default, *["pad=True"] * varies]
         return f"loaderd.Raw({', '.join(options)})", array, remarks
@@ -125,8 +125,3 @@ def shapes_of(number: int) -> list[tuple[int, ...]]:
 def _of_shapes(number: int, unit: str) -> list[str]:
     shapes = shapes_of(number)
     return [f"{number} {unit} can have the shape {' or '.join(map(str, shapes))}"] if shapes else []
-
-
-def _range(numbers: set[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return f"{low}" if low == high else f"{low} to {high}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -69,6 +69,12 @@ class Sample:
     others: dict[str, str] = field(default_factory=dict)
     lists: set[str] = field(default_factory=set)
     parsed_in: dict[str, int] = field(default_factory=dict)
+
+
+def range_of(numbers: Collection[int]) -> str:
+    """Such as "7" or "3 to 1,024"."""
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def records_of(
