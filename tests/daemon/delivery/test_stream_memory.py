@@ -19,7 +19,7 @@ from loaderd.errors import DaemonError
 from loaderd.options import StreamOptions
 from loaderd.shm import anonymous
 from loaderd.shm.samples import encode_facts
-from loaderd.snapshots import Facts
+from tests.shm.test_samples import FACTS
 
 
 def failing_at(call: int, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,6 +39,7 @@ def failing_at(call: int, real: Callable[..., Any]) -> Callable[..., Any]:
     [
         *((anonymous.os, "memfd_create", call) for call in range(4)),
         *((anonymous.mmap, "mmap", call) for call in range(4)),
+        (anonymous.os, "ftruncate", 1),
         *((stream_memory.os, "open", call) for call in range(2)),
         (stream_memory, "new_bell", 0),
     ],
@@ -47,7 +48,7 @@ def test_a_stream_that_cannot_be_opened_leaves_no_descriptor(
     numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: int
 ):
     description = StreamDescription(loaderd.Dataset("*", numbered_schema), StreamOptions(10, workers=1))
-    facts = encode_facts(Facts(*([0] * len(Facts._fields))))
+    facts = encode_facts(FACTS)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(module, name, failing_at(call, getattr(module, name)))
