@@ -77,8 +77,8 @@ class Attach(NamedTuple):
 
     The memory of its windows, of its slots, of its page and of its members' columns comes along, and the bell of each
     of its consumers. ``source``: the shards; if servers have the records, a pickle of ``remote.source.RemoteRows``.
-    ``num_slots``, ``num_seats`` and ``num_members`` are the page's; ``news``: how many Granted, Withdrawn and
-    UseColumn were sent to the seat before. This message may come again for the same stream, with other files.
+    ``num_slots``, ``num_seats`` and ``num_members`` are the page's; ``news``: how many messages of News were sent to
+    the seat before. This message may come again for the same stream, with other files.
     """
 
     stream: int
@@ -121,6 +121,10 @@ class UseColumn(NamedTuple):
 
     stream: int
     column: int
+
+
+News = Granted | Withdrawn | UseColumn
+"""What the word NEWS of a page counts: a worker reads these before it claims a batch."""
 
 
 class ListTask(NamedTuple):

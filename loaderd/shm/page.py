@@ -27,7 +27,7 @@ daemon writes its words until another worker takes the seat.)
       WAITS …                consumer  how many waits there were of less than 4 µs, 8 µs, 16 µs …; the last: longer
       HELD, of each slot     consumer  1: it reads the slot
     of each seat:
-      NEWS                   daemon    how many Granted, Withdrawn and UseColumn it has sent there
+      NEWS                   daemon    how many messages it has sent there that come before a claim
       SLEEPS                 worker    1: it sleeps; ring its bell when a slot of its own has been given back
       TASK                   worker    1 + the number of the task that it is at; 0: none
       MAKES                  worker    the key of the batch that it is making; 0: none
@@ -384,11 +384,11 @@ class Page:
         return _SEATS + seat * _SEAT_WORDS
 
     def news(self, seat: int) -> int:
-        """How many Granted, Withdrawn and UseColumn were sent to a seat."""
+        """How many messages that come before a claim were sent to a seat."""
         return self.words[self._of_seat(seat) + _NEWS]
 
     def add_news(self, seat: int) -> None:
-        """Daemon: one more Granted, Withdrawn or UseColumn is on its way to a seat."""
+        """Daemon: one more message that comes before a claim is on its way to a seat."""
         self._news[seat] += 1
         self.words[self._of_seat(seat) + _NEWS] = self._news[seat]
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from loaderd.ipc.worker_messages import Granted, News, UseColumn
 from loaderd.plan.batch_range import BatchRange, without
 from loaderd.shm.page import Page, barrier, key_of, ring, split_key, step_of
 
@@ -32,8 +33,8 @@ class Claim(NamedTuple):
 class PageProducer:
     """Says what the worker of ``seat`` makes of a stream.
 
-    The caller keeps ``bells``, one of each consumer, and closes them. ``news``: how many Granted, Withdrawn and
-    UseColumn were sent to the seat before; it does not wait for these.
+    The caller keeps ``bells``, one of each consumer, and closes them. ``news``: how many messages of News were sent
+    to the seat before; it does not wait for these.
     """
 
     def __init__(self, page: Page, seat: int, news: int, bells: Sequence[int]) -> None:
@@ -54,12 +55,22 @@ class PageProducer:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is a Granted, Withdrawn or UseColumn that must be read first."""
+        """Whether there is a message that must be read first."""
         return self.page.news(self.seat) != self._news
 
-    def granted(self, generation: int, ranges: list[BatchRange]) -> None:
-        """More batches may be made; those of older generations may not."""
+    def received(self, message: News, memory: npt.NDArray[np.uint8] | None = None) -> None:
+        """Take in what the daemon says. ``memory`` comes with UseColumn."""
         self._news += 1
+        if isinstance(message, Granted):
+            self._granted(message.generation, message.ranges)
+        elif isinstance(message, UseColumn):
+            assert memory is not None
+            self.page.use_column(message.column, memory)
+        elif message.generation == self._generation:
+            self._ranges = without(self._ranges, message.step)
+            self._unpark(key_of(message.generation, message.step))
+
+    def _granted(self, generation: int, ranges: list[BatchRange]) -> None:
         if generation != self._generation:
             self._generation, self._ranges = generation, []
         for one in ranges:
@@ -69,18 +80,6 @@ class PageProducer:
         for key in list(self._parked):
             if split_key(key)[0] != generation or any(one.has(step_of(key)) for one in ranges):
                 self._unpark(key)
-
-    def withdrawn(self, generation: int, step: int) -> None:
-        """A batch may not be made any more."""
-        self._news += 1
-        if generation == self._generation:
-            self._ranges = without(self._ranges, step)
-            self._unpark(key_of(generation, step))
-
-    def use_column(self, column: int, memory: npt.NDArray[np.uint8]) -> None:
-        """A member's column lies in other memory from here on."""
-        self._news += 1
-        self.page.use_column(column, memory)
 
     def _unpark(self, key: int) -> None:
         if key in self._parked:

@@ -40,10 +40,10 @@ from loaderd.ipc.worker_messages import (
     Detach,
     Done,
     FillFailed,
-    Granted,
     IndexTask,
     ListTask,
     LoadTask,
+    News,
     OutageReport,
     Seat,
     Shards,
@@ -51,7 +51,6 @@ from loaderd.ipc.worker_messages import (
     TaskProgress,
     TrialTask,
     UseColumn,
-    Withdrawn,
     WorkerNotice,
     WorkerTask,
 )
@@ -136,16 +135,10 @@ class Worker:
         elif isinstance(message, UseServers):
             for stream in self._streams.values():
                 stream.runner.rows.use_servers(tuple(message.addresses))
-        elif isinstance(message, Granted):
+        elif isinstance(message, News):
+            memories = mapped(self._channel.take_fd()) if isinstance(message, UseColumn) else ()
             if message.stream in self._streams:
-                self._streams[message.stream].producer.granted(message.generation, message.ranges)
-        elif isinstance(message, Withdrawn):
-            if message.stream in self._streams:
-                self._streams[message.stream].producer.withdrawn(message.generation, message.step)
-        elif isinstance(message, UseColumn):
-            (memory,) = mapped(self._channel.take_fd())
-            if message.stream in self._streams:
-                self._streams[message.stream].producer.use_column(message.column, memory.bytes)
+                self._streams[message.stream].producer.received(message, *(memory.bytes for memory in memories))
         elif isinstance(message, Attach):
             self._channel.send(self._try_attach(message))
         elif isinstance(message, Detach):

@@ -15,7 +15,7 @@ from loaderd.daemon.delivery.notes import Note
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.errors import LoaderdError
 from loaderd.ipc.messages import BatchFailed, RecordsSkipped
-from loaderd.ipc.worker_messages import FillFailed, Granted, RowFault, Withdrawn
+from loaderd.ipc.worker_messages import FillFailed, Granted, News, RowFault
 from loaderd.shm.page import Page, barrier, new_bell, split_key
 from loaderd.worker.page_producer import Claim
 from tests.daemon.page_workers import Delivery, PageWorker, new_page
@@ -171,7 +171,7 @@ class Floor:
             for seat in range(len(self.hands)):
                 self._tell(seat, said)
 
-    def _tell(self, seat: int, said: Granted | Withdrawn) -> None:
+    def _tell(self, seat: int, said: News) -> None:
         self.page.add_news(seat)
         self.hands[seat].tell(said)
 

@@ -13,7 +13,7 @@ from loaderd.daemon.delivery.notes import Note
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
 from loaderd.ipc.messages import BatchFailed, RecordsSkipped
-from loaderd.ipc.worker_messages import Granted, LoadDone, LoadFault, LoadTask, TrialDone, UseColumn, Withdrawn
+from loaderd.ipc.worker_messages import LoadDone, LoadFault, LoadTask, News, TrialDone
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
@@ -118,16 +118,16 @@ class PageWorker:
 
     def __init__(self, page: Page, seat: int, news: int, bells: Sequence[int]) -> None:
         self.filler = PageProducer(page, seat, news, bells)
-        self.unread: deque[tuple[Granted | Withdrawn | UseColumn, Any]] = deque()
+        self.unread: deque[tuple[News, Any]] = deque()
 
-    def tell(self, message: Granted | Withdrawn | UseColumn, memory: Any = None) -> None:
+    def tell(self, message: News, memory: Any = None) -> None:
         """It is on its way; that it is, the page says already. ``memory`` comes with UseColumn."""
         self.unread.append((message, memory))
 
     def read(self) -> bool:
         """Read the next message, if it has come."""
         if self.unread:
-            self._read(*self.unread.popleft())
+            self.filler.received(*self.unread.popleft())
             return True
         return False
 
@@ -136,11 +136,3 @@ class PageWorker:
         while self.filler.has_news:
             assert self.read(), "nobody waits for what was never sent"
         return self.filler.claim()
-
-    def _read(self, message: Granted | Withdrawn | UseColumn, memory: Any) -> None:
-        if isinstance(message, Withdrawn):
-            self.filler.withdrawn(message.generation, message.step)
-        elif isinstance(message, UseColumn):
-            self.filler.use_column(message.column, memory)
-        else:
-            self.filler.granted(message.generation, message.ranges)

@@ -25,11 +25,10 @@ from loaderd.ipc.worker_messages import (
     Attached,
     Done,
     FillFailed,
-    Granted,
     IndexTask,
     LoadTask,
+    News,
     TaskFailed,
-    Withdrawn,
     WorkerTask,
 )
 from loaderd.shm.page import Page, new_bell, step_of
@@ -154,10 +153,8 @@ class Hand:
         message = self.inbox.popleft()
         if isinstance(message, WorkerTask):
             self.tasks.append(self._crew.task_of(message))
-        elif isinstance(message, Granted):
-            self.fillers[message.stream].granted(message.generation, message.ranges)
-        elif isinstance(message, Withdrawn):
-            self.fillers[message.stream].withdrawn(message.generation, message.step)
+        elif isinstance(message, News):
+            self.fillers[message.stream].received(message)
         elif isinstance(message, Attach):
             page = self._crew.pages[message.stream]
             if message.stream not in self._turns:

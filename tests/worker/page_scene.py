@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from loaderd.client.page_consumer import PageConsumer
+from loaderd.ipc.worker_messages import Granted, Withdrawn
 from loaderd.plan.batch_range import BatchRange
 from loaderd.plan.batches import Segment
 from loaderd.shm.page import Column, Page, new_bell, split_key, words_of
@@ -111,12 +112,12 @@ class Scene:
     def grant(self, name: str, *ranges: BatchRange) -> None:
         """A worker reads that it may make all, or these."""
         self.page.add_news(self.fillers[name].seat)
-        self.fillers[name].granted(self.generation, [*ranges] or [batches(0, self.num_steps)])
+        self.fillers[name].received(Granted(0, self.generation, [*ranges] or [batches(0, self.num_steps)]))
 
     def withdraw(self, name: str, step: int, generation: int | None = None) -> None:
         """A worker reads that it may not make a batch."""
         self.page.add_news(self.fillers[name].seat)
-        self.fillers[name].withdrawn(self.generation if generation is None else generation, step)
+        self.fillers[name].received(Withdrawn(0, self.generation if generation is None else generation, step))
 
     def lose(self, name: str) -> None:
         """A worker is dead: the daemon takes its claim back."""

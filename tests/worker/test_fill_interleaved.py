@@ -51,10 +51,10 @@ def test_wherever_a_worker_dies_that_gives_slots_back_none_is_lost(new_scene: Ne
         do_at(scene, "A", number, lambda: die([]), only_writes=True)
         with suppress(Died):
             if how == "withdrawn":
-                filler.withdrawn(1, 0)
-                filler.withdrawn(1, 1)
+                scene.withdraw("A", 0)
+                scene.withdraw("A", 1)
             else:
-                filler.granted(scene.generation, [batches(0, 2)])
+                scene.grant("A", batches(0, 2))
         scene.ignore()
         for slot, _ in scene.page.unfinished(0):  # the daemon does not want them any more
             scene.page.claim(slot, 0)

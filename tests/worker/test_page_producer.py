@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loaderd.ipc.worker_messages import Withdrawn
 from loaderd.shm.page import POSITION, WAKE_DAEMON_AT, key_of, step_of
 from loaderd.worker.page_producer import Claim, PageProducer
 from tests.helpers.bells import was_rung
@@ -47,7 +48,7 @@ def test_what_is_withdrawn_is_not_claimed(new_scene: NewScene):
     filler = scene.fillers["A"]
     scene.page.add_news(0)
     assert filler.has_news
-    filler.withdrawn(1, 0)
+    filler.received(Withdrawn(0, 1, 0))
     assert not filler.has_news
     claims = [claimed(scene, "A")]
     scene.withdraw("A", 2, generation=0)
@@ -105,7 +106,7 @@ def test_what_is_withdrawn_at_any_moment_is_not_claimed_any_more(new_scene: NewS
         if number >= len(seen):
             withdraw()
         scene.ignore()
-        scene.fillers["A"].withdrawn(1, 0)
+        scene.fillers["A"].received(Withdrawn(0, 1, 0))
         assert [step_of(key) for _, key in scene.page.unfinished(0)] == [] if found is None else [found.step]
 
 

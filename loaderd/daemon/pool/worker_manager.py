@@ -34,13 +34,12 @@ from loaderd.ipc.worker_messages import (
     FillFailed,
     Granted,
     LoadTask,
+    News,
     OutageReport,
     Seat,
     TaskFailed,
     TaskProgress,
     TrialTask,
-    UseColumn,
-    Withdrawn,
     WorkerNotice,
 )
 from loaderd.processes import is_stopped
@@ -131,14 +130,12 @@ class WorkerManager:
         for worker in self.pool.numbers:
             self._tell_of(worker, stream)
 
-    def tell(self, stream: Attachable, message: Granted | Withdrawn | UseColumn, fds: tuple[int, ...] = ()) -> None:
+    def tell(self, stream: Attachable, message: News, fds: tuple[int, ...] = ()) -> None:
         """Have all workers know what they may make of a stream, or where a column of it lies."""
         for worker in self.pool.numbers:
             self._tell_news(worker, stream, message, fds)
 
-    def _tell_news(
-        self, worker: int, stream: Attachable, message: Granted | Withdrawn | UseColumn, fds: tuple[int, ...] = ()
-    ) -> None:
+    def _tell_news(self, worker: int, stream: Attachable, message: News, fds: tuple[int, ...] = ()) -> None:
         stream.page.add_news(self.pool.seat_of(worker))
         self._event_loop.post(worker, message, fds)
 
