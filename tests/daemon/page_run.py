@@ -8,17 +8,17 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from loaderd.client.page_consumer import PageConsumer
 from loaderd.daemon.delivery.notes import Note
-from loaderd.daemon.delivery.stream import Stream
 from loaderd.errors import LoaderdError
 from loaderd.ipc.messages import BatchFailed, RecordsSkipped
-from loaderd.ipc.worker_messages import FillFailed, Granted, News, RowFault
+from loaderd.ipc.worker_messages import FillFailed, News, RowFault
 from loaderd.shm.page import Page, barrier, new_bell, split_key
 from loaderd.worker.page_producer import Claim
-from tests.daemon.page_workers import Delivery, PageWorker, new_page
+from tests.daemon.page_workers import Delivery, Opened, PageWorker, new_page
 from tests.helpers.bells import was_rung
 
 
@@ -155,21 +155,24 @@ class Floor:
     def _new_hand(self, seat: int) -> Hand:
         return Hand(self.page, seat, self.bells[seat], self.consumer_bell)
 
+    @property
+    def _opened(self) -> Opened:
+        def tell_all(_: object, message: News) -> None:
+            for seat in range(len(self.hands)):
+                self._tell(seat, message)
+
+        manager: Any = SimpleNamespace(bell=self.consumer_bell, tell=tell_all)
+        return Opened(0, self.stream, manager, self._tell_consumer)
+
     def say(self) -> None:
         """What ``Session.go_on`` does."""
         self.stream.look()
-        self._say()
+        self._opened.say()
 
-    def _say(self) -> None:
-        """What ``OpenedStream.say`` does."""
-        stream: Stream = self.stream
-        while stream.notes:
+    def _tell_consumer(self) -> None:
+        while self.stream.notes:
             self.page.add_consumer_news()
-            self.consumer.unread.append(stream.notes.popleft())
-        while stream.grants:
-            said = stream.grants.popleft()
-            for seat in range(len(self.hands)):
-                self._tell(seat, said)
+            self.consumer.unread.append(self.stream.notes.popleft())
 
     def _tell(self, seat: int, said: News) -> None:
         self.page.add_news(seat)
@@ -190,26 +193,11 @@ class Floor:
         self.say()
 
     def lose(self, seat: int, reason: str, stalled: bool = False) -> None:
-        """The worker of a seat is lost: what ``WorkerManager._lose`` and ``OpenedStream.lose_claims`` do.
-
-        A worker that is lost has been heard to the end.
-        """
-        stream: Stream = self.stream
-        page = self.page
+        """The worker of a seat, which has been heard to the end, is lost; another one takes the seat."""
         self.hear(seat)
-        stream.lost_at(page.makes(seat), reason, stalled)
-        given_up = [slot for slot, key in page.unfinished(seat) if not stream.keeps_slot(key)]
-        page.say_makes(seat, 0)
-        page.say_task(seat, None)
-        page.say_sleeps(seat, False)
-        self._say()
-        for slot in given_up:
-            page.claim(slot, 0)
-        barrier()
-        stream.wake_workers()
-        self._say()
+        self._opened.lose_claims(seat, reason, stalled)
         self.hands[seat] = self._new_hand(seat)
-        self._tell(seat, Granted(0, stream.generation, [*stream.granted]))
+        self._tell(seat, self._opened.granted_message())
         self.consumer.wake_up()  # it is warned
         self.say()
 

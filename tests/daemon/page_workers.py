@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from loaderd.client.page_consumer import PageConsumer
 from loaderd.daemon.delivery.notes import Note
+from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
+from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.ipc.messages import BatchFailed, RecordsSkipped
-from loaderd.ipc.worker_messages import LoadDone, LoadFault, LoadTask, News, TrialDone
+from loaderd.ipc.worker_messages import Attach, LoadDone, LoadFault, LoadTask, News, TrialDone
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
@@ -49,6 +52,26 @@ def stream_of(plan: PassPlan | Callable[[Pass], PassPlan], page: Page, **options
     needed: dict[str, Any] = {"num_arenas": 2, "num_workers": page.num_seats, "skip_damaged": False}
     needed["error_context"] = lambda records, error, **_: error
     return Stream(plan if callable(plan) else lambda _: plan, page, **{**needed, **options})
+
+
+class Opened(OpenedStream):
+    """As far as workers are told of a stream: it has no data and no memory of its own.
+
+    Of the ``worker_manager``, it needs ``tell`` and the ``bell``.
+    """
+
+    def __init__(
+        self, number: int, stream: Stream, worker_manager: WorkerManager, tell_consumers: Callable[[], None]
+    ) -> None:
+        self.number, self.stream, self.page = number, stream, stream.page
+        self.error = None
+        self.stream_memory: Any = SimpleNamespace(bells=[worker_manager.bell])
+        self._worker_manager, self._tell_consumers = worker_manager, tell_consumers
+        self._missing_s = 0.0
+
+    def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
+        sizes = self.page.num_slots, self.page.num_seats, 0
+        return Attach(self.number, b"", b"", 0, *sizes, self.page.news(seat)), ()
 
 
 def answer_to(task: Task, faults: Sequence[LoadFault] = ()) -> LoadDone | TrialDone:

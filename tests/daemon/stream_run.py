@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loaderd.daemon.pool.scheduler import Scheduler
-from loaderd.daemon.pool.tasks import Task
+from loaderd.daemon.pool.tasks import Task, TaskSource
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.ipc.messages import BatchFailed
+from loaderd.ipc.worker_messages import Done, WorkerTask
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass
 from loaderd.worker.page_producer import Claim
@@ -29,6 +30,25 @@ def scheduler_of(*sources: Any, workers: int) -> Scheduler:
         scheduler.add_worker(worker)
         scheduler.ready(worker)
     return scheduler
+
+
+class OneTask(TaskSource):
+    """A source of one task, which no worker lives to end."""
+
+    def __init__(self, work: WorkerTask, survives_stalls: bool = True) -> None:
+        self.task = Task(self, work, survives_stalls=survives_stalls)
+        self.error: LoaderdError | None = None
+        self._is_begun = False
+
+    def next_task(self) -> Task | None:
+        is_first, self._is_begun = not self._is_begun, True
+        return self.task if is_first else None
+
+    def done(self, task: Task, result: Done) -> None:
+        raise AssertionError("nobody lives to end it")
+
+    def failed(self, task: Task, error: LoaderdError) -> None:
+        self.error = error
 
 
 def error_context(records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:

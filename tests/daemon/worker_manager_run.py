@@ -11,10 +11,8 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
-from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
 from loaderd.daemon.pool.worker_manager import WorkerManager
@@ -33,7 +31,7 @@ from loaderd.ipc.worker_messages import (
 )
 from loaderd.shm.page import Page, new_bell, step_of
 from loaderd.worker.page_producer import Claim, PageProducer
-from tests.daemon.page_workers import answer_to
+from tests.daemon.page_workers import Opened, answer_to
 from tests.helpers.bells import was_rung
 
 
@@ -104,23 +102,6 @@ class _Pool:
 
 def nobody() -> None:
     """Tells consumers nothing: whoever takes batches in these tests looks at the stream's notes first."""
-
-
-class _Opened(OpenedStream):
-    """As far as workers are told of a stream: it has no data and no memory of its own."""
-
-    def __init__(
-        self, number: int, stream: Stream, worker_manager: WorkerManager, tell_consumers: Callable[[], None]
-    ) -> None:
-        self.number, self.stream, self.page = number, stream, stream.page
-        self.error = None
-        self.stream_memory: Any = SimpleNamespace(bells=[worker_manager.bell])
-        self._worker_manager, self._tell_consumers = worker_manager, tell_consumers
-        self._missing_s = 0.0
-
-    def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
-        sizes = self.page.num_slots, self.page.num_seats, 0
-        return Attach(self.number, b"", b"", 0, *sizes, self.page.news(seat)), ()
 
 
 @dataclass(eq=False)
@@ -279,12 +260,12 @@ class Crew:
         """The number of the stream that a task is of; NO_STREAM: of none."""
         return NO_STREAM if isinstance(task.work, IndexTask) else self._streams[task.source]
 
-    def attach(self, stream: Stream, tell_consumers: Callable[[], None] = nobody) -> OpenedStream:
+    def attach(self, stream: Stream, tell_consumers: Callable[[], None] = nobody) -> Opened:
         """Have the workers know of a stream, and do its tasks."""
         number = len(self._streams)
         self._streams[stream] = number
         self.pages[number] = stream.page
-        opened = _Opened(number, stream, self.worker_manager, tell_consumers)
+        opened = Opened(number, stream, self.worker_manager, tell_consumers)
         self.worker_manager.attach(opened)
         self.add_source(stream)
         return opened

@@ -20,6 +20,7 @@ def test_workers_claim_the_first_step_that_nobody_has(new_scene: NewScene):
     assert second.batch == batches(1, 2)
     scene.begin_writing(first), scene.end_writing(first)
     scene.fillers["A"].made(first)
+    assert scene.page.makes(0) == 0
     assert claimed(scene, "A").step == 2
     assert scene.page.unfinished(0) == [(2, key_of(1, 2))]
 

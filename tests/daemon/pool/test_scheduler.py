@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from loaderd.daemon.indexing.index_pass import IndexPass
-from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task, TaskSource
+from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.formats.index_cache import IndexCache
-from loaderd.ipc.worker_messages import Done, IndexTask, ListTask, LoadTask
+from loaderd.ipc.worker_messages import IndexTask, ListTask, LoadTask
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.storage.shard_file import ShardFile
-from tests.daemon.stream_run import scheduler_of
+from tests.daemon.stream_run import OneTask, scheduler_of
 
 _STALL_TIMEOUT_S = 8.0
 _STALL_TICKS = 8
@@ -195,27 +195,9 @@ def test_a_task_that_need_not_survive_a_stall_is_given_up_after_one(survives: bo
     assert bool(source.indexes) == (not survives)
 
 
-class Listing(TaskSource):
-    """One listing, which no stall may outlive."""
-
-    def __init__(self) -> None:
-        self.task: Task | None = Task(self, ListTask(0, ["s3://bucket/*"], b""), survives_stalls=False)
-        self.error: LoaderdError | None = None
-
-    def next_task(self) -> Task | None:
-        task, self.task = self.task, None
-        return task
-
-    def done(self, task: Task, result: Done) -> None:
-        raise AssertionError("nobody lives to end it")
-
-    def failed(self, task: Task, error: LoaderdError) -> None:
-        self.error = error
-
-
 def test_who_hangs_at_a_stream_that_it_was_told_of_may_not_have_begun_its_task():
     """It takes over the stream first. If another worker stalls at the task, it is the task's fault."""
-    listing = Listing()
+    listing = OneTask(ListTask(0, ["s3://bucket/*"], b""), survives_stalls=False)
     scheduler = scheduler_of(listing, workers=1)
     for worker in (0, 1):
         if worker:

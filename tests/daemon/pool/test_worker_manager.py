@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from loaderd.daemon.pool.tasks import MAX_DEATHS, Task, TaskSource
-from loaderd.errors import LoaderdError
-from loaderd.ipc.worker_messages import Done, IndexTask, LoadTask
+from loaderd.daemon.pool.tasks import MAX_DEATHS, Task
+from loaderd.ipc.worker_messages import IndexTask, LoadTask
 from loaderd.plan.passes import Pass
 from loaderd.shm.page import POSITION, Counter, split_key
 from loaderd.storage.shard_file import ShardFile
 from loaderd.worker.page_producer import Claim
 from tests.daemon.line_run import STALL_TICKS, at_a_batch
 from tests.daemon.page_workers import answer_to
+from tests.daemon.stream_run import OneTask
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -172,30 +172,10 @@ def test_a_worker_that_was_stopped_just_behind_its_claim_is_replaced(line_of: An
     assert hand.number in line.tick(3 * STALL_TICKS)
 
 
-class Indexing(TaskSource):
-    """One index is wanted."""
-
-    def __init__(self) -> None:
-        self.task: Task | None = None
-        self.error: LoaderdError | None = None
-
-    def next_task(self) -> Task | None:
-        if self.task is not None:
-            return None
-        self.task = Task(self, IndexTask((ShardFile("/a", 1, 1),), b"", b""))
-        return self.task
-
-    def done(self, task: Task, result: Done) -> None:
-        raise AssertionError("nobody lives to end it")
-
-    def failed(self, task: Task, error: LoaderdError) -> None:
-        self.error = error
-
-
 def test_an_index_is_blamed_and_not_a_load_before_it_that_waits(line_of: Any):
     """What a load reads is still on its way; and what is behind it is done meanwhile."""
     line = line_of(400, 10, 100)
-    worker_manager, indexing = line.crew.worker_manager, Indexing()
+    worker_manager, indexing = line.crew.worker_manager, OneTask(IndexTask((ShardFile("/a", 1, 1),), b"", b""))
     (worker,) = line.crew.hands
     load, other = worker_manager.scheduler.tasks_of(worker)
     worker_manager.scheduler.end_task(worker, other.number, answer_to(other))
