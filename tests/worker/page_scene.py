@@ -202,7 +202,6 @@ class Scene:
         assert not self.page.unfinished(0) and not self.page.unfinished(1)
 
 
-Do = Callable[[Scene], object]
 NewScene = Callable[..., Scene]
 
 

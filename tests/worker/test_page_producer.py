@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from loaderd.ipc.worker_messages import Withdrawn
 from loaderd.shm.page import POSITION, WAKE_DAEMON_AT, key_of, step_of
 from loaderd.worker.page_producer import Claim, PageProducer
 from tests.helpers.bells import was_rung
-from tests.worker.page_scene import SIZE, NewScene, Scene, batches, claimed, do_at
+from tests.worker.page_scene import SIZE, Died, NewScene, Scene, batches, claimed, do_at
 
 
 def test_workers_claim_the_first_step_that_nobody_has(new_scene: NewScene):
@@ -164,6 +166,55 @@ def test_the_consumer_is_rung_for_if_it_sleeps_for_this_batch(new_scene: NewScen
     assert not was_rung(scene.consumer_bell), "this is the next but one"
     scene.fillers["A"].made(claims[0])
     assert was_rung(scene.consumer_bell)
+
+
+def die() -> None:
+    raise Died
+
+
+@pytest.mark.parametrize("how", ["granted", "withdrawn", "elsewhere"])
+def test_wherever_a_worker_dies_that_gives_slots_back_none_is_lost(new_scene: NewScene, how: str):
+    """Those that it kept for batches that could not be made."""
+    for number in range(3):
+        scene = new_scene(4)
+        filler = scene.fillers["A"]
+        for _ in range(2):
+            filler.not_made(claimed(scene, "A"))
+        if how == "elsewhere":
+            scene.begin(0)
+        do_at(scene, "A", number, die, only_writes=True)
+        with suppress(Died):
+            if how == "withdrawn":
+                scene.withdraw("A", 0)
+                scene.withdraw("A", 1)
+            else:
+                scene.grant("A", batches(0, 2))
+        scene.ignore()
+        for slot, _ in scene.page.unfinished(0):  # the daemon does not want them any more
+            scene.page.claim(slot, 0)
+        scene.lose("A")
+        scene.grant("B")
+        scene.finish()
+
+
+def test_a_worker_that_has_claimed_may_give_way_while_the_consumer_looks(new_scene: NewScene):
+    """And make another batch in that slot: the consumer must not take it for the one that was claimed there."""
+    for number in range(40):
+        scene = new_scene(4)
+        slot = 3
+        scene.page.claim(slot, key_of(1, 0))  # B has claimed, and not looked again yet
+
+        def give_way(scene: Scene = scene, slot: int = slot) -> None:
+            scene.page.claim(slot, key_of(1, 1))
+            scene.contents[slot] = key_of(1, 1)
+            scene.page.fill(slot, SIZE)
+
+        do_at(scene, "consumer", number, give_way)
+        if scene.taker.has_batch():
+            raise AssertionError("batch 0 is nowhere")
+        if scene.page.is_free(slot):
+            give_way()
+        scene.finish()
 
 
 # --------------------------------------------------------------------------------------------------- sleep

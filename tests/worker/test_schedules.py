@@ -1,6 +1,6 @@
 """Two workers and a consumer at one page, each of them interrupted anywhere and for any time, and workers that die.
 
-``test_fill`` tries each moment for one thing that may happen there; this tries many at once, in random order.
+Each of them runs in a thread of its own, one at a time, in random order.
 """
 
 from __future__ import annotations

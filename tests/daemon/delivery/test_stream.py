@@ -337,7 +337,7 @@ class StreamMachine(StreamWorld):
 
     @invariant()
     def no_batch_is_there_twice(self) -> None:
-        """Not where each claim is made as a whole; where they are not, tests/worker/test_fill.py is."""
+        """Not where each claim is made as a whole; where they are not, tests/worker/test_schedules.py is."""
         page = self.floor.page
         found = Counter(page.keys())
         assert not [key for key, times in found.items() if times > 1 and key >= page.words[POSITION]]
