@@ -163,6 +163,8 @@ def test_what_others_put_in_the_place_of_an_index_is_not_read(cache: IndexCache,
         with path.open("wb") as out:
             out.truncate(20 << 30)
     assert cache.load(file) is None
+    assert isinstance(keep(cache, file), OSError) == (trap == "a folder"), "what is no folder is replaced"
+    assert {other.name for other in path.parent.iterdir()} - {"a.tfrecord"} == {path.name}, "nothing temporary"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,9 @@ def test_where_it_is(file: ShardFile, tmp_path: Path, monkeypatch: pytest.Monkey
     assert path_in(IndexCache("user", 4), remote).is_relative_to(tmp_path / "env")
     assert path_in(IndexCache("beside", 4), remote).is_relative_to(tmp_path / "env"), "nothing is written to a bucket"
     assert path_in(IndexCache(str(tmp_path / "x"), 4), file).is_relative_to(tmp_path / "x")
-    assert IndexCache("none", 4).path_of(file) is None
+    none = IndexCache("none", 4)
+    assert none.path_of(file) is None and keep(none, file) is None and none.load(file) is None
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.tfrecord", "data"]
     monkeypatch.delenv("LOADERD_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert default_cache_dir() == tmp_path / "xdg" / "loaderd"
@@ -291,13 +295,6 @@ def test_where_it_is(file: ShardFile, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert default_cache_dir() == tmp_path / "home" / ".cache" / "loaderd"
     assert path_in(IndexCache("~/indexes", 4), file).is_relative_to(tmp_path / "home" / "indexes")
-
-
-def test_none_keeps_nothing(file: ShardFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("LOADERD_CACHE_DIR", str(tmp_path / "env"))
-    cache = IndexCache("none", 4)
-    assert keep(cache, file) is None and cache.load(file) is None
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.tfrecord", "data"]
 
 
 def test_beside_is_hidden_from_a_glob_over_the_shards(file: ShardFile, monkeypatch: pytest.MonkeyPatch):
@@ -357,14 +354,6 @@ def test_a_disk_that_is_full(cache: IndexCache, file: ShardFile, tmp_path: Path)
         assert cache.load(file) is None
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.tfrecord"], "nothing is left"
     assert keep(cache, file) is None
-
-
-def test_a_place_that_is_taken_leaves_nothing_temporary(cache: IndexCache, file: ShardFile):
-    path = path_in(cache, file)
-    path.mkdir(parents=True)
-    assert cache.load(file) is None
-    assert isinstance(keep(cache, file), OSError)
-    assert {other.name for other in path.parent.iterdir()} - {"a.tfrecord"} == {path.name}
 
 
 def test_a_user_without_a_home(file: ShardFile, monkeypatch: pytest.MonkeyPatch):

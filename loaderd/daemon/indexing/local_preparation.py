@@ -65,7 +65,6 @@ class LocalPreparation(Preparation):
         self._known = known
         self._storage = pickled_storage(options.storage)
         self._slow_said: set[type] = set()
-        self._finished_s = self._began_s
         self.sets: list[list[ShardFile]] = []
         self.list_pass: ListPass | None = ListPass(
             [leaf.shards for leaf in dataset.leaves()], worker_manager.stall_timeout, self._storage
@@ -85,11 +84,6 @@ class LocalPreparation(Preparation):
             return None if is_silent else Progress("listing shards", self.list_pass.num_found)
         return None if self.index_pass is None else self.index_pass.progress
 
-    @property
-    def age_s(self) -> float:
-        """Seconds since it was finished; 0: it is not."""
-        return time.monotonic() - self._finished_s if self.finished else 0.0
-
     def advance(self) -> None:
         if self.list_pass is not None:
             self._after_listing(self.list_pass)
@@ -101,7 +95,6 @@ class LocalPreparation(Preparation):
             self._warn_if_slow(done)
             return
         self.cancel()
-        self._finished_s = time.monotonic()  # if it fails
         self.error = done.error
         if self.error is None:
             try:
@@ -159,7 +152,6 @@ class LocalPreparation(Preparation):
             return
         self.cancel()
         self.num_cached = done.num_cached
-        self._finished_s = time.monotonic()
         self.storage_counts = done.counts
         if done.error is not None:
             self.error = done.error
