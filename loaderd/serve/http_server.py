@@ -28,7 +28,7 @@ from loaderd.daemon.catalog import imported_datasets
 from loaderd.daemon.indexing.shard_manifest import Manifests
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.channel import Channel, ChannelClosed
-from loaderd.ipc.child import die_with_parent, enter_process
+from loaderd.ipc.child import die_with_parent, enter_process, name_process
 from loaderd.ipc.messages import AskStatus, Drain, Failed, Serve, Status, Stop
 from loaderd.restarts import Backoff
 from loaderd.serve.app import RowsApp
@@ -121,6 +121,7 @@ class HttpServer:
         if "health" in self._fds:
             pages = {path: page for path, page in self._app.pages.items() if path != "/v1"}
             await serve_pages(HealthPages(pages), socket.socket(fileno=self._fds["health"]))
+        name_process("loaderd-http")
         self._tell()
         asyncio.get_running_loop().add_reader(self._channel, self._hear)
         await self._server.serve([socket.socket(fileno=self._fds["listen"])])
@@ -180,7 +181,7 @@ class HttpServer:
 
 def main() -> None:
     """Entry point of the process."""
-    sock, parent = enter_process("loaderd-http")
+    sock, parent = enter_process("loaderd-starts")
     die_with_parent(parent)
     channel = Channel(sock)
     loop = uvloop.new_event_loop()

@@ -147,6 +147,7 @@ class Supervisor(ABC):
     module: str
     max_pause_s: float
     _fds: dict[str, int]
+    _socket: UnixSocket | socket.socket
 
     def __init__(self, options: ServerOptions, num_processes: int) -> None:
         self._options = options
@@ -193,7 +194,7 @@ class Supervisor(ABC):
         finally:
             for process in self._processes:
                 process.close()
-            self._close_socket()
+            self._socket.close()
             signal.set_wakeup_fd(-1)
         _logger.info("the server has ended")
         return not self._has_failed
@@ -205,13 +206,16 @@ class Supervisor(ABC):
         settings = {name: value for name, value in vars(self._options).items() if not isinstance(value, Address)}
         return {**settings, "manifests": self._manifests}
 
+    @property
     @abstractmethod
-    def _close_socket(self) -> None:
-        """Listen no more. May be called again."""
+    def _address(self) -> str:
+        """For ``loaderd.connect``."""
 
-    @abstractmethod
     def _say_how_to_connect(self) -> None:
-        """Log it."""
+        name = self._options.targets[0].partition(":")[2]
+        call = f'loaderd.connect("{self._address}", dataset="{name}", batch_size={TYPICAL_BATCH_SIZE})'
+        note = f"  # with the token in {TOKEN_VARIABLE}" if self._settings.get("tokens") else ""
+        _logger.info("connect with %s%s", call, note)
 
     # ----------------------------------------------------------------------------------------- signals
 
@@ -233,7 +237,7 @@ class Supervisor(ABC):
         """Tell all processes to end; those that have not after ``grace`` seconds are killed."""
         self._stopping = why
         self._kill_at_s = time.monotonic() + self._options.grace
-        self._close_socket()  # a consumer that connects now is refused, and may try again
+        self._socket.close()  # a consumer that connects now is refused, and may try again
         systemd.notify("STOPPING=1")
         for process in self._processes:
             process.end(Stop(why))
@@ -258,12 +262,12 @@ class Supervisor(ABC):
             self._next_settings = self._read_settings()
             for _ in self._seats:
                 self._next.append(self._start(self._next_settings, is_reload=True))
-        except LoaderdError as error:
+        except (LoaderdError, OSError) as error:  # a file may be gone that was just checked
             self._reload_failed(error)
         else:
             systemd.notify("RELOADING=1")  # READY=1 comes when they serve, or have ended
 
-    def _reload_failed(self, error: LoaderdError) -> None:
+    def _reload_failed(self, error: Exception) -> None:
         for process in self._next:
             kill_group(process.process)
         self._next = []
@@ -399,10 +403,6 @@ class Supervisor(ABC):
         return "a process hangs and cannot be killed" if is_stuck else ""
 
 
-def _call(address: str, target: str) -> str:
-    return f'loaderd.connect("{address}", dataset="{target.partition(":")[2]}", batch_size={TYPICAL_BATCH_SIZE})'
-
-
 class UnixSupervisor(Supervisor):
     """Keeps a daemon at a Unix socket. Raises ServerError or OptionError if it cannot listen as the options say.
 
@@ -411,23 +411,22 @@ class UnixSupervisor(Supervisor):
 
     what, module, max_pause_s = "daemon", "loaderd.daemon.server_daemon", 5.0
     _options: UnixOptions
+    _socket: UnixSocket
 
     def __init__(self, options: UnixOptions) -> None:
         self._socket = UnixSocket(options.unix)
-        self._fds = {"listen": self._socket.socket.fileno()}
+        self._fds = {"listen": self._socket.fileno()}
         try:
             super().__init__(options, num_processes=1)
             if options.health is not None:
                 self._serve_health(options.health)
         except BaseException:
-            self._socket.remove()
+            self._socket.close()
             raise
 
-    def _close_socket(self) -> None:
-        self._socket.remove()
-
-    def _say_how_to_connect(self) -> None:
-        _logger.info("connect with %s", _call(f"unix://{self._socket.path}", self._options.targets[0]))
+    @property
+    def _address(self) -> str:
+        return f"unix://{self._socket.path}"
 
     # ------------------------------------------------------------------------------------------ health
 
@@ -492,6 +491,7 @@ class HttpSupervisor(Supervisor):
     what, module, max_pause_s = "http process", "loaderd.serve.http_server", 0.5
     """A record that kills processes kills some of them before it is known."""
     _options: HttpOptions
+    _socket: socket.socket
 
     def __init__(self, options: HttpOptions) -> None:
         for needed in ("uvicorn", "uvloop", "httptools", "prometheus_client"):
@@ -513,31 +513,27 @@ class HttpSupervisor(Supervisor):
         options, tokens = self._options, self._options.tokens()
         for warning in check_secrets(options, tokens):
             _logger.warning("%s", warning)
-        paths = {"tls_cert": options.tls_cert, "tls_key": options.tls_key, "tls_client_ca": options.tls_client_ca}
-        pems = {name: None if path is None else Path(path).read_bytes() for name, path in paths.items()}
-        expires_s = None if options.tls_cert is None else expiry_of(options.tls_cert)
-        return {
-            **super()._read_settings(),
-            **pems,
-            "tokens": tokens,
-            "expires_s": expires_s,
-            "workers": len(self._seats),
-        }
+        settings = {**super()._read_settings(), "tokens": tokens, "workers": len(self._seats), "expires_s": None}
+        if options.tls_cert is not None:
+            settings["expires_s"] = expiry_of(options.tls_cert)
+        for name in ("tls_cert", "tls_key", "tls_client_ca"):
+            if settings[name] is not None:
+                settings[name] = Path(settings[name]).read_bytes()
+        return settings
 
-    def _close_socket(self) -> None:
-        self._socket.close()
+    @property
+    def _address(self) -> str:
+        host, port = self._options.listen.host, self._socket.getsockname()[1]
+        where = Address(socket.gethostname() if host in ("0.0.0.0", "::") else host, port)
+        return f"{'https' if self._options.tls_cert else 'http'}://{where}"
 
     def _say_how_to_connect(self) -> None:
-        options, listen = self._options, self._options.listen
-        host = socket.gethostname() if listen.host in ("0.0.0.0", "::") else listen.host
-        address = Address(host, self._socket.getsockname()[1])
-        note = f"  # with the token in {TOKEN_VARIABLE}" if self._settings["tokens"] else ""
-        call = _call(f"{'https' if options.tls_cert else 'http'}://{address}", options.targets[0])
-        _logger.info("connect with %s%s", call, note)
+        super()._say_how_to_connect()
+        options = self._options
         if self._health is not None and options.health is not None:
             _say_where_health_is(options.health, self._health)
         if not (options.tls_cert and self._settings["tokens"]):
-            who = "every user of this machine" if listen.is_loopback else "anybody who can connect"
+            who = "every user of this machine" if options.listen.is_loopback else "anybody who can connect"
             _logger.warning("without TLS and a token, %s can read the data sets", who)
 
     def _lose(self, process: _Process) -> None:

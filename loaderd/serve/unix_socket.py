@@ -52,7 +52,10 @@ class UnixSocket:
                 os.umask(before)
             self._identity = _identity(self.path)
 
-    def remove(self) -> None:
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def close(self) -> None:
         """Close the socket and remove its file, unless another server has replaced it. May be called again.
 
         Where somebody has locked the folder, the file stays: the next server replaces it.

@@ -112,9 +112,10 @@ def test_a_daemon_that_is_replaced_leaves_out_shards_that_came_later(start: Star
         (tmp_path / "shards" / "001.tfrecord").unlink(missing_ok=True)
 
 
-def test_a_server_without_its_supervisor_ends(start: Start):
-    server = start()
-    server.wait_line("memory:")
+@both_servers
+def test_a_server_without_its_supervisor_ends(start: Start, network: bool):
+    server = start(network=network)
+    server.wait_line(SERVES[network])
     family = handles_of(server.family())
     server.process.send_signal(signal.SIGKILL)
     wait_ends(family)

@@ -29,8 +29,8 @@ def test_it_is_its_owners_alone_and_goes_with_the_server(tmp_path: Path):
     assert stat.S_ISSOCK(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(server.path)
-    server.remove()
-    server.remove()
+    server.close()
+    server.close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -43,9 +43,9 @@ def test_a_folder_that_another_process_has_locked_ends_the_wait(tmp_path: Path, 
     fcntl.flock(locked, fcntl.LOCK_EX)
     with pytest.raises(ServerError, match=r"another process has locked .* for 0.5 s"):
         UnixSocket(str(tmp_path / "y.sock"))
-    server.remove()
+    server.close()
     os.close(locked)
-    UnixSocket(str(tmp_path / "x.sock")).remove()
+    UnixSocket(str(tmp_path / "x.sock")).close()
 
 
 def test_the_socket_of_a_dead_server_is_replaced(tmp_path: Path):
@@ -62,7 +62,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     server = UnixSocket(str(path))
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
-    server.remove()
+    server.close()
 
 
 def test_the_socket_of_a_killed_server_is_replaced_when_what_it_had_started_ends(tmp_path: Path):
@@ -88,7 +88,7 @@ sys.stdin.read()
             killed.stdin.close()
 
         threading.Timer(0.5, end_child).start()
-        UnixSocket(path).remove()
+        UnixSocket(path).close()
         assert has_been_told.is_set(), "the socket was not free before"
 
 
@@ -109,7 +109,7 @@ def test_the_socket_of_a_living_server_is_not_and_the_error_says_whose_it_is(tmp
         UnixSocket(first.path)
     for client in clients:
         client.close()
-    first.remove()
+    first.close()
 
 
 def test_of_several_that_start_at_once_over_a_dead_one_one_gets_it(tmp_path: Path):
@@ -134,7 +134,7 @@ def test_of_several_that_start_at_once_over_a_dead_one_one_gets_it(tmp_path: Pat
         assert (len(won), len(lost)) == (1, 3)
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(path)
-        won[0].remove()
+        won[0].close()
 
 
 def test_a_file_that_is_not_ours_any_more_stays(tmp_path: Path):
@@ -142,10 +142,10 @@ def test_a_file_that_is_not_ours_any_more_stays(tmp_path: Path):
     first = UnixSocket(str(path))
     path.unlink()
     second = UnixSocket(str(path))
-    first.remove()
+    first.close()
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
-    second.remove()
+    second.close()
 
 
 def test_what_cannot_be_a_socket(tmp_path: Path):
