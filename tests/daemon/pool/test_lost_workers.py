@@ -8,6 +8,7 @@ import pytest
 
 from loaderd.errors import DaemonError
 from loaderd.shm.page import POSITION
+from loaderd.worker.page_producer import Claim
 from tests.daemon.line_run import STALL_TIMEOUT_S, at_a_batch
 
 
@@ -62,6 +63,25 @@ def test_where_a_lost_worker_cannot_be_replaced_the_others_go_on_and_it_is_tried
     crew.pool.refuses = True
     crew.kill(others[0])
     assert len(crew.warnings) == 4 and len(crew.hands) == 2, "now it is news again"
+
+
+def test_a_worker_that_sleeps_is_told_of_a_batch_that_nobody_makes_any_more(line_of: Any):
+    """Nobody takes the seat of the one that is lost at it."""
+    line = line_of(100, 10, 100, workers=2, slots=4)
+    for what in line.work():
+        if isinstance(what, Claim) and what.step == 9:
+            break
+    (victim,) = [hand for hand in line.crew.hands.values() if hand.job and hand.job.claim is what]
+    (other,) = [hand for hand in line.crew.hands.values() if hand is not victim]
+    while not other.sleeps:
+        if other.job is not None:
+            other.end()
+            line.listen()
+        line.begin(other)
+    line.crew.pool.refuses = True
+    line.crew.kill(victim.number)
+    line.listen()
+    assert [what.step for what in line.work() if isinstance(what, Claim)] == [9] and line.ended
 
 
 def test_where_no_worker_is_left_and_none_can_be_started_the_daemon_gives_up(line_of: Any):
