@@ -19,6 +19,8 @@ _EXPLAINS = 0.5
 _MIN_LACKING = 0.3
 _ALL_CORES = 0.8
 _MIN_DELAY = 0.2
+_SCARCE = 0.2
+_OTHERS = 0.1
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,11 @@ class Rates:
         lack_s = self.lack_share * self.facts.workers * self.step_s
         goes_s = self.stage_s[self.limiting] if self.limiting in ("read", "inflate", *self.facts.derived) else 0.0
         return goes_s < lack_s
+
+    @property
+    def lacks_cores_of_others(self) -> bool:
+        """Whether workers lack cores that others use: how much of them these would leave is not known."""
+        return self.lack_share > _SCARCE and self.other_cores > _OTHERS
 
     @property
     def consumer_lacks_cpu(self) -> bool:

@@ -60,6 +60,8 @@ def _gain(rates: Rates, least_s: float, *, saved_s: float = 0.0, more_cores: flo
     ``saved_s``: work of a batch that the workers would no longer do. ``more_cores``: cores besides those that the
     training uses and those that are idle.
     """
+    if rates.lacks_cores_of_others:
+        return 1.0
     cores = rates.own_cores + rates.spare_cores + more_cores
     cores_s = (rates.own_cores * rates.step_s - rates.worker_cpu_share * saved_s) / max(1e-9, cores)
     return rates.step_s / max(least_s, cores_s, 1e-9)

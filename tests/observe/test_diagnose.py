@@ -201,6 +201,19 @@ FULL: dict[str, Any] = {"workers": MAX_WORKERS, "cores": MAX_WORKERS, "has_bits"
         # They wait most of the time, so four times as many would do; but what they compute needs cores, too.
         (after(wait_s=4.5, slow=9.5, worker_cpu_s=2.0, idle_s=0.5), {}, "workers=8 instead of 2.", 1.25),
         (after(wait_s=4.5, slow=9.5, worker_cpu_s=2.0, idle_s=0.0), {}, "workers=8 instead of 2.", 1),
+        # Others use the cores that they lack, so nobody knows what they would get.
+        (
+            after(wait_s=4.5, slow=9.5, worker_cpu_s=2.0, delay_s=2.5, idle_s=0.0, cores=2),
+            {"cores": 2},
+            "workers=8 instead of 2.",
+            1,
+        ),
+        (
+            after(wait_s=4.5, slow=9.5, worker_cpu_s=3.0, delay_s=2.5, idle_s=0.0, cores=2),
+            {"cores": 2},
+            "Make the function of 'slow' cheaper, by numpy on whole arrays; or store what it gives in the shards.",
+            1,
+        ),
         # No more are advised than a loader takes.
         (
             after(wait_s=4.5, slow=450.0, worker_cpu_s=1.0),
