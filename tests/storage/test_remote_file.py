@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import io
+import os
 import threading
 from concurrent.futures import wait
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from loaderd.errors import Damage, StorageError
+from loaderd.errors import Damage, ShardReadError, StorageError
 from loaderd.formats.blocks import BlockReader
 from loaderd.formats.reader import Reading
 from loaderd.formats.shard_index import build_index
@@ -131,4 +132,23 @@ def test_pieces_of_one_file_at_a_time_are_kept(access: Access, tmp_path: Path):
         assert [records[number] for number in range(10, 20)] == payloads[10:20]
         held = [len(opened._pieces) for opened in reader._open.values() if isinstance(opened, RemoteFile)]
         assert 1 <= sum(held) <= 5, "a file has five pieces"
+    reader.close()
+
+
+def test_what_has_replaced_a_shard_that_is_read_as_a_stream_is_refused(access: Access, tmp_path: Path):
+    """Even if it is of the same size, and the one before was looked at a moment ago."""
+    payloads = [[bytes([number, other]) for number in range(100)] for other in range(2)]
+    contents = [gzip.compress(frames(each), 0, mtime=0) for each in payloads]
+    (tmp_path / "a").write_bytes(contents[0])
+    file = listed(tmp_path / "a", access)
+    index = build_index(file, 8, access=access)
+    reader = BlockReader([file], ["gzip"], Reading(access=access))
+    (block,) = blocks_of(index, 0)
+    assert len(list(reader.read(block, 0, 5))) == 1
+    reader.close_files()
+    assert len(contents[0]) == len(contents[1])
+    (tmp_path / "a").write_bytes(contents[1])
+    os.utime(tmp_path / "a", (1, 1))
+    with pytest.raises(ShardReadError, match="changed while it was in use"):
+        list(reader.read(block, 0, 5))
     reader.close()
