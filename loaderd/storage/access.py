@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 4 * PART_BYTES
 
 LOOK_EVERY_S = 2.0
-_MOST_OBJECTS = 16_384
+_MOST_OBJECTS = 16_384  # of 3 KiB each; one that is opened again takes a request
 # For a request that is still under way when ``retry_s`` is over: pyarrow does not say how long it has taken so far.
 _GRACE_S = 30.0
 _NS = 10**9
