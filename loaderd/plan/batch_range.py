@@ -30,7 +30,7 @@ class BatchRange(NamedTuple):
     def part(self, first: int, stop: int) -> BatchRange:
         """Batches ``first`` to ``stop - 1`` of them."""
         if first == self.first:
-            return self._replace(stop=stop)
+            return BatchRange(first, stop, self.segments, self.omit)
         ((window, start, end, arena),) = self.segments
         shift = (first - self.first) * (end - start)
         return BatchRange(first, stop, (Segment(window, start + shift, end + shift, arena),), self.omit)
@@ -38,7 +38,7 @@ class BatchRange(NamedTuple):
     @property
     def num_rows(self) -> int:
         """Rows of each batch, with those that are left out."""
-        return sum(segment.stop - segment.start for segment in self.segments)
+        return sum(stop - start for _, start, stop, _ in self.segments)
 
     @property
     def num_records(self) -> int:
