@@ -99,7 +99,7 @@ class ServedListing:
             maker = RowMaker(self._dataset, self.opened.data, self.opened.access)
         self._of_thread.check = check
         try:
-            with deaths.watching(ticket.encode()) as (died, begin_row):
+            with deaths.watching(ticket.encode(), check) as (died, begin_row):
                 killers = [row for row, number in died.items() if number >= MAX_DEATHS]
                 if NO_ROW in killers or len(killers) > MOST_ROW_FAULTS:
                     text = f"{died.total()} processes of the server died while they made these rows"
