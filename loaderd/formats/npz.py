@@ -261,7 +261,7 @@ def arrays_of(shard: ShardFile, file: Readable) -> dict[str, np.dtype[Any]]:
 
 
 def _header(stream: _EntryStream, entry: zipfile.ZipInfo, uri: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """(shape, whether it is in Fortran order, dtype) of an array whose values the entry has room for."""
+    """(shape, whether it is in Fortran order, dtype) of an array whose values are the rest of the entry."""
     front = stream.read(len(_NPY_MAGIC) + 2)
     length_bytes = 2 if front[-2:-1] == b"\1" else 4  # the format's first version, or a later one
     header_bytes = int.from_bytes(stream.read(length_bytes), "little")
@@ -275,9 +275,10 @@ def _header(stream: _EntryStream, entry: zipfile.ZipInfo, uri: str) -> tuple[tup
         shape, dtype = tuple(map(int, re.findall(r"\d+", dims))), np.dtype(descr)
     except (TypeError, ValueError) as error:
         raise _bad(uri, entry.header_offset, f"a numpy array in {entry.filename}", f"{error}") from None
-    if entry.file_size - stream.done_bytes < math.prod(shape) * dtype.itemsize:
+    rest_bytes = entry.file_size - stream.done_bytes
+    if rest_bytes != math.prod(shape) * dtype.itemsize:  # if there are more, they may begin elsewhere
         stated = f"the values of {entry.filename}, {shape} of {dtype}"
-        raise _bad(uri, entry.header_offset, stated, f"{entry.file_size} bytes")
+        raise _bad(uri, entry.header_offset, stated, f"{rest_bytes} bytes")
     return shape, order == "True", dtype
 
 

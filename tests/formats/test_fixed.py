@@ -22,6 +22,8 @@ from loaderd.formats.shard_index import ShardIndex, decode_indexes, encode_index
 from loaderd.storage.shard_file import Block, ShardFile
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 from tests.formats.shard_bytes import make_shard, overwrite
+from tests.helpers.evil_npz import npy
+from tests.helpers.evil_npz import npz as evil_npz
 from tests.helpers.fixed_files import (
     DTYPE,
     RECORDS,
@@ -294,9 +296,18 @@ def changed_npz(front: bytes, place: int, byte: int) -> bytes:
     return bytes(data)
 
 
+def shifted_npz() -> bytes:
+    """The values of an array begin with the last byte of its header. Its CRC is right."""
+    arrays, values = records_from(0, 3), records_from(0, 3)["number"].tobytes()
+    whole = {name: npy(f"{arrays[name].shape}", arrays[name].tobytes(), arrays[name].dtype.str) for name in RECORDS}
+    length = len(whole["number"]) - len(values) - 10
+    return evil_npz(whole | {"number": npy("(3,)", values, arrays["number"].dtype.str, length - 1)})
+
+
 @pytest.mark.parametrize(
     ("make_data", "said"),
     [
+        (shifted_npz, r"expected the values of number.npy, \(3,\) of int32, found 13 bytes"),
         (lambda: changed_npz(b"PK\x01\x02", 6, 109), "expected a whole npz, found zip file version 10.9"),
         (lambda: changed_npz(b"{'descr'", 0, ord(" ")), "expected a numpy array in values.npy"),
         (unequal, "expected arrays with one row a record, found rows: .*'number': 10, 'values': 9"),
