@@ -6,6 +6,7 @@ import http.server
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from loaderd.formats.blocks import BlockReader
 from loaderd.formats.shard_index import build_index
 from loaderd.kernels.crc import framed
 from loaderd.options import Storage
-from loaderd.storage.access import Access
+from loaderd.storage.access import Access, no_callback
 from loaderd.storage.files import list_shards, open_shard
+from loaderd.storage.local_file import LocalFile
 from loaderd.storage.shard_file import ShardFile
 from tests.formats.shard_bytes import COMPRESS, blocks_of, frames, num_descriptors, payloads_of, read_blocks
 
@@ -168,11 +170,19 @@ def test_a_file_that_cannot_be_read(tree: Path):
     with pytest.raises(ShardReadError, match=r"a.rec/b: Not a directory"):
         open_shard(ShardFile(str(tree / "a.rec/b"), 5, 5))
     # The kernel refuses to read address 0.
-    (file,) = list_shards("/proc/self/mem")
-    opened = open_shard(file, Access(Storage(retry_s=0.3)))
+    opened = LocalFile(ShardFile("/proc/self/mem", 10, 5), 0.3, no_callback, no_callback)
     with pytest.raises(StorageError, match=r"/proc/self/mem: Input/output error at byte 0"):
         opened.read_at(0, memoryview(bytearray(10)))
     opened.close()
+
+
+@pytest.mark.parametrize("target", ["/proc/self/mem", "/proc/self/environ"])
+def test_nothing_is_read_behind_the_size_that_was_listed(tmp_path: Path, target: str):
+    (tmp_path / "a.rec").symlink_to(target)
+    (file,) = list_shards(tmp_path / "a.rec")
+    view = memoryview(bytearray(10))
+    with closing(open_shard(file, Access(Storage(retry_s=0.3)))) as opened:
+        assert opened.read_at(0, view) == opened.read_at(1, view) == 0
 
 
 @pytest.mark.parametrize(
