@@ -1,7 +1,7 @@
 """A process of ``loaderd serve --listen``: ``RowsApp`` under uvicorn, which has TLS and the graceful end.
 
-The supervisor gives it a socket, at which all of its processes listen. It imports the modules of the data sets, and
-says that it is ready; while others serve, it opens the data sets before that. At Drain or Stop it takes no more
+The supervisor gives it a socket, at which all of its processes listen. It imports the modules of the data sets, opens
+them unless that takes long and no other process serves, and says that it is ready. At Drain or Stop it takes no more
 connections, and ends what it has begun.
 """
 
@@ -44,6 +44,8 @@ _KEEP_ALIVE_S = 60
 _TICK_S = 1.0
 _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 _OPENERS = 4
+_OPEN_FIRST_S = 2.0
+"""Consumers wait for so long at the socket rather than be told to ask again; where others serve, for any time."""
 _FAILED_STATUS = 1
 
 _logger = logging.getLogger("loaderd")
@@ -116,8 +118,9 @@ class HttpServer:
         opened = [asyncio.Event() for _ in self._datasets]
         opening = map(self._open, self._datasets.values(), opened)
         tasks = [asyncio.ensure_future(each) for each in (*opening, self._tick())]
-        if self._settings["others_serve"]:
-            await asyncio.gather(*(each.wait() for each in opened))
+        with contextlib.suppress(asyncio.TimeoutError):
+            limit_s = None if self._settings["others_serve"] else _OPEN_FIRST_S
+            await asyncio.wait_for(asyncio.gather(*(each.wait() for each in opened)), limit_s)
         if "health" in self._fds:
             pages = {path: page for path, page in self._app.pages.items() if path != "/v1"}
             await serve_pages(HealthPages(pages), socket.socket(fileno=self._fds["health"]))
