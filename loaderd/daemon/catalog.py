@@ -20,7 +20,6 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any, cast
 
-from loaderd.daemon.delivery.opened_stream import MIN_ARENAS
 from loaderd.daemon.indexing.local_data import LocalData, digest_names
 from loaderd.daemon.indexing.local_preparation import LocalPreparation
 from loaderd.daemon.indexing.preparation import Prepare
@@ -251,7 +250,7 @@ class ServedDataset:
         schema = self.dataset.leaves()[0].schema
         options = replace(self.options, batch_size=TYPICAL_BATCH_SIZE)
         slots = options.num_slots * SlotLayout(schema.specs, TYPICAL_BATCH_SIZE).slot_bytes
-        return slots + MIN_ARENAS * options.window_records(schema.row_bytes) * schema.row_bytes
+        return slots + options.num_windows * options.window_records(schema.row_bytes) * schema.row_bytes
 
 
 def _uris_of(manifest: Manifest | None, dataset: AnyDataset) -> list[list[str] | None] | None:

@@ -33,7 +33,6 @@ from loaderd.snapshots import Kernels
 if TYPE_CHECKING:
     from loaderd.daemon.indexing.remote_data import RemoteData
 
-MIN_ARENAS = 2
 # Enough for any number of records: they are cut into even windows, and none is smaller than half a batch.
 _MIN_ARENAS_OF_GROWING = 4
 # What tasks need from far away is fetched while the worker does others.
@@ -100,7 +99,7 @@ class OpenedStream:
     def _windows_for(self, start: Pass) -> tuple[int, int]:
         """(windows that are held at a time, rows of the largest): enough for a pass, and for the one behind it."""
         plans = [self._pass_sequence.batches(pass_) for pass_ in (start, self._pass_sequence.next_pass(start))]
-        num_arenas = max(MIN_ARENAS, *[plan.max_windows_of_a_batch for plan in plans])
+        num_arenas = max(self._description.options.num_windows, *[plan.max_windows_of_a_batch for plan in plans])
         if self._data.listing is not None:
             return max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
         return num_arenas, max(plan.largest_window for plan in plans)
