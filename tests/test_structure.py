@@ -60,7 +60,7 @@ BINDINGS = {
 # What a binding may use beside the face of the package.
 BELOW_THE_BINDING = ["loaderd.client", "loaderd.dataset", "loaderd.errors", "loaderd.options"]
 BELOW = {
-    "loaderd_tf": ["loaderd.schema"],
+    **{binding: ["loaderd.schema"] for binding in ("loaderd_jax", "loaderd_tf", "loaderd_torch")},
     "loaderd_ray": [
         "loaderd.progress",
         "loaderd.redaction",

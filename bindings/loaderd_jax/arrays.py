@@ -20,7 +20,7 @@ JAX copies to a GPU through pinned memory of its own, with threads of its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ from loaderd.client.base import BaseLoader
 from loaderd.client.elements import DeviceCopyTimer, Elements, Structure
 from loaderd.errors import OptionError
 from loaderd.options import require
+from loaderd_jax.unpack import Unpacker
 
 _STATE_BYTES = 1024
 _TIMED_COPIES = 3  # with prefetch=2, so many begin before the model has anything to do
@@ -81,8 +82,14 @@ class Batches(Elements):
         super().__init__(loader, structure, prefetch)
         is_place = device is None or isinstance(device, (jax.Device, jax.sharding.Sharding))
         require(is_place, "device", "a jax.Device, a jax.sharding.Sharding or None", device)
+        specs = loader.unpacked_schema.specs
         for name in self._names:
-            _check_dtype(name, loader.schema.specs[name].dtype)
+            _check_dtype(name, specs[name].dtype)
+        self._inputs = self._names
+        self._unpack: Callable[[Mapping[str, jax.Array]], Mapping[str, jax.Array]] = _as_they_are
+        if loader.unpack == "device":
+            unpacker = Unpacker(loader.unpacked_schema.device_program(), self._names)
+            self._inputs, self._unpack = unpacker.inputs, unpacker
         self._device = device
         self._check_division(loader.batch_size)
         self._put = _putter(device)
@@ -99,7 +106,7 @@ class Batches(Elements):
         if not isinstance(sharding, jax.sharding.Sharding) or not sharding.is_fully_addressable:
             return  # no process knows the batches of the others
         for name in self._names:
-            shape = num_records, *self.loader.schema.specs[name].shape
+            shape = num_records, *self.loader.unpacked_schema.specs[name].shape
             try:
                 sharding.shard_shape(shape)
             except ValueError as error:
@@ -121,18 +128,22 @@ class Batches(Elements):
         return {"position": np.frombuffer(text.ljust(-(-len(text) // _STATE_BYTES) * _STATE_BYTES), np.uint8)}
 
     def _hand_over(self, batch: loaderd.Batch) -> Callable[[], Any]:
-        arrays = {name: self._put(batch[name]) for name in self._names}
-        return lambda: self._pack(arrays)
+        arrays = {name: self._put(batch[name]) for name in self._inputs}
+        return lambda: self._pack(self._unpack(arrays))
 
     def _begin_copy(self, batch: loaderd.Batch) -> Callable[[], Any]:
         num_records, began_ns = batch.num_records, time.perf_counter_ns()
         if num_records != self.loader.batch_size:
             self._check_division(num_records)
-        arrays = {name: self._put(batch[name]) for name in self._names}
+        arrays = {name: self._put(batch[name]) for name in self._inputs}
         if self._waits.copies_timed < _TIMED_COPIES:
             jax.block_until_ready(arrays)
             self._waits.took(time.perf_counter_ns() - began_ns, num_records)
-        return lambda: self._pack(self._waits.wait(num_records, lambda: jax.block_until_ready(arrays)))
+        return lambda: self._pack(self._unpack(self._waits.wait(num_records, lambda: jax.block_until_ready(arrays))))
+
+
+def _as_they_are(arrays: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
+    return arrays
 
 
 def _named(batch: loaderd.Batch) -> Any:

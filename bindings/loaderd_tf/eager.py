@@ -36,7 +36,7 @@ from loaderd.client.elements import DeviceCopyTimer, Elements, Structure, check_
 from loaderd.errors import OptionError
 from loaderd_tf.device import has_gpu, is_host
 from loaderd_tf.graphs import unconverted
-from loaderd_tf.structure import check_element
+from loaderd_tf.structure import check_element, refuse_packed
 
 _from_dlpack = tf.experimental.dlpack.from_dlpack
 
@@ -68,6 +68,7 @@ def batches(
     Raises OptionError for a field or a device that does not exist, and in a ``tf.function`` that is being traced.
     """
     check_loader(loader)
+    refuse_packed(loader)
     structure, prefetch = check_element(structure, prefetch, device, loader.schema)
     return Batches(loader, structure, None if device is None or is_host(device) else device, prefetch)
 

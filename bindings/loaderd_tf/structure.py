@@ -8,10 +8,22 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
+from loaderd.client.base import BaseLoader
 from loaderd.client.elements import Structure, checked_structure, field_names
 from loaderd.errors import OptionError
 from loaderd.options import as_count, require
 from loaderd_tf.device import check_device
+
+
+def refuse_packed(loader: BaseLoader) -> None:
+    """Raise OptionError for a loader of packed batches."""
+    require(
+        loader.unpack == "worker",
+        "unpack",
+        '"worker" for a loader that TensorFlow takes batches of',
+        loader.unpack,
+        'loaderd_tf.make_dataset(…, unpack="device") gives packed elements; loaderd_tf.Unpack is the layer for them.',
+    )
 
 
 def check_element(structure: Structure, prefetch: Any, device: Any, schema: loaderd.Schema) -> tuple[Structure, int]:

@@ -33,7 +33,7 @@ from loaderd_tf.graph_loader import GraphLoader, cardinality
 from loaderd_tf.graphs import check_process, keep_with_graph, unconverted
 from loaderd_tf.iterators import with_own_iterators
 from loaderd_tf.map_python import call_for_each, while_true
-from loaderd_tf.structure import check_element
+from loaderd_tf.structure import check_element, refuse_packed
 from loaderd_tf.unpack import check_unpacked, packed_schema
 
 # Beside what is prefetched: one batch held by the step, the one that it takes next, the one that comes in, and some
@@ -136,6 +136,7 @@ def from_loader(
 
     """
     check_loader(loader)
+    refuse_packed(loader)
     structure, prefetch = check_element(structure, prefetch, device, loader.schema)
     device = None if device is None or is_host(device) else device
     names = field_names(structure)

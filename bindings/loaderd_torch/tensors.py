@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -37,18 +36,11 @@ from loaderd.client.elements import DeviceCopyTimer, Elements, Structure
 from loaderd.errors import OptionError
 from loaderd.options import require
 from loaderd_torch.callers import HOW_TO_SKIP, check_callers, worker_error
+from loaderd_torch.dtypes import BY_BITS
+from loaderd_torch.unpack import Unpacker, packed_tensor
 
 Tensors = dict[str, torch.Tensor]
 _ReadyTensors = Callable[[], Tensors]
-
-# For each dtype of ml_dtypes that PyTorch has: the integers by which numpy hands it over, and PyTorch's dtype.
-_BY_BITS = {
-    np.dtype(getattr(ml_dtypes, name)): (integers, getattr(torch, name))
-    for name, integers in [
-        ("bfloat16", np.uint16),
-        *((name, np.uint8) for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")),
-    ]
-}
 
 
 def batches(
@@ -104,7 +96,13 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
         super().__init__(loader, structure, prefetch)
         self._device = torch.device("cpu") if device is None else _device_of(device)
         self._ahead = 0 if self._device.type == "cpu" else self._prefetch
-        self._readers = {name: _reader_of(name, loader.schema.specs[name].dtype) for name in self._names}
+        specs = loader.unpacked_schema.specs
+        self._readers = {name: _reader_of(name, specs[name].dtype) for name in self._names}
+        self._unpack: Callable[[Tensors], Tensors] = lambda tensors: tensors
+        if loader.unpack == "device":
+            program = loader.unpacked_schema.device_program()
+            self._unpack = unpacker = Unpacker(program, self._names, self._device)
+            self._readers = dict.fromkeys(unpacker.inputs, packed_tensor)
         self._epoch_is_set = False  # since the last iteration
 
     # ------------------------------------------------------------------- what training frameworks look for
@@ -168,7 +166,7 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
                 batch = batch.copy()
             tensors = {name: read(_own(batch, name)) for name, read in self._readers.items()}
             ready = begin_copy(tensors, batch.num_records)
-            return lambda: self._pack(ready())
+            return lambda: self._pack(self._unpack(ready()))
 
         return self.loader.iterate(hand_over, self._ahead)
 
@@ -200,8 +198,8 @@ def _own(batch: loaderd.Batch, name: str) -> npt.NDArray[Any]:
 
 def _reader_of(name: str, dtype: np.dtype[Any]) -> Callable[[npt.NDArray[Any]], torch.Tensor]:
     """The function that makes a tensor of an array, in its memory. Raises OptionError for a dtype PyTorch lacks."""
-    if dtype in _BY_BITS:
-        integers, torch_dtype = _BY_BITS[dtype]
+    if dtype in BY_BITS:
+        integers, torch_dtype = BY_BITS[dtype]
         return lambda array: torch.from_numpy(array.view(integers)).view(torch_dtype)
     alias: Callable[[npt.NDArray[Any]], torch.Tensor] = torch.from_numpy
     try:

@@ -12,7 +12,7 @@ from loaderd.client.shutdown import ProgramEnded
 from loaderd.client.skipped_data import warn_user
 from loaderd.client.stream import Glimpse, Stream
 from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, OptionError, ServerError, StorageError
-from loaderd.options import MAX_STEP, OnCorrupt, as_count, require
+from loaderd.options import MAX_STEP, OnCorrupt, Unpack, as_count, require
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import PassSequence, Position, check_epoch, position_of_pass
 from loaderd.shm.page import TAKES_AHEAD
@@ -34,11 +34,15 @@ class BaseLoader:
     sharing: Sharing = "independent"
     """How it shares its data set with other consumers; see ``loaderd.connect``."""
 
+    unpack: Unpack = "worker"
+    """``"device"``: batches are packed, and bindings unpack them where they are needed."""
+
     def __init__(self, stream: Stream, start: Position, shard_is_chosen: bool = True) -> None:
         """``stream`` was opened at ``start``. ``shard_is_chosen``: else it warns where several processes train."""
         self._stream = stream
         self._options = stream.options
-        self.schema = stream.schema
+        self.schema = self.unpacked_schema = stream.schema
+        """What batches hold, and what a binding makes of them: another schema where ``unpack`` is "device"."""
         self.grows = stream.grows
         """Whether each epoch is made of the shards that there are when it begins."""
         self._next = stream.pass_sequence.find(start)
@@ -313,7 +317,8 @@ class BaseLoader:
             at = f"; at batch {self.position.batch} of epoch {self.position.epoch}"
         return (
             f"<{type(self).__name__} of {facts['num_records']:,} records in {facts['num_shards']:,} shards: "
-            f"{', '.join(self.schema.fields)}, in batches of {self.batch_size:,}{at}>"
+            f"{', '.join(self.schema.fields)}, in {'packed ' * (self.unpack == 'device')}batches of "
+            f"{self.batch_size:,}{at}>"
         )
 
     @property

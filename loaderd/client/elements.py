@@ -33,7 +33,7 @@ class Elements(Iterable[Any]):
     def __init__(self, loader: BaseLoader, structure: Structure, prefetch: int) -> None:
         """``prefetch``: how many batches are copied to a device ahead. Raises OptionError."""
         check_loader(loader)
-        structure = checked_structure(structure, loader.schema)
+        structure = checked_structure(structure, loader.unpacked_schema)
         self.loader = loader
         self._prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
         self._pack = packer(structure)

@@ -8,7 +8,7 @@ from typing import Any, cast
 from loaderd.client.base import BaseLoader, checked_start
 from loaderd.client.reconnecting_stream import ReconnectingStream
 from loaderd.client.sources import EmbeddedSource
-from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored
+from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored, with_schema
 from loaderd.errors import OptionError
 from loaderd.options import (
     DEFAULT_STORAGE,
@@ -18,6 +18,7 @@ from loaderd.options import (
     Shuffle,
     Storage,
     StreamOptions,
+    Unpack,
     as_shard,
     require,
     suggests_options,
@@ -25,7 +26,7 @@ from loaderd.options import (
 from loaderd.plan.positions import Position
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import shown
-from loaderd.schema import Schema
+from loaderd.schema import Schema, packed_schema
 
 _OF_THE_SET = ("schema", "shuffle", "seed", "on_corrupt", "index_cache", "refresh", "storage")
 
@@ -63,6 +64,8 @@ class Loader(BaseLoader):
     - ``storage``: a :class:`~loaderd.Storage`: for how long failed requests are tried again, how many requests are
       under way at a time, a cache on a local disk.
     - ``start``: a :class:`~loaderd.Position` to go on from.
+    - ``unpack``: ``"device"``: batches hold stored features as far as possible. ``batches`` of the bindings makes the
+      fields of them, on the device; :attr:`schema` says what the batches of the loader itself hold.
 
     Each ``iter(loader)`` is a **pass** of ``epochs`` epochs. It goes on counting epochs where the pass before would
     have ended, so that each is shuffled in its own way. Making a loader starts a daemon and its workers and indexes
@@ -96,10 +99,15 @@ class Loader(BaseLoader):
         report: str | os.PathLike[str] | None = None,
         storage: Storage = DEFAULT_STORAGE,
         start: Position | None = None,
+        unpack: Unpack = "worker",
     ) -> None:
         dataset = anchored(
             as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh, storage, shard)
         )
+        require(unpack in ("worker", "device"), "unpack", '"worker" or "device"', unpack)
+        unpacked_schema = dataset.schema
+        if unpack == "device":
+            dataset = with_schema(dataset, packed_schema(unpacked_schema, for_device=True))
         options = StreamOptions(
             batch_size=batch_size,
             epochs=epochs,
@@ -117,6 +125,7 @@ class Loader(BaseLoader):
         first = checked_start(start)
         source = EmbeddedSource(StreamDescription(dataset, options))
         super().__init__(ReconnectingStream(source, first, ProgressDisplay(progress)), first, shard is not None)
+        self.unpack, self.unpacked_schema = unpack, unpacked_schema
 
 
 def as_dataset(

@@ -148,8 +148,8 @@ def _for_copies(rates: Rates) -> Remedy:
     if facts.has_bits and facts.packed_bytes < facts.batch_bytes:
         fewer = facts.packed_bytes / facts.batch_bytes
         advice = (
-            f"Copy packed records, which are {1 / fewer:.0f} times smaller, and unpack them there: in TensorFlow "
-            'by make_dataset(…, unpack="device") and loaderd_tf.unpack, else from fields of loaderd.Packed.'
+            f"Copy packed records, which are {1 / fewer:.0f} times smaller, and unpack them there: "
+            'Loader(…, unpack="device"); in TensorFlow make_dataset(…, unpack="device") and loaderd_tf.unpack.'
         )
         return Remedy(cause, advice, _gain(rates, max(other_s + fewer * copy_s, rates.data_s)))
     half = _gain(rates, max(other_s + copy_s / 2, rates.data_s))
@@ -225,7 +225,7 @@ def _for_workers(limiting: str, rates: Rates) -> Remedy:
         gain = _gain_of_data(rates, saved_s)
         return Remedy(cause, "Install compiled code: pip install 'loaderd[compiled]'.", gain)
     if limiting == "unpack" and facts.has_bits and rates.now.uses_accelerator:
-        advice = 'Unpack on the device: make_dataset(…, unpack="device"); or choose a dtype of fewer bytes.'
+        advice = 'Unpack on the device: unpack="device"; or choose a dtype of fewer bytes.'
         return Remedy(cause, advice, _gain_of_data(rates, 0.8 * rates.stage_s["unpack"]))
     return _for_cores(rates, cause)
 

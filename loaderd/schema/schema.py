@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,9 @@ from loaderd.schema.fields import (
 from loaderd.schema.records import FixedRecords
 from loaderd.schema.specs import FieldSpec, spec_of
 from loaderd.schema.trial import try_out
+
+if TYPE_CHECKING:
+    from loaderd.schema.device_program import DeviceProgram
 
 _ROW_ALIGNMENT_BYTES = 8
 # The size of a numpy dtype is a C int. Behind the features, a row has up to 8 bytes of padding, and 8 of its key.
@@ -236,6 +239,12 @@ class Schema:
         """Whether any field or intermediate is derived with randomness."""
         every = (*self.fields.values(), *self.intermediates.values())
         return any(derived.random for definition in every for derived in derived_in(definition))
+
+    def device_program(self) -> DeviceProgram:
+        """How a device makes the fields of packed batches (``unpack="device"``): print it to read it."""
+        from loaderd.schema.packed import device_program
+
+        return device_program(self)
 
     def record_keys(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
         """uint64, (n,): a view of the records' keys in ``rows``, uint8 (n, row_bytes). Only if keys are needed."""

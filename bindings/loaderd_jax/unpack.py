@@ -1,0 +1,85 @@
+"""A device program (``loaderd.schema.device_program``) in JAX's operations: one compiled function.
+
+Values are chosen as unsigned integers of the same bits, and become the field's dtype last, so that no compiler takes
+a subnormal number for 0, or changes a NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.schema.device_program import Cast, Constant, DeviceProgram, ExpandBits, LookUp, Step
+
+Arrays = dict[str, jax.Array]
+
+
+class Unpacker:
+    """Makes the fields ``names`` of packed ones, by ``program``."""
+
+    def __init__(self, program: DeviceProgram, names: Collection[str]) -> None:
+        self._steps = {name: program.steps[name] for name in names}
+        features = (
+            step.feature for steps in self._steps.values() for step in steps if not isinstance(step, Constant)
+        )
+        self.inputs = tuple(dict.fromkeys(features))
+        """The packed fields that it reads."""
+        self._run = jax.jit(self.unpack)
+
+    def __call__(self, packed: Mapping[str, jax.Array]) -> Arrays:
+        """``packed``: (n, …) each; returns (n, …) each."""
+        return self._run(packed)  # type: ignore[no-any-return]
+
+    def unpack(self, packed: Mapping[str, jax.Array]) -> Arrays:
+        """The same as a part of a function that is compiled as a whole."""
+        flat = {name: array.reshape(len(array), -1) for name, array in packed.items()}
+        n = len(next(iter(flat.values())))
+        fields = {}
+        for name, steps in self._steps.items():
+            parts = [
+                jnp.broadcast_to(_constant(step.value), (n, *step.shape))
+                if isinstance(step, Constant)
+                else _made(flat[step.feature], step).reshape(n, *step.shape)
+                for step in steps
+            ]
+            fields[name] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+        return fields
+
+
+def _made(stored: jax.Array, step: Step) -> jax.Array:
+    """(n, values)"""
+    if isinstance(step, ExpandBits):
+        is_set = (stored[:, step.byte] & step.mask) != 0
+        integers = _as_integers(step.value)
+        return _as(jnp.where(is_set, integers, np.zeros((), integers.dtype)), step.value.dtype)
+    assert isinstance(step, (LookUp, Cast))
+    values = stored[:, step.first : step.first + step.count]
+    if isinstance(step, LookUp):
+        index = jax.lax.bitcast_convert_type(values, jnp.dtype(f"u{values.dtype.itemsize}"))
+        values = _as(jnp.asarray(_as_integers(step.table))[index], step.table.dtype)
+    elif values.dtype != step.dtype or step.scale is not None or step.offset is not None:
+        values = values.astype(step.dtype)
+        if step.scale is not None:
+            values = values * step.dtype.type(step.scale)
+        if step.offset is not None:
+            values = values + step.dtype.type(step.offset)
+    return jnp.repeat(values, step.repeat, axis=1) if step.repeat != 1 else values
+
+
+def _as_integers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return values.view(f"u{values.dtype.itemsize}")
+
+
+def _as(integers: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+    if dtype == np.bool_:
+        return integers != 0
+    return jax.lax.bitcast_convert_type(integers, dtype)
+
+
+def _constant(value: npt.NDArray[Any]) -> jax.Array:
+    return _as(jnp.asarray(_as_integers(value)), value.dtype)

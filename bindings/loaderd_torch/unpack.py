@@ -1,0 +1,152 @@
+"""A device program (``loaderd.schema.device_program``) in PyTorch's operations, which ``torch.compile`` fuses.
+
+Values are chosen as integers of the same bits, and become the field's dtype last: PyTorch has no ``where`` for some
+dtypes, and no operation may touch the bits of a NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from loaderd.schema.device_program import Cast, DeviceProgram, ExpandBits, LookUp, Step
+from loaderd_torch.dtypes import BY_BITS, torch_dtype_of
+
+Tensors = dict[str, torch.Tensor]
+_Operation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Unpacker:
+    """Makes the fields ``names`` of packed ones, by ``program``, on ``device``."""
+
+    def __init__(self, program: DeviceProgram, names: Collection[str], device: torch.device) -> None:
+        self._steps = {
+            name: [(getattr(step, "feature", None), _operation(step, device)) for step in program.steps[name]]
+            for name in names
+        }
+        self.inputs = tuple(
+            dict.fromkeys(feature for steps in self._steps.values() for feature, _ in steps if feature)
+        )
+        """The packed fields that it reads."""
+
+    def __call__(self, packed: Mapping[str, torch.Tensor]) -> Tensors:
+        """``packed``: (n, …) each; returns (n, …) each."""
+        flat = {name: tensor.reshape(len(tensor), -1) for name, tensor in packed.items()}
+        some = next(iter(flat.values()))
+        fields = {}
+        for name, steps in self._steps.items():
+            parts = [operation(flat[feature] if feature else some) for feature, operation in steps]
+            fields[name] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return fields
+
+
+def packed_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """A packed field in its own memory; of a dtype that PyTorch lacks, and that is only looked up, the bits."""
+    try:
+        dtype = torch_dtype_of(array.dtype)
+    except TypeError:
+        return torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
+    return (
+        torch.from_numpy(array.view(BY_BITS[array.dtype][0])).view(dtype)
+        if array.dtype in BY_BITS
+        else torch.from_numpy(array)
+    )
+
+
+def _operation(step: Step, device: torch.device) -> _Operation:
+    if isinstance(step, ExpandBits):
+        return partial(
+            _expand_bits,
+            byte=torch.from_numpy(step.byte).to(device),
+            mask=torch.from_numpy(step.mask).to(device),
+            value=_as_integers(step.value).to(device),
+            dtype=torch_dtype_of(step.value.dtype),
+            shape=step.shape,
+        )
+    if isinstance(step, LookUp):
+        return partial(
+            _look_up,
+            step=step,
+            table=_as_integers(step.table).to(device),
+            dtype=torch_dtype_of(step.table.dtype),
+        )
+    if isinstance(step, Cast):
+        return partial(_cast, step=step, dtype=torch_dtype_of(step.dtype))
+    return partial(
+        _fill,
+        value=_as_integers(step.value[None]).to(device),
+        dtype=torch_dtype_of(step.value.dtype),
+        shape=step.shape,
+    )
+
+
+def _as_integers(values: Any) -> torch.Tensor:
+    """The bits of values: int8 to int64."""
+    return torch.from_numpy(np.ascontiguousarray(values).view(f"i{values.dtype.itemsize}"))
+
+
+def _expand_bits(
+    stored: torch.Tensor,
+    byte: torch.Tensor,
+    mask: torch.Tensor,
+    value: torch.Tensor,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+) -> torch.Tensor:
+    kernel = None if torch.compiler.is_compiling() or not stored.is_cuda else _bit_kernel()
+    if kernel is not None:
+        integers = kernel(stored, byte, mask, value)
+    else:
+        integers = torch.where((stored.index_select(1, byte) & mask) != 0, value, torch.zeros_like(value))
+    return integers.view(dtype).reshape(-1, *shape)
+
+
+@functools.cache
+def _bit_kernel() -> Callable[..., torch.Tensor] | None:
+    """``bit_kernel.expand_bits``, where there is Triton."""
+    try:
+        from loaderd_torch.bit_kernel import expand_bits
+    except ImportError:
+        return None
+    return expand_bits
+
+
+def _look_up(stored: torch.Tensor, step: LookUp, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    values = stored[:, step.first : step.first + step.count].contiguous()
+    is_byte = len(table) == 256
+    index = values.view(torch.uint8 if is_byte else torch.int16).to(torch.int64)
+    if not is_byte:
+        index = index & 0xFFFF
+    return _repeated(table[index].view(dtype), step.repeat).reshape(-1, *step.shape)
+
+
+def _cast(stored: torch.Tensor, step: Cast, dtype: torch.dtype) -> torch.Tensor:
+    values = stored[:, step.first : step.first + step.count]
+    if values.dtype != dtype or step.scale is not None or step.offset is not None:
+        if step.scale is not None or step.offset is not None or not dtype.is_floating_point:
+            values = values.view(torch.int64) if values.dtype == torch.uint64 else values.to(torch.int64)
+        if step.scale is not None:
+            values = values * _wrapped(step.scale)
+        if step.offset is not None:
+            values = values + _wrapped(step.offset)
+        values = values.view(dtype) if dtype == torch.uint64 else values.to(dtype)
+    return _repeated(values, step.repeat).reshape(-1, *step.shape)
+
+
+def _wrapped(number: int) -> int:
+    """As an integer of 64 bits with a sign."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def _repeated(values: torch.Tensor, repeat: int) -> torch.Tensor:
+    return values if repeat == 1 else values[:, :, None].expand(-1, -1, repeat)
+
+
+def _fill(some: torch.Tensor, value: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return value.view(dtype).expand(len(some), *shape)

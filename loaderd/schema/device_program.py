@@ -1,0 +1,290 @@
+"""What is left to do where batches travel packed: short steps in plain values, for any library of arrays.
+
+::
+
+    rows ──packed_schema(s, for_device=True)──► batch: features as stored, and fields that the workers finish
+                                                  │ one copy
+                                                  ▼
+    the fields of s ◄──────device_program(s)──── device
+
+A step takes a feature, ``(n, values)``, and makes a field of it, or a part of one:
+
+==============  ====================================================================================================
+``ExpandBits``  byte ``byte[i]`` of the feature, and ``mask[i]``: not 0 gives ``value[i]``, 0 gives 0
+``LookUp``      a value of one or two bytes, as an unsigned integer, is an index into ``table``, which numpy made
+``Cast``        a value as it is, or cast: integers to integers, which wrap, or exactly rounded to float32 or float64
+``Constant``    the same everywhere
+==============  ====================================================================================================
+
+No step computes in floats: a library may round ``x * scale + offset`` once, where numpy rounds twice, and take
+subnormal numbers for 0. So all make the bits that the workers make. What would need such arithmetic, or a check of
+its values, the workers finish, and so they do with ``Derived``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.schema.exact import ExactCast
+from loaderd.schema.features import Feature, PackedBits, Shape
+from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread, parts_of
+from loaderd.schema.representable import holds_numbers, in_dtype, integer_limits
+from loaderd.schema.specs import spec_of
+
+AnyArray = npt.NDArray[Any]
+_MAX_TABLE_ITEMSIZE = 2  # bytes of a stored value; the table has an entry for each possible one
+
+
+@dataclass(frozen=True, eq=False)
+class ExpandBits:
+    """``byte``: intp, ``mask``: uint8, ``value``: the field's dtype; (values,) each, as many as ``shape`` has."""
+
+    feature: str
+    byte: npt.NDArray[np.intp]
+    mask: npt.NDArray[np.uint8]
+    value: AnyArray
+    shape: Shape
+
+    def run(self, stored: AnyArray) -> AnyArray:
+        """(n, \\*shape) of the feature's bytes: uint8, (n, bytes)."""
+        is_set = (stored[:, self.byte] & self.mask) != 0
+        return np.where(is_set, self.value, np.zeros((), self.value.dtype)).reshape(-1, *self.shape)
+
+    def __str__(self) -> str:
+        values = "…".join(map(str, (self.byte.min(), self.byte.max()))) if self.byte.size else "none"
+        return (
+            f"expand {self.byte.size} bits in bytes {values} of {self.feature!r} -> {self.value.dtype} {self.shape}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LookUp:
+    """``table``: the field's dtype, (256,) or (65536,), for values ``first`` to ``first + count - 1``.
+
+    Each result is repeated ``repeat`` times.
+    """
+
+    feature: str
+    first: int
+    count: int
+    table: AnyArray
+    repeat: int
+    shape: Shape
+
+    def run(self, stored: AnyArray) -> AnyArray:
+        """(n, \\*shape) of the feature's values: (n, values)."""
+        values = np.ascontiguousarray(stored[:, self.first : self.first + self.count])
+        index = values.view(f"u{values.dtype.itemsize}")
+        return np.repeat(self.table[index], self.repeat, axis=1).reshape(-1, *self.shape)
+
+    def __str__(self) -> str:
+        return (
+            f"look up values {self.first}…{self.first + self.count - 1} of {self.feature!r} in a table of "
+            f"{len(self.table)}, {self.repeat} times each -> {self.table.dtype} {self.shape}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Cast:
+    """Values ``first`` to ``first + count - 1`` as ``dtype``, times ``scale``, plus ``offset`` if it is of integers.
+
+    Each result is repeated ``repeat`` times. ``scale`` and ``offset`` are of ``dtype``.
+    """
+
+    feature: str
+    first: int
+    count: int
+    dtype: np.dtype[Any]
+    scale: int | None
+    offset: int | None
+    repeat: int
+    shape: Shape
+
+    def run(self, stored: AnyArray) -> AnyArray:
+        """(n, \\*shape) of the feature's values: (n, values)."""
+        values = stored[:, self.first : self.first + self.count].astype(self.dtype)
+        with np.errstate(all="ignore"):
+            if self.scale is not None:
+                values = values * self.dtype.type(self.scale)
+            if self.offset is not None:
+                values = values + self.dtype.type(self.offset)
+        return np.repeat(values, self.repeat, axis=1).reshape(-1, *self.shape)
+
+    def __str__(self) -> str:
+        scaled = "" if self.scale is None else f" times {self.scale}"
+        scaled += "" if self.offset is None else f" plus {self.offset}"
+        return (
+            f"take values {self.first}…{self.first + self.count - 1} of {self.feature!r}{scaled}, "
+            f"{self.repeat} times each -> {self.dtype} {self.shape}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """``value``: of the field's dtype, ()."""
+
+    value: AnyArray
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"fill with {self.value} -> {self.value.dtype} {self.shape}"
+
+
+Step = ExpandBits | LookUp | Cast | Constant
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceProgram:
+    """``steps``: for each field by name, in the schema's order, the parts that are joined along their first axis."""
+
+    steps: Mapping[str, tuple[Step, ...]]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {step}" for name, steps in self.steps.items() for step in steps)
+
+    def run(self, packed: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """The fields of packed ones, in numpy: what every other library's result is compared with.
+
+        ``packed``: the fields of :func:`~loaderd.schema.packed.packed_schema`, each (n, …).
+        """
+        n = len(next(iter(packed.values())))
+        flat = {name: values.reshape(n, -1) for name, values in packed.items()}
+        fields = {}
+        for name, steps in self.steps.items():
+            parts = [
+                np.full((n, *step.shape), step.value) if isinstance(step, Constant) else step.run(flat[step.feature])
+                for step in steps
+            ]
+            fields[name] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return fields
+
+
+def steps_of(name: str, definition: Field, features: Mapping[str, Feature]) -> tuple[Step, ...] | None:
+    """The steps that make field ``name`` of stored ``features``; None: the workers finish it."""
+    steps = [_step(name, part, features) for part in parts_of(definition)]
+    known = tuple(step for step in steps if step is not None)
+    return known if len(known) == len(steps) else None
+
+
+def _step(name: str, part: Field, features: Mapping[str, Feature]) -> Step | None:
+    assert not isinstance(part, Planes)
+    if isinstance(part, Derived):
+        return None
+    spec = spec_of(name, part, features)
+    if isinstance(part, Fill):
+        return Constant(in_dtype(part.value, part.dtype), spec.shape)
+    feature = features[part.feature]
+    if isinstance(part, Bits):
+        return _bits(part)
+    stored = feature.row_dtype.base.newbyteorder("=")
+    if isinstance(part, Spread):
+        return _spread(part, feature, stored, spec.shape)
+    if isinstance(part, Packed):
+        return Cast(part.feature, 0, feature.num_bytes, stored, None, None, 1, spec.shape)
+    return _array(part, stored, spec.dtype, spec.shape)
+
+
+def _bits(part: Bits) -> ExpandBits:
+    value = np.arange(part.num_bits)
+    channel = value % part.num_channels
+    source = value - channel + part.order[channel]
+    if part.plane_bytes is not None:
+        plane, within = np.divmod(source, max(1, part.plane_bits))
+        source = 8 * part.plane_bytes * plane + within
+    place = part.start + source
+    return ExpandBits(
+        part.feature,
+        place // 8,
+        _mask(place % 8, part.bit_order),
+        np.resize(part.channel_scale, part.num_bits),
+        part.shape,
+    )
+
+
+def _mask(bit: npt.NDArray[np.intp], bit_order: str) -> npt.NDArray[np.uint8]:
+    return np.left_shift(1, bit if bit_order == "little" else 7 - bit).astype(np.uint8)
+
+
+def _array(part: Array, stored: np.dtype[Any], dtype: np.dtype[Any], shape: Shape) -> Step | None:
+    first, count = part.first or 0, math.prod(shape)
+    if part.scale is None and part.offset is None and stored == dtype:
+        return Cast(part.feature, first, count, dtype, None, None, 1, shape)
+    if not (holds_numbers(stored) and holds_numbers(dtype)) or _is_lossy(part, stored, dtype):
+        return None
+    if stored.itemsize <= _MAX_TABLE_ITEMSIZE:
+        # numpy says nowhere what it makes of bytes other than 0 and 1 as bool.
+        if stored.kind == "b" or (stored.kind not in "iu" and integer_limits(dtype) is not None):
+            return None
+        return LookUp(part.feature, first, count, _table(part, stored, dtype), 1, shape)
+    if stored.kind not in "iu":
+        return None
+    scale = None if part.scale is None else int(part.scale)
+    offset = None if part.offset is None else int(part.offset)
+    is_integer = dtype.kind in "iu"
+    if is_integer or (scale is None and offset is None and dtype in (np.float32, np.float64)):
+        return Cast(part.feature, first, count, dtype, scale, offset, 1, shape)
+    return None
+
+
+def _is_lossy(part: Array, stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether the workers look for values that the field's integers do not hold."""
+    return not part.wrap and ExactCast(stored, dtype, part.scale, part.offset).is_needed
+
+
+def _every(stored: np.dtype[Any]) -> AnyArray:
+    """All values that ``stored``, a dtype of one or two bytes, can have, in the order of their bits."""
+    return np.arange(1 << 8 * stored.itemsize).astype(f"u{stored.itemsize}").view(stored)
+
+
+def _table(part: Array, stored: np.dtype[Any], dtype: np.dtype[Any]) -> AnyArray:
+    """``cast(value) * scale + offset`` of all values, rounded as the workers round."""
+    with np.errstate(all="ignore"):
+        table = np.empty(1 << 8 * stored.itemsize, dtype)
+        table[...] = _every(stored)
+        if part.scale is not None:
+            np.multiply(table, in_dtype(part.scale, dtype), out=table)
+        if part.offset is not None:
+            np.add(table, in_dtype(part.offset, dtype), out=table)
+    return table
+
+
+def _spread(part: Spread, feature: Feature, stored: np.dtype[Any], shape: Shape) -> Step | None:
+    repeat = math.prod(part.shape)
+    if isinstance(feature, PackedBits):
+        assert part.first is not None
+        with np.errstate(all="ignore"):
+            zero, one = (np.array([0.0, 1.0]) * part.scale).astype(part.dtype)
+        place = np.full(repeat, part.first)
+        if zero != 0 or _is_lost(np.array([0, 1], np.uint8), part):
+            return None  # 0 times infinity
+        return ExpandBits(
+            part.feature, place // 8, _mask(place % 8, part.bit_order), np.full(repeat, one, part.dtype), shape
+        )
+    first, count = (0, math.prod(feature.shape)) if part.first is None else (part.first, 1)
+    if stored.itemsize <= _MAX_TABLE_ITEMSIZE and stored.kind != "b":
+        every = _every(stored)
+        if _is_lost(every, part):
+            return None
+        with np.errstate(all="ignore"):
+            table = (every.astype(np.float64) * part.scale).astype(part.dtype)
+        return LookUp(part.feature, first, count, table, repeat, shape)
+    # float64 holds integers of 32 bits, so that it makes no difference whether they come that way
+    if stored.kind in "iu" and stored.itemsize == 4 and part.scale == 1 and part.dtype in (np.float32, np.float64):
+        return Cast(part.feature, first, count, part.dtype, None, None, repeat, shape)
+    return None
+
+
+def _is_lost(values: AnyArray, part: Spread) -> bool:
+    """Whether a dtype of integers does not hold one of ``values``, scaled: the workers look for such values."""
+    limits = integer_limits(part.dtype)
+    if limits is None or part.dtype.kind == "b":
+        return False
+    with np.errstate(all="ignore"):
+        scaled = np.trunc(values.astype(np.float64) * part.scale)
+    return not bool(((scaled >= limits[0]) & (scaled <= limits[1])).all())

@@ -1,0 +1,96 @@
+"""``unpack="device"`` in PyTorch makes what the workers make, bit for bit, on the CPU and on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import loaderd_torch
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from loaderd_torch.dtypes import torch_dtype_of
+from loaderd_torch.unpack import Unpacker, packed_tensor
+
+import loaderd
+from loaderd.schema import Schema, packed_schema
+from tests.schema.any_schema import schemas
+from tests.schema.test_device_program import decoded
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here that PyTorch can use")
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def check(schema: Schema, device: str = "cpu", compiler: Callable[[Any], Any] | None = None) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (9, schema.row_bytes), np.uint8)
+    expected = decoded(schema, rows)
+    packed = decoded(packed_schema(schema, for_device=True), rows)
+    names = [name for name, spec in schema.specs.items() if is_known(spec.dtype)]
+    if not names:
+        return
+    unpacker = Unpacker(schema.device_program(), names, torch.device(device))
+    unpack = unpacker if compiler is None else compiler(unpacker.__call__)
+    found = unpack({name: packed_tensor(packed[name]).to(device) for name in unpacker.inputs})
+    for name in names:
+        assert tuple(found[name].shape) == expected[name].shape, name
+        assert found[name].dtype == torch_dtype_of(expected[name].dtype), name
+        assert bytes_of(found[name]) == expected[name].tobytes(), name
+
+
+def is_known(dtype: np.dtype[Any]) -> bool:
+    try:
+        torch_dtype_of(dtype)
+    except TypeError:
+        return False
+    return True
+
+
+@settings(max_examples=300, deadline=None)
+@given(schemas())
+def test_any_schema(schema: Schema):
+    check(schema)
+
+
+@pytest.mark.parametrize("make", [loaderd.schemas.chess_eval, loaderd.schemas.lc0, loaderd.schemas.katago])
+def test_ready_made_schemas(make: Any):
+    check(make())
+
+
+@settings(max_examples=100, deadline=None)
+@given(schemas())
+@needs_gpu
+def test_any_schema_on_a_gpu(schema: Schema):
+    check(schema, "cuda")
+
+
+@needs_gpu
+@pytest.mark.parametrize("make", [loaderd.schemas.chess_eval, loaderd.schemas.lc0, loaderd.schemas.katago])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_ready_made_schemas_on_a_gpu(make: Any, compiles: bool):
+    check(make(), "cuda", torch.compile if compiles else None)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_are_those_of_the_workers(write_numbered: Callable[..., list[Path]], device: str, shuffle: bool):
+    features = {"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}
+    fields = {"bits": loaderd.Bits("bits", shape=(4, 8), dtype="bfloat16"), "id": loaderd.Array("id")}
+    options: dict[str, Any] = {"batch_size": 64, "shuffle": shuffle, "workers": 2, "epochs": 2}
+    shards, schema = write_numbered([1000, 300]), Schema(features, fields)
+    with (
+        loaderd.Loader(shards, schema, **options) as plain,
+        loaderd.Loader(shards, schema, unpack="device", **options) as packed,
+    ):
+        assert next(iter(packed))["bits (stored)"].shape == (64, 4)
+        packed.seek(loaderd.Position())
+        expected = list(loaderd_torch.batches(plain, ("id", "bits")))
+        found = list(loaderd_torch.batches(packed, ("id", "bits"), device=device))
+    assert len(found) == len(expected) == 42
+    for ours, theirs in zip(found, expected, strict=True):
+        for tensor, other in zip(ours, theirs, strict=True):
+            assert tensor.device.type == device and tensor.dtype == other.dtype and torch.equal(tensor.cpu(), other)

@@ -1,0 +1,54 @@
+"""A device program, run by numpy, makes what the workers make, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+
+from loaderd import schemas as ready_made
+from loaderd.decode.batch_decoder import BatchDecoder
+from loaderd.schema import Schema, packed_schema
+from tests.schema.any_schema import schemas
+
+AnyArray = npt.NDArray[Any]
+
+
+def decoded(schema: Schema, rows: npt.NDArray[np.uint8]) -> dict[str, AnyArray]:
+    out = {name: np.empty((len(rows), *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
+    with np.errstate(all="ignore"):
+        BatchDecoder(schema).decode(rows, out)
+    return out
+
+
+def check(schema: Schema) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (9, schema.row_bytes), np.uint8)
+    expected = decoded(schema, rows)
+    found = schema.device_program().run(decoded(packed_schema(schema, for_device=True), rows))
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        assert (found[name].dtype, found[name].shape) == (values.dtype, values.shape), name
+        assert found[name].tobytes() == values.tobytes(), name
+
+
+@settings(max_examples=500)
+@given(schemas())
+def test_any_schema(schema: Schema):
+    check(schema)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+def test_chess(dtype: str):
+    schema = ready_made.chess_eval(dtype=dtype)
+    check(schema)
+    assert packed_schema(schema, for_device=True).record_bytes <= 198
+
+
+def test_lc0():
+    schema = ready_made.lc0()
+    print(schema.device_program())
+    print(packed_schema(schema, for_device=True).specs)
+    check(schema)
