@@ -287,7 +287,7 @@ def test_the_gain_of_copies_that_are_not_waited_for(copies_ahead: int, facts: di
             after(wait_s=0.0, device_wait_s=2.5, copies_ahead=2),
             {},
             "50% of the time",
-            '32 times smaller, and unpack them there: in TensorFlow by make_dataset(…, unpack="device")',
+            '32 times smaller, and unpack them there: Loader(…, unpack="device")',
         ),
         (after(wait_s=0.0, device_wait_s=2.5, copies_ahead=2), {"has_bits": False}, "", "dtype of fewer bytes"),
     ],
