@@ -172,8 +172,7 @@ class LocalFile:
             )
 
     def read_at(self, offset: int, view: memoryview) -> int:
-        # Not behind the size: a link to /proc/self/mem has size 0, and fails for ever or says what is in memory.
-        view, done = view[: max(0, self._file.size_bytes - offset)], 0
+        done = 0
         while done < len(view):
             read = partial(self._read_some, offset + done, view[done:])
             got = self._ask(partial(self._reopening, read), f"{{}} at byte {offset + done}")

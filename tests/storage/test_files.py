@@ -6,7 +6,6 @@ import http.server
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from loaderd.errors import NoShardsError, OptionError, ShardReadError, StorageEr
 from loaderd.formats.blocks import BlockReader
 from loaderd.formats.shard_index import build_index
 from loaderd.kernels.crc import framed
-from loaderd.options import Storage
-from loaderd.storage.access import Access, no_callback
+from loaderd.storage.access import no_callback
 from loaderd.storage.files import list_shards, open_shard
 from loaderd.storage.local_file import LocalFile
 from loaderd.storage.shard_file import ShardFile
@@ -174,15 +172,6 @@ def test_a_file_that_cannot_be_read(tree: Path):
     with pytest.raises(StorageError, match=r"/proc/self/mem: Input/output error at byte 0"):
         opened.read_at(0, memoryview(bytearray(10)))
     opened.close()
-
-
-@pytest.mark.parametrize("target", ["/proc/self/mem", "/proc/self/environ"])
-def test_nothing_is_read_behind_the_size_that_was_listed(tmp_path: Path, target: str):
-    (tmp_path / "a.rec").symlink_to(target)
-    (file,) = list_shards(tmp_path / "a.rec")
-    view = memoryview(bytearray(10))
-    with closing(open_shard(file, Access(Storage(retry_s=0.3)))) as opened:
-        assert opened.read_at(0, view) == opened.read_at(1, view) == 0
 
 
 @pytest.mark.parametrize(
