@@ -54,7 +54,7 @@ test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, w
 
 test-gpu: $(VENV)/made-test .venv-torch/made ## the tests of copies to a GPU, with the one that CUDA counts first
 	CUDA_VISIBLE_DEVICES=0 $(BIN)/python -m pytest tests/bindings/test_gpu.py
-	CUDA_VISIBLE_DEVICES=0 .venv-torch/bin/python -m pytest tests/bindings_torch/test_gpu.py
+	CUDA_VISIBLE_DEVICES=0 .venv-torch/bin/python -m pytest tests/bindings_torch/test_gpu.py tests/bindings_torch/test_unpack.py
 	CUDA_VISIBLE_DEVICES=0 .venv-torch/bin/python -m pytest tests/bindings_jax -k gpu  # skipped with JAX for CPUs
 
 test-ray: .venv-ray/made ## the tests of loaderd_ray: five minutes

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from loaderd_jax.unpack import Unpacker
 
 import loaderd
 from loaderd.schema import Schema, packed_schema
 from tests.schema.any_schema import schemas
 from tests.schema.test_device_program import decoded
+
+jax = pytest.importorskip("jax", reason="JAX is not installed: make test-torch")
+unpack = pytest.importorskip("loaderd_jax.unpack")
 
 
 def check(schema: Schema) -> None:
@@ -23,7 +24,7 @@ def check(schema: Schema) -> None:
     names = [name for name, spec in schema.specs.items() if spec.dtype.isnative]
     if not names:
         return
-    unpacker = Unpacker(schema.device_program(), names)
+    unpacker = unpack.Unpacker(schema.device_program(), names)
     with jax.enable_x64(True):
         found = unpacker({name: jax.device_put(packed[name]) for name in unpacker.inputs})
     for name in names:

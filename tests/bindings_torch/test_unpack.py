@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import loaderd_torch
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
-from loaderd_torch.dtypes import torch_dtype_of
-from loaderd_torch.unpack import Unpacker, packed_tensor
 
 import loaderd
 from loaderd.schema import Schema, packed_schema
 from tests.schema.any_schema import schemas
 from tests.schema.test_device_program import decoded
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
+loaderd_torch = pytest.importorskip("loaderd_torch")
+dtypes, unpack = pytest.importorskip("loaderd_torch.dtypes"), pytest.importorskip("loaderd_torch.unpack")
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here that PyTorch can use")
 
@@ -33,18 +33,18 @@ def check(schema: Schema, device: str = "cpu", compiler: Callable[[Any], Any] | 
     names = [name for name, spec in schema.specs.items() if is_known(spec.dtype)]
     if not names:
         return
-    unpacker = Unpacker(schema.device_program(), names, torch.device(device))
-    unpack = unpacker if compiler is None else compiler(unpacker.__call__)
-    found = unpack({name: packed_tensor(packed[name]).to(device) for name in unpacker.inputs})
+    unpacker = unpack.Unpacker(schema.device_program(), names, torch.device(device))
+    run = unpacker if compiler is None else compiler(unpacker.__call__)
+    found = run({name: unpack.packed_tensor(packed[name]).to(device) for name in unpacker.inputs})
     for name in names:
         assert tuple(found[name].shape) == expected[name].shape, name
-        assert found[name].dtype == torch_dtype_of(expected[name].dtype), name
+        assert found[name].dtype == dtypes.torch_dtype_of(expected[name].dtype), name
         assert bytes_of(found[name]) == expected[name].tobytes(), name
 
 
 def is_known(dtype: np.dtype[Any]) -> bool:
     try:
-        torch_dtype_of(dtype)
+        dtypes.torch_dtype_of(dtype)
     except TypeError:
         return False
     return True
