@@ -15,7 +15,7 @@ _PR_SET_NAME = 15
 
 
 def enter_process(name: str) -> tuple[socket.socket, int]:
-    """The child's side of ``starting.start_process``: its end of the socket, and the parent's process number.
+    """The child's side of ``spawn.start_process``: its end of the socket, and the parent's process number.
 
     From then on, modules that it imports see the arguments of the parent's program, and where standard output is no
     terminal, a line that is printed is written at once: workers end without a last word.

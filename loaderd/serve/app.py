@@ -7,7 +7,7 @@
 
 Nothing of a request's body is read before its token is right, and no body is inflated. Each process of the server
 answers any request, and keeps nothing that could be lost: an answer follows from its ticket. A process that dies, or
-whose rows make no progress for a minute, is replaced by uvicorn; its callers ask again.
+whose rows make no progress for a minute, is replaced by the supervisor; its callers ask again.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RowsApp:
         self._datasets = datasets
         self._tokens = [f"Bearer {token}".encode() for token in tokens]
         self._counters = counters
-        self.deaths = deaths
+        self._deaths = deaths
         self._bandwidth = bandwidth
         self._say_failed = RateLimitedLog()
         self._makers = ThreadPoolExecutor(MAKERS, thread_name_prefix="rows")
@@ -280,7 +280,7 @@ class RowsApp:
             until_s = time.monotonic() + _MAKE_LIMIT_S
             try:
                 check()
-                return served.make(ticket, check, self.deaths)
+                return served.make(ticket, check, self._deaths)
             finally:
                 self._busy.pop(threading.get_ident(), None)
 
@@ -316,7 +316,7 @@ class RowsApp:
         return Reply(200, self._counters.content_type, (self._counters.page(gauges),))
 
     def tick(self) -> None:
-        """To be called about once a second. Ends this process where rows make no progress: uvicorn replaces it."""
+        """To be called about once a second. Ends this process where rows make no progress: it is replaced."""
         for each in self._datasets.values():
             if each.current is not None:
                 self._counters.asked_storage(each.name, each.current.opened.access.take_counts())

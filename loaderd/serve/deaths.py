@@ -101,7 +101,7 @@ class DeathRecords:
         self.fd = os.memfd_create("loaderd-tickets")
         self._deaths: list[tuple[float, tuple[bytes, int]]] = []
 
-    def has_ended(self, place: int, was_to_serve: bool) -> None:
+    def record_end(self, place: int, was_to_serve: bool) -> None:
         """A process has ended, and another one will have its place. ``was_to_serve``: it has died of its tickets."""
         entries = _UNDER_WAY.iter_unpack(os.pread(self.fd, _BYTES, place * _BYTES).ljust(_BYTES, b"\0"))
         if was_to_serve:

@@ -538,7 +538,7 @@ class HttpSupervisor(Supervisor):
 
     def _lose(self, process: _Process) -> None:
         was_to_serve = not self._stopping and any(seat.process is process for seat in self._seats)
-        self._deaths.has_ended(process.place, was_to_serve)
+        self._deaths.record_end(process.place, was_to_serve)
         super()._lose(process)
         self._readers.add_wire(process.report.get("readers", ()))
         self._publish()
