@@ -24,6 +24,7 @@ from loaderd.remote.calls import Calls
 from loaderd.remote.source import Settings
 from loaderd.remote.tables import Table, table_from_wire
 from loaderd.remote.tickets import MAX_TICKET_BYTES, MSGPACK, RowsTicket
+from tests.helpers.serving import wait_until
 from tests.remote.network_server import NetworkServer
 
 TOKEN, OTHER_TOKEN = "n0t-f0r-everybody", "an0ther-one-for-later"
@@ -287,9 +288,13 @@ def test_a_body_that_is_as_large_as_it_may_be(server: NetworkServer):
 
 
 def test_refused_calls_are_counted_and_named_at_times(server: NetworkServer):
+    def refused() -> float:
+        page = request(server, "GET", "/metrics").data.decode()
+        found = [line for line in page.splitlines() if line.startswith('loaderd_refused_total{way="network"}')]
+        return float(found[0].split()[1]) if found else 0.0
+
+    before = refused()
     for _ in range(50):
         request(server, "GET", "/v1", None)
-    page = request(server, "GET", "/metrics").data.decode()
-    (line,) = [line for line in page.splitlines() if line.startswith('loaderd_refused_total{way="network"}')]
-    assert float(line.split()[1]) >= 50
+    wait_until(lambda: refused() >= before + 50)  # it is added up once a second
     assert server.server.wait_line("a call from 127.0.0.1 was refused")
