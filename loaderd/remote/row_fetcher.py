@@ -41,6 +41,8 @@ _MOST_ROWS_A_REQUEST = 8192
 _MOST_RANGES_A_REQUEST = 4096
 _REQUESTS_AT_A_TIME = 4
 _MOST_AHEAD = 4
+_QUICK_S = 3.0
+"""A server makes rows for ten times as long: twice as many may be asked for."""
 
 Places = npt.NDArray[np.intp]
 Faults = list[tuple[list[int], LoaderdError]]
@@ -112,7 +114,8 @@ class RowFetcher:
         self._spent = spent
         self._servers = Servers(data.of.addresses, data.of.settings, say, has_begun=True)
         self._pool = futures.ThreadPoolExecutor(_REQUESTS_AT_A_TIME, thread_name_prefix="rows")
-        self._most_rows = min(_MOST_ROWS_A_REQUEST, data.most_rows)
+        self._most_rows = self._limit_rows = min(_MOST_ROWS_A_REQUEST, data.most_rows)
+        """Fewer after a request that took the server too long, more again after quick answers."""
         self._ahead: OrderedDict[int, list[tuple[int, Answer]]] = OrderedDict()
 
     @property
@@ -188,17 +191,26 @@ class RowFetcher:
         ticket = RowsTicket(data.data, np.array(request.ranges), data.listing)
         before: list[Answered] = []
 
-        def call(calls: Calls, timeout_s: float) -> Answered | None:
+        def rows_of(calls: Calls, timeout_s: float) -> Answered | None:
             try:
-                try:
-                    answered = calls.rows(name, ticket, data.row_bytes, timeout_s)
-                except OtherData:  # more shards were added, perhaps
-                    calls.add_shards(name, data.data, data.shards, timeout_s)
-                    answered = calls.rows(name, ticket, data.row_bytes, timeout_s)
+                return calls.rows(name, ticket, data.row_bytes, timeout_s)
             except TooMuchAtATime as error:
                 if request.num_rows == 1:
                     raise OutOfReach(f"the server at {calls.address}: {error.message}") from None
                 return None
+
+        def call(calls: Calls, timeout_s: float) -> Answered | None:
+            began_s = time.monotonic()
+            try:
+                answered = rows_of(calls, timeout_s)
+            except OtherData:  # more shards were added, perhaps
+                calls.add_shards(name, data.data, data.shards, timeout_s)
+                began_s = time.monotonic()
+                answered = rows_of(calls, timeout_s)
+            if answered is None:
+                return None
+            if time.monotonic() - began_s < _QUICK_S:
+                self._most_rows = max(self._most_rows, min(self._limit_rows, 2 * request.num_rows))
             answered = completed(before.pop(), answered) if before else answered
             if any(fault.error["class"] == ShardReadError.__name__ for fault in answered[1]):
                 before.append(answered)

@@ -266,12 +266,16 @@ class RowsApp:
         if self._bandwidth is not None:
             await self._bandwidth.wait(ticket.num_rows * served.row_bytes)
         stop = threading.Event()
-        until_s = 0.0
+        until_s = most_waited_s = 0.0
 
-        def check() -> None:
+        def check(waited_s: float = 0.0) -> None:
+            nonlocal most_waited_s
             self._busy[threading.get_ident()] = now_s = time.monotonic()
+            most_waited_s = max(most_waited_s, waited_s)
             if stop.is_set():
                 raise _Gone
+            if now_s > until_s and most_waited_s > _MAKE_LIMIT_S / 3:  # it would take as long for fewer rows
+                raise NotReady("storage, or rows that must be made first, take long")
             if now_s > until_s:
                 raise _TooLong
 

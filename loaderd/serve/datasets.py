@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -38,7 +38,6 @@ from loaderd.serve.deaths import MAX_DEATHS, NO_ROW, Deaths
 from loaderd.serve.opening import IndexedShards
 from loaderd.serve.row_maker import HINT_OF_DEATHS, RowMaker, Rows
 from loaderd.snapshots import Progress
-from loaderd.storage.access import no_callback
 from loaderd.storage.shard_file import ShardFile
 
 _MOST_IDLE_LISTINGS, _MOST_LISTINGS = 4, 16
@@ -50,6 +49,13 @@ _WAIT_S = 5.0
 
 class NotReady(Exception):
     """The answer cannot be had now: ask later, or ask another server."""
+
+
+class Check(Protocol):
+    """Called now and then while rows are made. Raises where nobody waits for them any more, or they take too long."""
+
+    def __call__(self, waited_s: float = 0.0) -> None:
+        """``waited_s``: for how long no row could be made, as storage does not answer, or others come first."""
 
 
 class ServedListing:
@@ -91,29 +97,33 @@ class ServedListing:
                 f"a ticket must ask for at most {most} records of {self.row_bytes} bytes, got {ticket.num_rows}"
             )
 
-    def make(self, ticket: RowsTicket, check: Callable[[], None], deaths: Deaths) -> tuple[Rows, list[RowFault]]:
+    def make(self, ticket: RowsTicket, check: Check, deaths: Deaths) -> tuple[Rows, list[RowFault]]:
         """As ``RowMaker.make``. Raises WorkerError for a ticket of which processes die before its first row."""
+        began_s = time.monotonic()
         try:
             maker = self._idle.pop()
         except IndexError:
             maker = RowMaker(self._dataset, self.opened.data, self.opened.access)
         self._of_thread.check = check
         try:
-            with deaths.watching(ticket.encode(), check) as (died, begin_row):
+            with deaths.watching(ticket.encode(), lambda: check(time.monotonic() - began_s)) as (died, begin_row):
                 killers = [row for row, number in died.items() if number >= MAX_DEATHS]
                 if NO_ROW in killers or len(killers) > MOST_ROW_FAULTS:
                     text = f"{died.total()} processes of the server died while they made these rows"
                     raise WorkerError(text, hint=HINT_OF_DEATHS)
                 return maker.make(ticket.rows, check, killers, begin_row if died else None)
         finally:
-            self._of_thread.check = no_callback
+            del self._of_thread.check
             self._idle.append(maker)
             if self._is_closed:
                 self.close()
 
     def _on_wait(self) -> None:
         """Storage does not answer yet: called now and then, in the thread that waits."""
-        getattr(self._of_thread, "check", no_callback)()
+        check: Check | None = getattr(self._of_thread, "check", None)
+        if check is not None:
+            outage = self.opened.access.outages.outage
+            check(0.0 if outage is None else outage.for_s)
 
     def close(self) -> None:
         """Close the files of those who make no rows at this moment, those of the others when they have made them."""

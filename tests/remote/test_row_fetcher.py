@@ -74,7 +74,7 @@ ROW_BYTES = 200_000  # ten a request
 
 
 class RowsServer(EvilServer):
-    """Answers each ticket with what ``answer_to`` says of its ranges: the rows, and faults."""
+    """Answers each ticket with what ``answer_to`` says of its ranges: rows, and faults; no rows: too many."""
 
     def __init__(self, answer_to: Callable[[list[list[int]]], tuple[bytes, int, list[RowFault]]]) -> None:
         self._answer_to = answer_to
@@ -87,6 +87,9 @@ class RowsServer(EvilServer):
                 ticket = msgpack.unpackb(file.read(int(headers["content-length"])))
                 rows, num_rows, faults = self._answer_to(ticket["rows"])
                 behind = encode_faults(faults)
+                if not num_rows:
+                    sock.sendall(answer("content-length: 0", status="413 Content Too Large"))
+                    continue
                 sock.sendall(
                     answer(
                         f"loaderd-rows: {num_rows} x {len(rows) // num_rows}",
@@ -151,3 +154,20 @@ def test_rows_that_one_server_cannot_read_come_from_another(both: list[int]):
             lost = [8 - place for place in both]
             assert [places for places, _ in faults] == ([lost] if lost else [])
             assert [place for place in range(9) if (window[place] != 7).any()] == lost
+
+
+def test_requests_that_took_too_long_grow_again():
+    """After quick answers, to what they were; they stayed as small for ever."""
+    asked: list[int] = []
+
+    def rows_of(ranges: list[list[int]]) -> tuple[bytes, int, list[RowFault]]:
+        asked.append(sum(stop - first for _, _, first, stop in ranges))
+        return bytes(asked[-1] * ROW_BYTES), 0 if len(asked) <= 2 else asked[-1], []
+
+    with contextlib.closing(RowsServer(rows_of)) as server:
+        fetcher = fetcher_of([server], ROW_BYTES)
+        for number in range(4):
+            task = SimpleNamespace(task=number, slices=[Slice(4, 0, 10, 0, 0)])
+            fetcher.load(cast(LoadTask, task), np.arange(10), np.zeros((10, ROW_BYTES), np.uint8))
+        fetcher.close()
+    assert asked[:4] == [10, 5, 3, 2] and asked[-1] == 10

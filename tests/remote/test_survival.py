@@ -288,6 +288,29 @@ def test_a_request_that_takes_too_long_is_halved(start_server):
         assert sorted(number for batch in loader for number in batch["id"].tolist()) == list(range(1000))
 
 
+def test_storage_that_is_away_makes_no_request_too_large(start_server, tmp_path):
+    """Fewer rows would wait as long for it."""
+    failing = f"""
+import errno, os, loaderd.serve.app
+loaderd.serve.app._MAKE_LIMIT_S = 2.5
+read = os.preadv
+def preadv(*arguments):
+    if os.path.exists({str(tmp_path / "trouble")!r}):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return read(*arguments)
+os.preadv = preadv
+"""
+    server = start_server(module=MODULE + failing)
+    calls = Calls(server.address, Settings())
+    table = table_from_wire(calls.table("train", None, {}, 10.0), "here")
+    ticket = RowsTicket(table.digest, np.array([[0, 0, 0, 10]]))
+    (tmp_path / "trouble").touch()
+    with pytest.raises(OutOfReach, match="storage"):
+        calls.rows("train", ticket, table.schema.row_bytes, 20.0)
+    (tmp_path / "trouble").unlink()
+    assert len(calls.rows("train", ticket, table.schema.row_bytes, 20.0)[0]) == 10
+
+
 def test_answers_that_nobody_reads_fill_a_server(tmp_path):
     """It says so to others, and keeps no more of them in memory."""
     # A row that is larger than what the kernel keeps of an answer.
