@@ -49,7 +49,7 @@ from loaderd.remote.tickets import (
 from loaderd.serve.bandwidth import Bandwidth
 from loaderd.serve.counters import Counters, RateLimitedLog
 from loaderd.serve.datasets import NotReady, OtherData, ServedDataset, ServedListing
-from loaderd.serve.deaths import Deaths
+from loaderd.serve.deaths import STUCK_STATUS, Deaths
 from loaderd.serve.metrics import Sample
 from loaderd.serve.replies import Receive, Reply, Scope, Send, health_reply, send_reply
 from loaderd.serve.row_maker import Rows
@@ -63,7 +63,6 @@ _MOST_UNSENT_BYTES = 256 << 20
 _MAKE_LIMIT_S = 30.0
 _STUCK_S = 60.0
 _BODY_LIMIT_S = 10.0
-_STUCK_STATUS = 70
 
 _Made = tuple[Rows, list[RowFault]]
 
@@ -331,7 +330,7 @@ class RowsApp:
                 "replaced",
                 _STUCK_S,
             )
-            os._exit(_STUCK_STATUS)
+            os._exit(STUCK_STATUS)
 
 
 _OTHER_VERSION = "Is it a server of loaderd, of the same version?"

@@ -26,6 +26,8 @@ from loaderd.serve.shared_value import SharedValue
 NO_ROW = -1
 MAX_DEATHS = 3
 """Of a row; or before the first one, of the whole ticket."""
+STUCK_STATUS = 70
+"""Of a process that ended because its rows made no progress: storage may hang, which is no ticket's fault."""
 _REMEMBERED_S = 300.0
 _CHECK_S = 0.1
 _UNDER_WAY = struct.Struct("<16sq")  # a digest of the ticket, and the row; zeros: none
@@ -101,10 +103,10 @@ class DeathRecords:
         self.fd = os.memfd_create("loaderd-tickets")
         self._deaths: list[tuple[float, tuple[bytes, int]]] = []
 
-    def record_end(self, place: int, was_to_serve: bool) -> None:
-        """A process has ended, and another one will have its place. ``was_to_serve``: it has died of its tickets."""
+    def record_end(self, place: int, is_death: bool) -> None:
+        """A process has ended, and another one will have its place. ``is_death``: it has died of its tickets."""
         entries = _UNDER_WAY.iter_unpack(os.pread(self.fd, _BYTES, place * _BYTES).ljust(_BYTES, b"\0"))
-        if was_to_serve:
+        if is_death:
             self._deaths += [(time.monotonic(), (digest, row)) for digest, row in entries if any(digest)]
         os.pwrite(self.fd, bytes(_BYTES), place * _BYTES)
 

@@ -37,14 +37,14 @@ from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.channel import Channel, ChannelClosed
 from loaderd.ipc.child import how_it_ended
 from loaderd.ipc.messages import AskStatus, Drain, Failed, Message, Serve, Status, Stop
-from loaderd.ipc.spawn import has_ended, kill_group, start_process
+from loaderd.ipc.spawn import exit_status, has_ended, kill_group, start_process
 from loaderd.options import default_workers
 from loaderd.remote.address import TOKEN_VARIABLE
 from loaderd.restarts import RestartPolicy
 from loaderd.serve import systemd
 from loaderd.serve.certificates import check_secrets, expiry_of
 from loaderd.serve.counters import Readers
-from loaderd.serve.deaths import DeathRecords
+from loaderd.serve.deaths import STUCK_STATUS, DeathRecords
 from loaderd.serve.options import Address, HttpOptions, ServerOptions, UnixOptions, manifest_folder
 from loaderd.serve.shared_value import SharedValue
 from loaderd.serve.unix_socket import UnixSocket
@@ -538,7 +538,8 @@ class HttpSupervisor(Supervisor):
 
     def _lose(self, process: _Process) -> None:
         was_to_serve = not self._stopping and any(seat.process is process for seat in self._seats)
-        self._deaths.record_end(process.place, was_to_serve)
+        is_death = was_to_serve and exit_status(process.process) != STUCK_STATUS
+        self._deaths.record_end(process.place, is_death)
         super()._lose(process)
         self._readers.add_wire(process.report.get("readers", ()))
         self._publish()

@@ -279,6 +279,31 @@ def test_a_record_that_kills_a_process_costs_itself_alone(start_server, on_corru
     assert len(errors) == (on_corrupt == "raise")
 
 
+@pytest.mark.slow
+@pytest.mark.one_variant
+def test_processes_whose_rows_hang_blame_no_record(start_server, tmp_path):
+    """Storage may hang: processes are replaced, one after another, until it does not."""
+    path = f"pathlib.Path({str(tmp_path / 'hangs')!r})"
+    hangs = f"lambda id: (345 in id and {path}.exists() and time.sleep(1000), 2 * id)[1]"
+    module = "import time, loaderd.serve.app\nloaderd.serve.app._STUCK_S = 0.5\n" + MODULE
+    server, found = start_server(module=module.replace("lambda id: 2 * id", hangs)), []
+    (tmp_path / "hangs").touch()
+
+    def heal():
+        for _ in range(6):
+            server.server.wait_line("ended with status 70")
+        (tmp_path / "hangs").unlink()
+
+    healing = threading.Thread(target=heal)
+    healing.start()
+    with connect(server, epochs=1) as loader:
+        for batch in loader:
+            found += batch["id"].tolist()
+        assert not loader.statistics().damages
+    healing.join()
+    assert sorted(found) == list(range(1000))
+
+
 def test_a_request_that_takes_too_long_is_halved(start_server):
     """Until it takes less; it was asked again for ever."""
     slow = "lambda id: (__import__('time').sleep(0.004 * len(id)), 2 * id)[1]"
