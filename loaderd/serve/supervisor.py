@@ -301,7 +301,7 @@ class Supervisor(ABC):
         if not process.report or self._stopping:
             return
         if process in self._next:
-            if all(each.report for each in self._next):
+            if not self._wants_reload and all(each.report for each in self._next):  # else they have been killed
                 self._promote()
         elif is_first and process.takes_over:
             _logger.info("%s serves now", process)
