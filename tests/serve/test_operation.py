@@ -205,6 +205,14 @@ def test_a_process_that_hangs_is_replaced(start: Start, tmp_path: Path):
         wait_until(lambda: page(server, "readyz")[0] == 200)
 
 
+def test_fewer_windows_where_memory_has_a_limit(start: Start):
+    """Twelve slots of 4 KiB and three windows of 8 KiB would be 72 KiB; with two it is 64, in the same order."""
+    server = start("--max-memory", "70kB", "--workers", "4")
+    with connect(server, held_batches=4) as loader:
+        assert loader.statistics().window_bytes == 2 * 8192
+        assert sum(batch.num_records for batch in loader) == 300
+
+
 def test_memory_of_a_consumer_has_a_limit(start: Start):
     server = start("--max-memory", "1MiB")
     with connect(server) as loader:

@@ -19,7 +19,7 @@ from loaderd.daemon.pool.tasks import TASKS_PER_WORKER
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.daemon.pool.worker_usage import EVERY_S
 from loaderd.dataset import StreamDescription
-from loaderd.errors import LoaderdError, OptionError
+from loaderd.errors import DaemonError, LoaderdError, OptionError, ServerError
 from loaderd.ipc.messages import DataListed, Opened, PageSize
 from loaderd.ipc.worker_messages import Attach, CheckTask, FillFailed, Granted, OutageReport, UseColumn
 from loaderd.options import StreamOptions
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # Enough for any number of records: they are cut into even windows, and none is smaller than half a batch.
 _MIN_ARENAS_OF_GROWING = 4
+_MIN_ARENAS = 2
 # What tasks need from far away is fetched while the worker does others.
 _TASKS_FAR_AWAY = 4
 
@@ -72,12 +73,16 @@ class OpenedStream:
         self._pass_sequence = self._pass_sequence_of(data)
         position = Position() if description.start is None else Position.from_json(description.start)
         start, _ = self._pass_sequence.find(position)
-        self._num_arenas, self._max_rows = self._windows_for(start)
-        steps_per_epoch = self._pass_sequence.batches(start).steps_per_epoch
-        facts = encode_facts(facts_of(description, data, steps_per_epoch, self._num_arenas))
-        num_running = len(worker_manager.pool.numbers)
-        sizes = self._num_arenas, self._max_rows
-        self.stream_memory = StreamMemory(description, *sizes, facts, num_running, num_members)
+        least, self._max_rows = self._windows_for(start)
+        self._num_arenas = max(least, options.num_windows)
+        self.stream_memory: StreamMemory
+        try:
+            self._take_memory(start, num_members)
+        except (DaemonError, ServerError):
+            if self._num_arenas == least:
+                raise
+            self._num_arenas = least  # slower, but in the same order
+            self._take_memory(start, num_members)
         self.page = self.stream_memory.page
         self.stream = Stream(
             self._plan_pass,
@@ -96,10 +101,19 @@ class OpenedStream:
         self.kernels: Kernels = "numpy"
         """What the workers unpack bits with: known when the probe is finished."""
 
+    def _take_memory(self, start: Pass, num_members: int) -> None:
+        """Raises what :class:`StreamMemory` raises."""
+        steps_per_epoch = self._pass_sequence.batches(start).steps_per_epoch
+        facts = encode_facts(facts_of(self._description, self._data, steps_per_epoch, self._num_arenas))
+        num_running = len(self._worker_manager.pool.numbers)
+        self.stream_memory = StreamMemory(
+            self._description, self._num_arenas, self._max_rows, facts, num_running, num_members
+        )
+
     def _windows_for(self, start: Pass) -> tuple[int, int]:
-        """(windows that are held at a time, rows of the largest): enough for a pass, and for the one behind it."""
+        """(windows that must be held at a time, rows of the largest), for a pass and for the one behind it."""
         plans = [self._pass_sequence.batches(pass_) for pass_ in (start, self._pass_sequence.next_pass(start))]
-        num_arenas = max(self._description.options.num_windows, *[plan.max_windows_of_a_batch for plan in plans])
+        num_arenas = max(_MIN_ARENAS, *[plan.max_windows_of_a_batch for plan in plans])
         if self._data.listing is not None:
             return max(num_arenas, _MIN_ARENAS_OF_GROWING), self._window_records + 1
         return num_arenas, max(plan.largest_window for plan in plans)
