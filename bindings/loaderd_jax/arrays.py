@@ -86,10 +86,13 @@ class Batches(Elements):
         for name in self._names:
             _check_dtype(name, specs[name].dtype)
         self._inputs = self._names
-        self._unpack: Callable[[Mapping[str, jax.Array]], Mapping[str, jax.Array]] = _as_they_are
+        """The fields of the loader's batches that are put on the device; ``_unpack`` makes those of the element."""
+        self._unpack: Callable[[Mapping[str, jax.Array]], Mapping[str, jax.Array]] = lambda arrays: arrays
         if loader.unpack == "device":
             unpacker = Unpacker(loader.unpacked_schema.device_program(), self._names)
             self._inputs, self._unpack = unpacker.inputs, unpacker
+            for name in self._inputs:
+                _check_dtype(name, loader.schema.specs[name].dtype)
         self._device = device
         self._check_division(loader.batch_size)
         self._put = _putter(device)
@@ -105,8 +108,8 @@ class Batches(Elements):
         sharding = self._device
         if not isinstance(sharding, jax.sharding.Sharding) or not sharding.is_fully_addressable:
             return  # no process knows the batches of the others
-        for name in self._names:
-            shape = num_records, *self.loader.unpacked_schema.specs[name].shape
+        for name in self._inputs:
+            shape = num_records, *self.loader.schema.specs[name].shape
             try:
                 sharding.shard_shape(shape)
             except ValueError as error:
@@ -140,10 +143,6 @@ class Batches(Elements):
             jax.block_until_ready(arrays)
             self._waits.took(time.perf_counter_ns() - began_ns, num_records)
         return lambda: self._pack(self._unpack(self._waits.wait(num_records, lambda: jax.block_until_ready(arrays))))
-
-
-def _as_they_are(arrays: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
-    return arrays
 
 
 def _named(batch: loaderd.Batch) -> Any:

@@ -17,17 +17,17 @@ _ROWS, _VALUES = 16, 1024  # of one program
 def _kernel(  # type: ignore[no-untyped-def]
     stored, byte, mask, value, out, num_rows, num_bytes, num_values, rows: tl.constexpr, values: tl.constexpr
 ):
-    place = tl.program_id(1) * values + tl.arange(0, values)
-    is_place = place < num_values
-    at = tl.load(byte + place, mask=is_place, other=0)
-    bit = tl.load(mask + place, mask=is_place, other=0)
-    if_set = tl.load(value + place, mask=is_place, other=0)
+    column = tl.program_id(1) * values + tl.arange(0, values)
+    in_columns = column < num_values
+    offset = tl.load(byte + column, mask=in_columns, other=0)
+    bit = tl.load(mask + column, mask=in_columns, other=0)
+    if_set = tl.load(value + column, mask=in_columns, other=0)
     first = tl.program_id(0).to(tl.int64) * rows
-    for each in range(rows):
-        row = first + each
-        is_there = is_place & (row < num_rows)
-        byte_of = tl.load(stored + row * num_bytes + at, mask=is_there, other=0)
-        tl.store(out + row * num_values + place, tl.where((byte_of & bit) != 0, if_set, 0), mask=is_there)
+    for number in range(rows):
+        row = first + number
+        in_bounds = in_columns & (row < num_rows)
+        packed = tl.load(stored + row * num_bytes + offset, mask=in_bounds, other=0)
+        tl.store(out + row * num_values + column, tl.where((packed & bit) != 0, if_set, 0), mask=in_bounds)
 
 
 def expand_bits(stored: torch.Tensor, byte: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -37,5 +37,6 @@ def expand_bits(stored: torch.Tensor, byte: torch.Tensor, mask: torch.Tensor, va
     out = torch.empty((num_rows, num_values), dtype=value.dtype, device=value.device)
     if out.numel():
         grid = (triton.cdiv(num_rows, _ROWS), triton.cdiv(num_values, _VALUES))
-        _kernel[grid](stored, byte, mask, value, out, num_rows, num_bytes, num_values, _ROWS, _VALUES)
+        with torch.cuda.device(value.device):  # Triton takes the current one
+            _kernel[grid](stored, byte, mask, value, out, num_rows, num_bytes, num_values, _ROWS, _VALUES)
     return out

@@ -7,6 +7,7 @@ dtypes, and no operation may touch the bits of a NaN.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from loaderd.schema.device_program import Cast, DeviceProgram, ExpandBits, LookU
 from loaderd_torch.dtypes import BY_BITS, torch_dtype_of
 
 Tensors = dict[str, torch.Tensor]
+_logger = logging.getLogger("loaderd")
 _Operation = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -99,7 +101,7 @@ def _expand_bits(
     dtype: torch.dtype,
     shape: tuple[int, ...],
 ) -> torch.Tensor:
-    kernel = None if torch.compiler.is_compiling() or not stored.is_cuda else _bit_kernel()
+    kernel = None if torch.compiler.is_compiling() or not stored.is_cuda else _bit_kernel(stored.device)
     if kernel is not None:
         integers = kernel(stored, byte, mask, value)
     else:
@@ -108,11 +110,17 @@ def _expand_bits(
 
 
 @functools.cache
-def _bit_kernel() -> Callable[..., torch.Tensor] | None:
-    """``bit_kernel.expand_bits``, where there is Triton."""
+def _bit_kernel(device: torch.device) -> Callable[..., torch.Tensor] | None:
+    """``bit_kernel.expand_bits``, where Triton can compile it: it needs a C compiler, and knows not every GPU."""
     try:
         from loaderd_torch.bit_kernel import expand_bits
+
+        one = torch.zeros(1, dtype=torch.uint8, device=device)
+        expand_bits(one[:, None], one.long(), one, one)
     except ImportError:
+        return None
+    except Exception as error:
+        _logger.warning("bits are unpacked by PyTorch's own operations, as Triton fails: %.300s", error)
         return None
     return expand_bits
 

@@ -215,7 +215,9 @@ def _array(part: Array, stored: np.dtype[Any], dtype: np.dtype[Any], shape: Shap
     first, count = part.first or 0, math.prod(shape)
     if part.scale is None and part.offset is None and stored == dtype:
         return Cast(part.feature, first, count, dtype, None, None, 1, shape)
-    if not (holds_numbers(stored) and holds_numbers(dtype)) or _is_lossy(part, stored, dtype):
+    if not (holds_numbers(stored) and holds_numbers(dtype)) or "c" in stored.kind + dtype.kind:
+        return None
+    if _is_lossy(part, stored, dtype):
         return None
     if stored.itemsize <= _MAX_TABLE_ITEMSIZE:
         # numpy says nowhere what it makes of bytes other than 0 and 1 as bool.
@@ -224,11 +226,12 @@ def _array(part: Array, stored: np.dtype[Any], dtype: np.dtype[Any], shape: Shap
         return LookUp(part.feature, first, count, _table(part, stored, dtype), 1, shape)
     if stored.kind not in "iu":
         return None
-    scale = None if part.scale is None else int(part.scale)
-    offset = None if part.offset is None else int(part.offset)
-    is_integer = dtype.kind in "iu"
-    if is_integer or (scale is None and offset is None and dtype in (np.float32, np.float64)):
+    if dtype.kind in "iu":
+        scale = None if part.scale is None else int(part.scale)
+        offset = None if part.offset is None else int(part.offset)
         return Cast(part.feature, first, count, dtype, scale, offset, 1, shape)
+    if part.scale is None and part.offset is None and dtype in (np.float32, np.float64):
+        return Cast(part.feature, first, count, dtype, None, None, 1, shape)
     return None
 
 
@@ -255,6 +258,8 @@ def _table(part: Array, stored: np.dtype[Any], dtype: np.dtype[Any]) -> AnyArray
 
 
 def _spread(part: Spread, feature: Feature, stored: np.dtype[Any], shape: Shape) -> Step | None:
+    if part.dtype.kind == "c":
+        return None
     repeat = math.prod(part.shape)
     if isinstance(feature, PackedBits):
         assert part.first is not None

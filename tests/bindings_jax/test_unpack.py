@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 
 import loaderd
+from loaderd.errors import OptionError
 from loaderd.schema import Schema, packed_schema
 from tests.schema.any_schema import schemas
 from tests.schema.test_device_program import decoded
 
 jax = pytest.importorskip("jax", reason="JAX is not installed: make test-torch")
+loaderd_jax = pytest.importorskip("loaderd_jax")
 unpack = pytest.importorskip("loaderd_jax.unpack")
 
 
@@ -41,3 +45,33 @@ def test_any_schema(schema: Schema):
 @pytest.mark.parametrize("make", [loaderd.schemas.chess_eval, loaderd.schemas.lc0, loaderd.schemas.katago])
 def test_ready_made_schemas(make: Any):
     check(make())
+
+
+def test_batches_are_those_of_the_workers(write_numbered: Callable[..., list[Path]]):
+    features = {"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}
+    fields = {
+        "bits": loaderd.Bits("bits", shape=(4, 8), dtype="bfloat16"),
+        "id": loaderd.Array("id", dtype="int32", wrap=True),
+    }
+    options: dict[str, Any] = {"batch_size": 64, "workers": 2, "epochs": 2}
+    shards, schema = write_numbered([1000, 300]), Schema(features, fields)
+    with (
+        loaderd.Loader(shards, schema, **options) as plain,
+        loaderd.Loader(shards, schema, unpack="device", **options) as packed,
+    ):
+        expected = list(loaderd_jax.batches(plain, ("id", "bits")))
+        found = list(loaderd_jax.batches(packed, ("id", "bits")))
+    assert len(found) == len(expected) == 42
+    for ours, theirs in zip(found, expected, strict=True):
+        for array, other in zip(ours, theirs, strict=True):
+            assert array.dtype == other.dtype and (array == other).all()
+
+
+def test_integers_that_jax_would_cut_off(write_numbered: Callable[..., list[Path]]):
+    same = loaderd.Array("id", dtype="float32")
+    schema = Schema({"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}, {"a": same, "b": same, "c": same})
+    with (
+        loaderd.Loader(write_numbered([100]), schema, batch_size=10, unpack="device", workers=1) as loader,
+        pytest.raises(OptionError, match="'id' is int64, and JAX would make int32 of it"),
+    ):
+        loaderd_jax.batches(loader)

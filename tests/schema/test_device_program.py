@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 
 from loaderd import schemas as ready_made
 from loaderd.decode.batch_decoder import BatchDecoder
-from loaderd.schema import Schema, packed_schema
+from loaderd.schema import Array, Raw, Schema, Spread, packed_schema
 from tests.schema.any_schema import schemas
 
 AnyArray = npt.NDArray[Any]
@@ -49,6 +50,20 @@ def test_chess(dtype: str):
 
 def test_lc0():
     schema = ready_made.lc0()
-    print(schema.device_program())
-    print(packed_schema(schema, for_device=True).specs)
     check(schema)
+    assert packed_schema(schema, for_device=True).record_bytes < schema.record_bytes / 4
+    assert str(schema.device_program()).startswith("planes: expand 6656 bits in bytes 0…831 of 'planes (stored)'")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        Array("n", dtype="float32", scale=math.inf),
+        Array("n", dtype="float32", offset=math.nan),
+        Array("b", dtype="complex128"),
+        Spread("b", (2,), dtype="complex64"),
+        Array("n", dtype="uint64", scale=2**63, wrap=True),
+    ],
+)
+def test_what_workers_accept(field: Array | Spread):
+    check(Schema({"n": Raw("int32", (2,)), "b": Raw("int8", (2,))}, {"x": field}))
