@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NoReturn
 from weakref import WeakSet
 
 import numpy as np
@@ -24,6 +25,11 @@ from loaderd.storage.shard_file import Block, Compression, OpenFile, ShardFile, 
 
 _MAX_OPEN_FILES = 64
 _OTHER_OPEN_FILES = 16  # sockets, memories, and what a user's function opens
+_HINT_SAME_TIME = (
+    "If the object was replaced within a second of its writing, its size and time do not tell it from the old one, "
+    "whose index is kept. Upload it again, so that it has another time; or make a new loader with another index "
+    'folder, or index_cache="none" (and another Storage.cache_dir, if you use one).'
+)
 
 
 @dataclass
@@ -153,10 +159,17 @@ class Reader:
     def _check_content(self, block: Block, crc: int) -> None:
         """Raise ShardReadError where a block, whose records have this CRC, is not the one that was indexed."""
         if crc != block.crc:
-            file = self._files[block.shard]
-            records = f"records {block.first_record} to {block.first_record + block.num_records - 1}"
-            self._replaced[block.shard] = changed(file.uri, f"CRC32C {block.crc:#010x} of {records}", f"{crc:#010x}")
-            self._check_unchanged(block)
+            self._refuse(block, f"{crc:#010x}")
+
+    def _refuse(self, block: Block, found: str) -> NoReturn:
+        """Raise ShardReadError for a block that is not the one that was indexed: ``found`` is in its place."""
+        file = self._files[block.shard]
+        records = f"records {block.first_record} to {block.first_record + block.num_records - 1}"
+        hint = [_HINT_SAME_TIME] if file.has_version else []  # else no index of it is kept
+        error = changed(file.uri, f"CRC32C {block.crc:#010x} of {records}", found, *hint)
+        self._replaced[block.shard] = error
+        self._check_unchanged(block)
+        raise error
 
     def _check_unchanged(self, block: Block) -> None:
         """Raise ShardReadError if the shard, of which a block was read, is not the one that was indexed."""

@@ -133,11 +133,11 @@ def state_in_words(size_bytes: int, mtime_ns: int) -> str:
     return f"{size_bytes} bytes, written {written}" + (f".{rest_ns:09}" if rest_ns else "")
 
 
-def changed(uri: str, expected: str, found: str) -> ShardReadError:
+def changed(uri: str, expected: str, found: str, hint: str = _HINT_CHANGED) -> ShardReadError:
     """The error for a shard that is not the one that was listed."""
     damage = Damage(uri, 0, 0, f"the file that was indexed, of {expected}", found, lost_bytes=-1)
     text = f"{uri} changed while it was in use: expected {expected}, found {found}"
-    return ShardReadError(text, hint=_HINT_CHANGED, damage=damage)
+    return ShardReadError(text, hint=hint, damage=damage)
 
 
 def unanswered(place: str, said: str, tried_s: float, may_pass: bool, hint: str = HINT_STORAGE) -> StorageError:

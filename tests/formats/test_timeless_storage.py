@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,45 @@ def test_a_block_of_another_object_is_refused_for_its_content(folder: Path, kind
     for read in (lambda: reader.read_together(blocks[-1:]), lambda: list(reader.read(blocks[-1], 0, 1))):
         with pytest.raises(ShardReadError, match=r"changed while it was in use: expected CRC32C 0x\w+ of records"):
             read()
+
+
+def reader_of(found: IndexResult, access: Access, records: FixedRecords | None) -> BlockReader | FixedBlockReader:
+    args = [found.index.file], [found.index.compression], Reading(access=access)
+    return BlockReader(*args) if records is None else FixedBlockReader(records, *args)
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "fixed", "gzip"])
+def test_a_block_that_is_read_alone_is_compared_too(folder: Path, kind: str):
+    """As it is where another block of its group is damaged, or a record does not fit the schema."""
+    lengths = [20] * 128
+
+    def write(fill: int) -> None:
+        if kind == "tfrecord":
+            (folder / "shard").write_bytes(b"".join(framed(bytes([fill]) * length) for length in lengths))
+        else:
+            data = records_from(50 * fill, 50).tobytes()
+            (folder / "shard").write_bytes(gzip.compress(data, 0) if kind == "gzip" else data)
+
+    write(0)
+    records = None if kind == "tfrecord" else RECORDS
+    found, access = indexed(folder, records)
+    blocks = [Block(0, *found.index.block(number)) for number in range(len(found.index.counts))]
+    reader = reader_of(found, access, records)
+    assert sum(piece.num_records for block in blocks for piece in reader.read(block, 0, 1)) >= 50  # type: ignore[union-attr]
+    lengths[40], lengths[70] = 21, 19  # frames behind the first are moved, up to the second
+    write(1)
+    for block in blocks:
+        with pytest.raises(ShardReadError, match=r"changed while it was in use: expected CRC32C 0x\w+ of records"):
+            list(reader_of(found, access, records).read(block, 0, 1))
+
+
+def test_the_error_says_what_to_do_where_size_and_time_are_the_same(folder: Path):
+    access = Access(Storage(filesystem=fs.LocalFileSystem()))
+    (file,) = list_shards(f"timed://{folder}/shard", access=access)
+    (found,) = find_indexes(str(folder / "indexes"), 7, RECORDS, [file], access=access)
+    block = Block(0, *found.index.block(0))
+    (folder / "shard").write_bytes(records_from(50, 50).tobytes())
+    os.utime(folder / "shard", ns=(file.mtime_ns, file.mtime_ns))
+    with pytest.raises(ShardReadError) as refused:
+        reader_of(found, access, RECORDS).read_together([block])
+    assert "Upload it again" in refused.value.hint and 'index_cache="none"' in refused.value.hint
