@@ -88,6 +88,11 @@ def _more_workers(rates: Rates, cause: str) -> Remedy | None:
     return Remedy(cause, advice, _gain_of_data(rates, more_workers=workers - now))
 
 
+def _is_of_servers(rates: Rates) -> bool:
+    """Whether servers unpack the records: ``loaderd.connect`` has no ``unpack``."""
+    return rates.facts.of_server or "servers" in rates.facts.storage
+
+
 def _option(workers: int, rates: Rates) -> str:
     """How to ask for so many workers."""
     return f"`loaderd serve --workers {workers}`" if rates.facts.of_server else f"workers={workers}"
@@ -145,7 +150,7 @@ def _for_copies(rates: Rates) -> Remedy:
     if not rates.now.copies_ahead:
         advice = "prefetch=2: batches are copied while the model works on the one before."
         return Remedy(cause, advice, _gain(rates, max(other_s, copy_s, rates.data_s)))
-    if facts.has_bits and facts.packed_bytes < facts.batch_bytes:
+    if facts.has_bits and facts.packed_bytes < facts.batch_bytes and not _is_of_servers(rates):
         fewer = facts.packed_bytes / facts.batch_bytes
         advice = (
             f"Copy packed records, which are {1 / fewer:.0f} times smaller, and unpack them there: "
@@ -169,7 +174,7 @@ def _for_reading(rates: Rates) -> Remedy:
     if "servers" in facts.storage:
         return Remedy(
             "the servers, or the network to them, give records more slowly than they are used",
-            'Add a server, if the servers are busy all the time; else send fewer bytes: compression="zstd".',
+            "Add a server, if the servers are busy all the time; else choose a dtype of fewer bytes, if that is possible.",
         )
     if buckets := [kind for kind in facts.storage if kind in _BUCKETS]:
         return Remedy(
@@ -225,7 +230,9 @@ def _for_workers(limiting: str, rates: Rates) -> Remedy:
         gain = _gain_of_data(rates, saved_s)
         return Remedy(cause, "Install compiled code: pip install 'loaderd[compiled]'.", gain)
     if limiting == "unpack" and facts.has_bits and rates.now.uses_accelerator:
-        advice = 'Unpack on the device: unpack="device"; or choose a dtype of fewer bytes.'
+        advice = "Choose a dtype of fewer bytes."
+        if not _is_of_servers(rates):
+            advice = 'Unpack on the device: unpack="device"; or choose a dtype of fewer bytes.'
         return Remedy(cause, advice, _gain_of_data(rates, 0.8 * rates.stage_s["unpack"]))
     return _for_cores(rates, cause)
 

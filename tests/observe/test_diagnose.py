@@ -278,7 +278,7 @@ def test_the_gain_of_copies_that_are_not_waited_for(copies_ahead: int, facts: di
         (after(wait_s=3.0, read=9.0), {"storage": ("nfs4",), "cores": 2}, "a slow mount (nfs4)", "local disk"),
         (after(wait_s=3.0, read=9.0, worker_cpu_s=1), {"storage": ("s3",)}, "slow bucket", "Take larger windows"),
         (after(wait_s=3.0, read=9.0, asked_bytes=10**9, fetched_bytes=9 * 10**8), {}, "a cold page", "faster disk"),
-        (after(wait_s=3.0, read=9.0), {"storage": ("servers",)}, "or the network to them", 'compression="zstd"'),
+        (after(wait_s=3.0, read=9.0), {"storage": ("servers",)}, "or the network to them", "fewer bytes"),
         (after(wait_s=3.0, read=9.0, memory_stall_s=2.0), {}, "memory pressure", "smaller windows"),
         (after(wait_s=0.0, slot=9.0), {}, "before they are asked for", "workers=1"),
         (after(wait_s=0.0, copy_s=1.0), {}, "more than held_batches=4", "held_batches=16"),
@@ -290,6 +290,19 @@ def test_the_gain_of_copies_that_are_not_waited_for(copies_ahead: int, facts: di
             '32 times smaller, and unpack them there: Loader(…, unpack="device")',
         ),
         (after(wait_s=0.0, device_wait_s=2.5, copies_ahead=2), {"has_bits": False}, "", "dtype of fewer bytes"),
+        (after(wait_s=0.0, device_wait_s=2.5, copies_ahead=2), {"of_server": True}, "", "Choose a dtype of fewer"),
+        (
+            after(wait_s=0.0, device_wait_s=2.5, copies_ahead=2),
+            {"storage": ("servers",)},
+            "",
+            "Choose a dtype of fewer bytes",
+        ),
+        (
+            after(wait_s=3.0, board=9.0, kernels="compiled", uses_accelerator=True),
+            {"cores": 2, "of_server": True},
+            "",
+            "Choose a dtype of fewer bytes.",
+        ),
     ],
 )
 def test_causes_and_advice(now: Snapshot, facts: dict[str, Any], cause: str, advice: str):
