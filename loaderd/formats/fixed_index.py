@@ -84,7 +84,8 @@ class _FixedIndexBuilder:
             count = len(whole) // self._records.record_bytes
             if count:
                 self._rows.append((start, num_bytes, count, self._next_record))
-                self._crcs.append(crc32c(whole.data))
+                if is_remote(self._file.uri):
+                    self._crcs.append(crc32c(whole.data))
             self._next_record += count
             self._on_read(start + num_bytes)
             return
@@ -184,7 +185,7 @@ class _FixedIndexBuilder:
         offsets, num_bytes, counts, first_records = (shrunk(column) for column in table.T)
         no_runs = np.zeros(0, dtype=np.uint8)
         place = (offsets, num_bytes, counts, first_records)
-        crcs = shrunk(np.array(self._crcs if is_remote(self._file.uri) else (), dtype=np.uint32))
+        crcs = shrunk(np.array(self._crcs, dtype=np.uint32))
         return ShardIndex(self._file, compression, self._digest, tuple(self._damages), *place, no_runs, crcs)
 
 
