@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,6 +44,16 @@ def test_a_loader_has_the_planned_order(served, datasets):
     assert all(state.address.startswith("http://127.0.0.1:") for state in served)
     with loaderd_ray.connect("numbers", batch_size=64, epochs=2) as loader:
         assert [batch["id"].tolist() for batch in loader] == expected(datasets, epochs=2)
+
+
+def test_a_training_of_several_processes_is_warned_of_the_same_batches(served, monkeypatch):
+    two = SimpleNamespace(is_initialized=lambda: True, get_world_size=lambda: 2)
+    monkeypatch.setitem(sys.modules, "torch.distributed", two)
+    with (
+        pytest.warns(UserWarning, match=r"has 2 processes, and this loader has no shard=: all of them get the same"),
+        loaderd_ray.connect("numbers", batch_size=64, epochs=1) as loader,
+    ):
+        next(iter(loader))
 
 
 def test_each_node_is_served_by_its_own(served):
