@@ -182,7 +182,7 @@ def test_too_few_addresses_are_named(many_shards: str):
     assert "A process may have 600 MiB of addresses here: raise that with `ulimit -v`" in error
 
 
-@pytest.mark.parametrize("size", [0, 64 << 10])
+@pytest.mark.parametrize("size", [0, 16 << 10])
 def test_files_that_may_not_be_large_are_named(many_shards: str, size: int):
     """Linux counts shared memory as a file."""
     error = train(limit_of("FSIZE", size, size), many_shards, workers=1)

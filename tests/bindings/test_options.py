@@ -30,7 +30,7 @@ def test_options_are_those_of_a_loader():
     own = {name: each for name, each in of_loader.items() if name not in ("shards", "schema", "batch_size")}
     of_make_dataset = parameters(loaderd_tf.make_dataset)
     assert own.items() <= of_make_dataset.items()
-    assert set(of_make_dataset) - set(of_loader) == {"structure", "prefetch", "device", "unpack"}
+    assert set(of_make_dataset) - set(of_loader) == {"structure", "prefetch", "device"}
     expected = {name: each for name, each in of_make_dataset.items() if name not in ("shard", "device", "batch_size")}
     distributed = parameters(loaderd_tf.distribute)
     assert set(distributed) - set(expected) == {"strategy", "global_batch_size"}
@@ -64,11 +64,12 @@ def test_other_names_of_options(function: Any, option: str, meant: str):
 def test_options_of_the_bindings_and_unknown_ones():
     for option, meant in {
         "device": "device= of batches of loaderd_torch, loaderd_jax or loaderd_tf",
-        "unpack": "unpack= of loaderd_tf.make_dataset",
         "prefetch": "nothing: workers live and work ahead by themselves",
     }.items():
         with pytest.raises(TypeError, match=re.escape(f"Loader has no option '{option}': give {meant}")):
             loaderd.Loader("x", **{option: 2})
+    with pytest.raises(TypeError, match=r"connect has no option 'unpack': give unpack= of loaderd\.Loader"):
+        loaderd.connect("unix:x.sock", "train", batch_size=2, unpack="device")
     with pytest.raises(TypeError, match=r"^Loader has no option 'xyzzy'; it has shards, schema, batch_size"):
         loaderd.Loader("x", xyzzy=2)
 

@@ -148,10 +148,7 @@ CHOICES: dict[str, tuple[Make, str]] = {
         f"Loader({name}=)": (of_loader(name), name)
         for name in ("remainder", "on_corrupt", "refresh", "storage", "shard", "progress")
     },
-    **{
-        f"connect({name}=)": (of_connect(name), name)
-        for name in ("remainder", "sharing", "compression", "tls", "shard")
-    },
+    **{f"connect({name}=)": (of_connect(name), name) for name in ("remainder", "sharing", "tls", "shard")},
     "Loader(start=)": (lambda value: loader(batch_size=2, start=value), "start"),
     "Loader(…, schema)": (lambda value: loaderd.Loader("a", value, batch_size=2), "schema"),
     "Dataset(selection=)": (lambda value: Dataset("a", SCHEMA, selection=value), "selection"),

@@ -50,7 +50,7 @@ def kernels_and_bits(program_arguments: Sequence[str], **environment: str) -> tu
 
 
 @pytest.fixture
-def numbered(write_numbered: Callable[[Sequence[int]], list[Path]]) -> str:
+def shard(write_numbered: Callable[[Sequence[int]], list[Path]]) -> str:
     return str(write_numbered([35])[0])
 
 
@@ -58,8 +58,8 @@ BITS_OF_35_NUMBERS = sum(number.bit_count() for number in range(35))
 
 
 @pytest.mark.parametrize(("allowed", "used"), [("", "compiled"), ("numpy", "numpy")])
-def test_statistics_say_what_is_used(numbered: str, allowed: str, used: str) -> None:
-    found = kernels_and_bits([numbered, ""], LOADERD_KERNELS=allowed)
+def test_statistics_say_what_is_used(shard: str, allowed: str, used: str) -> None:
+    found = kernels_and_bits([shard, ""], LOADERD_KERNELS=allowed)
     assert found == (used, BITS_OF_35_NUMBERS)
 
 
@@ -73,15 +73,15 @@ def test_without_fields_of_bits_nothing_unpacks_them(
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError"])
-def test_a_broken_llvmlite_costs_nothing_but_speed(numbered: str, tmp_path: Path, error: str) -> None:
+def test_a_broken_llvmlite_costs_nothing_but_speed(shard: str, tmp_path: Path, error: str) -> None:
     binding = tmp_path / "broken" / "llvmlite"
     binding.mkdir(parents=True)
     (binding / "__init__.py").touch()
     (binding / "binding.py").write_text(f"raise {error}('cannot be loaded')")
     path = os.pathsep.join([str(binding.parent), os.environ.get("PYTHONPATH", "")])
-    assert kernels_and_bits([numbered, ""], PYTHONPATH=path) == ("numpy", BITS_OF_35_NUMBERS)
+    assert kernels_and_bits([shard, ""], PYTHONPATH=path) == ("numpy", BITS_OF_35_NUMBERS)
 
 
-def test_where_code_may_not_be_made_numpy_does_it(numbered: str) -> None:
+def test_where_code_may_not_be_made_numpy_does_it(shard: str) -> None:
     """As systemd's MemoryDenyWriteExecute has it: LLVM would abort the worker."""
-    assert kernels_and_bits([numbered, "refused"]) == ("numpy", BITS_OF_35_NUMBERS)
+    assert kernels_and_bits([shard, "refused"]) == ("numpy", BITS_OF_35_NUMBERS)

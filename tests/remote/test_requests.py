@@ -71,6 +71,7 @@ def consumer(server: NetworkServer) -> Iterator[None]:
 
     thread = threading.Thread(target=read)
     thread.start()
+    wait_until(lambda: len(server.server.processes()) == 2)  # "connect with" comes when the first of them is ready
     before = server.server.processes()
     yield
     over.set()
