@@ -174,7 +174,7 @@ def _for_reading(rates: Rates) -> Remedy:
     if "servers" in facts.storage:
         return Remedy(
             "the servers, or the network to them, give records more slowly than they are used",
-            "Add a server, if the servers are busy all the time; else choose a dtype of fewer bytes, if that is possible.",
+            "Add a server, if the servers are busy all the time; else choose a dtype of fewer bytes.",
         )
     if buckets := [kind for kind in facts.storage if kind in _BUCKETS]:
         return Remedy(
