@@ -51,7 +51,7 @@ def connect(
         Addresses(manager, name),
         datasets_of(spec, dataset),
         batch_size=batch_size,
-        shard=shard or (0, 1),
+        shard=shard,
         token=spec.token,
         reconnect_timeout=reconnect_timeout,
         **options,
