@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from typing import Any
 
@@ -108,6 +110,17 @@ def test_odd_names_are_quoted():
     totals = Totals()
     totals.add("batches", "train", 'a"b\\c, d="e" ä', 1)
     assert read(totals=totals)['loaderd_batches_total a"b\\c, d="e" ä train'] == 1
+
+
+def test_the_first_read_waits_for_a_value_that_is_being_written():
+    whole, shared = SharedValue(), SharedValue()
+    whole.write({"deaths": list(range(100))})
+    packed = os.pread(whole.fd, 1000, 0)
+    os.pwrite(shared.fd, packed[: len(packed) // 2], 0)
+    writer = threading.Timer(0.05, os.pwrite, (shared.fd, packed, 0))
+    writer.start()
+    assert SharedValue(shared.fd).read() == whole.read()
+    writer.join()
 
 
 def test_of_the_network_each_process_shows_what_all_have_counted():
