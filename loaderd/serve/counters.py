@@ -54,24 +54,34 @@ class Readers:
 
     def add(self, reader: tuple[str, ...], records: float, num_bytes: float, seen_s: float) -> bool:
         """``seen_s``: when it asked last, as a Unix time. Returns whether it is a new one."""
-        had = self._rows.pop(reader, None)
+        is_new = self._add(reader, records, num_bytes, seen_s)
+        if len(self._rows) > 2 * MAX_READERS:  # finding the oldest ones takes as long for many as for one
+            self._forget()
+        return is_new
+
+    def _add(self, reader: tuple[str, ...], records: float, num_bytes: float, seen_s: float) -> bool:
+        had = self._rows.get(reader)
         before = had or (0.0, 0.0, 0.0)
         self._rows[reader] = before[0] + records, before[1] + num_bytes, max(before[2], seen_s)
-        if len(self._rows) > MAX_READERS:
-            del self._rows[min(self._rows, key=lambda each: self._rows[each][2])]
         return had is None
+
+    def _forget(self) -> None:
+        since_s = time.time() - _FORGOTTEN_S
+        rows = {reader: had for reader, had in self._rows.items() if had[2] > since_s}
+        if len(rows) > MAX_READERS:
+            rows = dict(sorted(rows.items(), key=lambda each: each[1][2])[-MAX_READERS:])
+        self._rows = rows
 
     def to_wire(self) -> list[tuple[Any, ...]]:
         """The values of ``FIELDS`` of each, for :meth:`add_wire`."""
-        since_s = time.time() - _FORGOTTEN_S
-        self._rows = {reader: had for reader, had in self._rows.items() if had[2] > since_s}
+        self._forget()
         return [(*reader, *had) for reader, had in self._rows.items()]
 
     def add_wire(self, rows: Iterable[Sequence[Any]]) -> None:
         """Add those of a process."""
         for row in rows:
             *reader, records, num_bytes, seen_s = row
-            self.add(tuple(reader), records, num_bytes, seen_s)
+            self._add(tuple(reader), records, num_bytes, seen_s)
 
 
 class Counters:
