@@ -125,9 +125,9 @@ class RowsApp:
             reply = self._refusal(scope, refused)
         except Exception as error:
             self._say_failed("a request failed: " + "".join(traceback.format_exception(error)).rstrip())
-            status = (
-                503 if isinstance(error, (MemoryError, OSError)) else 500
-            )  # they may pass, or are another's fault
+            lacks_threads = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+            may_pass = lacks_threads or isinstance(error, (MemoryError, OSError))  # or it is another's fault
+            status = 503 if may_pass else 500
             reply = self._refusal(scope, _Refused(status, ServerError(f"the request failed: {type(error).__name__}")))
         num_bytes = sum(map(len, reply.parts))
         self._unsent_bytes += num_bytes

@@ -159,7 +159,11 @@ class HttpServer:
             try:
                 async with self._alone():
                     await dataset.open_current()
-            except LoaderdError as error:
+            except Exception as error:
+                if not isinstance(error, LoaderdError):
+                    error = DaemonError(f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+                    if dataset.current is None:
+                        dataset.error = error
                 _logger.error("data set %s: %s", dataset.name, error)
                 tried.set()
                 if dataset.current is not None:

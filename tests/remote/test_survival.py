@@ -336,6 +336,27 @@ os.preadv = preadv
     assert len(calls.rows("train", ticket, table.schema.row_bytes, 20.0)[0]) == 10
 
 
+def test_threads_that_cannot_be_started_are_tried_again(start_server):
+    """The first ones that open the data set, and the first ones that make rows."""
+    lacking = """
+import loaderd.serve.http_server
+from concurrent.futures import ThreadPoolExecutor
+loaderd.serve.http_server._FIRST_RETRY_S = 0.1
+submit, failed = ThreadPoolExecutor.submit, set()
+def first_fails(self, *arguments, **options):
+    if self._thread_name_prefix in ("open", "rows") and self._thread_name_prefix not in failed:
+        failed.add(self._thread_name_prefix)
+        raise RuntimeError("can't start new thread")
+    return submit(self, *arguments, **options)
+ThreadPoolExecutor.submit = first_fails
+"""
+    server = start_server(module=MODULE + lacking)
+    server.server.wait_line("data set train: RuntimeError: can't start new thread")
+    with connect(server, epochs=1) as loader:
+        assert sorted(number for batch in loader for number in batch["id"].tolist()) == list(range(1000))
+    server.server.wait_line("a request failed: ")
+
+
 def test_answers_that_nobody_reads_fill_a_server(tmp_path):
     """It says so to others, and keeps no more of them in memory."""
     # A row that is larger than what the kernel keeps of an answer.
