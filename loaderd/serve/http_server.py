@@ -13,8 +13,10 @@ import fcntl
 import logging
 import math
 import os
+import select
 import socket
 import ssl
+import time
 import traceback
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +44,7 @@ from loaderd.serve.shared_value import SharedValue
 
 _KEEP_ALIVE_S = 60
 _TICK_S = 1.0
+_LAST_STATUS_S = 2.0
 _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 _OPENERS = 4
 _OPEN_FIRST_S = 2.0
@@ -130,6 +133,13 @@ class HttpServer:
         await self._server.serve([socket.socket(fileno=self._fds["listen"])])
         for task in tasks:
             task.cancel()
+        self._app.tick()
+        self._tell()  # what was counted since the last question
+        until_s = time.monotonic() + _LAST_STATUS_S
+        with contextlib.suppress(ChannelClosed):
+            while self._channel.has_posted and (left_s := until_s - time.monotonic()) > 0:
+                select.select([], [self._channel], [], left_s)
+                self._channel.flush()
 
     def _tell(self) -> None:
         with contextlib.suppress(ChannelClosed):

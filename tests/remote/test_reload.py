@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import loaderd
 from loaderd.client.connect import ask_status
 from loaderd.errors import CorruptRecordError, NoShardsError, ServerError
+from loaderd.remote.calls import Calls, OutOfReach
+from loaderd.remote.source import Settings
+from loaderd.remote.tables import table_from_wire
+from loaderd.remote.tickets import RowsTicket
 from tests.helpers.serving import wait_until
 from tests.remote.network_server import NetworkServer
 
@@ -125,6 +131,28 @@ def test_a_reload_under_load_costs_no_request(start_server, embedded):
     assert found == embedded
     # A connection that was idle may end while the next request is on its way: consumers ask again.
     assert not [text for text in refused if "ended the connection" not in text]
+
+
+def test_what_processes_count_that_are_replaced_is_not_lost(start_server):
+    """Nor what they count last, after the last question of the supervisor."""
+    server = start_server()
+    calls = Calls(server.address, Settings())
+    table = table_from_wire(calls.table("train", None, {}, 10.0), "here")
+    ticket = RowsTicket(table.digest, np.array([[0, 0, 0, 10]]))
+    reloaded, had = threading.Event(), 0
+
+    def ask() -> None:
+        nonlocal had
+        while not reloaded.is_set():
+            with contextlib.suppress(OutOfReach):
+                had += len(calls.rows("train", ticket, table.schema.row_bytes, 10.0)[0])
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    server.reload()
+    reloaded.set()
+    asking.join()
+    wait_until(lambda: server.records_sent() >= had, 10)
 
 
 def test_a_reload_that_fails_changes_nothing(start_server, tmp_path):
