@@ -23,7 +23,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import fields
 from datetime import datetime
 from functools import partial
@@ -39,7 +39,15 @@ from loaderd.storage.filesystems import Filesystems
 from loaderd.storage.outage_tracker import OutageTracker
 from loaderd.storage.range_cache import PART_BYTES, RangeCache
 from loaderd.storage.retries import call_with_retries, is_of_credentials, may_pass
-from loaderd.storage.shard_file import HINT_STORAGE, ShardFile, changed, state_in_words, unanswered, unreadable
+from loaderd.storage.shard_file import (
+    HINT_STORAGE,
+    ShardFile,
+    changed,
+    is_remote,
+    state_in_words,
+    unanswered,
+    unreadable,
+)
 from loaderd.storage.storage_threads import RequestThreads
 
 if TYPE_CHECKING:
@@ -48,7 +56,10 @@ if TYPE_CHECKING:
 PIECE_BYTES = 4 * PART_BYTES
 
 LOOK_EVERY_S = 2.0
-_MOST_OBJECTS = 16_384  # of 3 KiB each; one that is opened again takes a request
+# How many objects stay open: one that is opened again takes a request. Those of stores hold no connection.
+_MOST_OBJECTS, _OBJECT_BYTES = 16_384, 3 << 10
+_STORES = ("s3", "gcs", "abfs")
+_MOST_OTHERS = 256  # each may hold a descriptor, or a buffer of some MiB
 # For a request that is still under way when ``retry_s`` is over: pyarrow does not say how long it has taken so far.
 _GRACE_S = 30.0
 _NS = 10**9
@@ -75,6 +86,11 @@ _Answer = TypeVar("_Answer")
 
 def no_callback() -> None:
     """A callback for when nobody wants to know."""
+
+
+def objects_bytes(files: Iterable[ShardFile]) -> int:
+    """Bytes that a process needs for the objects among ``files`` that it keeps open, at most."""
+    return min(_MOST_OBJECTS, sum(is_remote(file.uri) for file in files)) * _OBJECT_BYTES
 
 
 class _Object:
@@ -300,12 +316,13 @@ class Access:
 
     def _open(self, file: ShardFile, since_s: float = -math.inf) -> Any:
         """A handle of the object, which was looked at since ``since_s``."""
+        filesystem, path = self.filesystems.of(file.uri)
+        most = _MOST_OBJECTS if filesystem.type_name in _STORES else _MOST_OTHERS
         with self._lock:
             one = self._objects.setdefault(file, _Object())
             self._objects.move_to_end(file)
-            while len(self._objects) > _MOST_OBJECTS:
+            while len(self._objects) > most:
                 self._objects.popitem(last=False)
-        filesystem, path = self.filesystems.of(file.uri)
         with one.lock:
             if one.looked_s >= since_s and one.filesystem is filesystem:
                 return one.handle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,6 +48,17 @@ def test_beside_a_cache_that_is_too_small_no_more_is_fetched_than_is_read(tmp_pa
     assert counts.cache_hits > 16 and counts.bytes < len(offsets) * size
     (text,) = said
     assert "may hold 4,194,304 bytes" in text and "cache_bytes" in text
+
+
+def test_few_objects_of_a_file_system_of_the_user_stay_open(tmp_path: Path):
+    for number in range(400):
+        (tmp_path / f"{number}").write_bytes(b"data")
+    access = Access(Storage(filesystem=fs.LocalFileSystem()))
+    files = list_shards(f"local://{tmp_path}/*", access=access)
+    before = len(os.listdir("/proc/self/fd"))
+    for file in files:
+        assert access.fetch(file, 0, 4).result(LONG_S) == b"data"
+    assert len(files) == 400 and len(os.listdir("/proc/self/fd")) - before < 300
 
 
 # ------------------------------------------------------------------------------------ threads that are given up

@@ -29,6 +29,7 @@ from loaderd.plan.positions import PassSequence, Position, order_of
 from loaderd.shm.page import CONSUMER_PID, CONSUMER_THREAD, TAKEN_BATCHES, TAKEN_RECORDS, Page, barrier, ring
 from loaderd.shm.samples import Gauge, encode_facts, write_sample
 from loaderd.snapshots import Kernels
+from loaderd.storage.access import objects_bytes
 
 if TYPE_CHECKING:
     from loaderd.daemon.indexing.remote_data import RemoteData
@@ -107,7 +108,13 @@ class OpenedStream:
         facts = encode_facts(facts_of(self._description, self._data, steps_per_epoch, self._num_arenas))
         num_running = len(self._worker_manager.pool.numbers)
         self.stream_memory = StreamMemory(
-            self._description, self._num_arenas, self._max_rows, facts, num_running, num_members
+            self._description,
+            self._num_arenas,
+            self._max_rows,
+            facts,
+            num_running,
+            num_members,
+            objects_bytes(self._data.files),
         )
 
     def _windows_for(self, start: Pass) -> tuple[int, int]:

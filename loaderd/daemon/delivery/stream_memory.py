@@ -25,7 +25,7 @@ class StreamMemory:
 
     Raises DaemonError where there is not enough memory, ServerError where the consumer may not have that much.
     ``facts``: what the page says of the stream, encoded. ``num_running``: how many workers run already.
-    ``num_members`` as of the page.
+    ``num_members`` as of the page. ``objects_bytes``: what each worker needs for the objects that it keeps open.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class StreamMemory:
         facts: bytes,
         num_running: int,
         num_members: int,
+        objects_bytes: int = 0,
     ) -> None:
         options, schema = description.options, description.schema
         self.windows_bytes = num_arenas * WindowLayout(schema.row_bytes, max_rows).arena_bytes
@@ -48,7 +49,8 @@ class StreamMemory:
             {
                 f"{num_arenas} shuffle windows of {max_rows:,} records": self.windows_bytes,
                 f"{options.num_slots} batches of {options.batch_size:,} records": slots_bytes,
-                f"{options.num_workers} workers": (options.num_workers - num_running) * _WORKER_BYTES,
+                f"{options.num_workers} workers": (options.num_workers - num_running)
+                * (_WORKER_BYTES + objects_bytes),
             }
         )
         self._windows = SharedMemory.create("windows", self.windows_bytes)

@@ -16,9 +16,12 @@ from loaderd.daemon.delivery import stream_memory
 from loaderd.daemon.delivery.stream_memory import StreamMemory
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError
+from loaderd.machine import Memory
 from loaderd.options import StreamOptions
 from loaderd.shm import anonymous
 from loaderd.shm.samples import encode_facts
+from loaderd.storage.access import objects_bytes
+from loaderd.storage.shard_file import ShardFile
 from tests.shm.test_samples import FACTS
 
 
@@ -57,3 +60,14 @@ def test_a_stream_that_cannot_be_opened_leaves_no_descriptor(
     monkeypatch.undo()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_workers_need_for_open_objects_is_counted(
+    numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch
+):
+    description = StreamDescription(loaderd.Dataset("*", numbered_schema), StreamOptions(10, workers=3))
+    monkeypatch.setattr(stream_memory, "available_memory", lambda: Memory(0, "the machine"))
+    for names, num_mib in (("s3://shards/{}", 264), ("/shards/{}", 120)):  # of 16,384 objects of 3 KiB, and of none
+        objects = objects_bytes(ShardFile(names.format(number), 1, 1) for number in range(20_000))
+        with pytest.raises(DaemonError, match=rf"\b{num_mib} MiB for 3 workers"):
+            StreamMemory(description, 2, 100, b"", 0, num_members=1, objects_bytes=objects)
