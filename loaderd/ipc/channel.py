@@ -6,9 +6,11 @@ import array
 import contextlib
 import errno
 import os
+import pickle
 import socket
 import struct
 from collections import deque
+from typing import Any
 from weakref import WeakSet
 
 import msgpack
@@ -52,12 +54,18 @@ class Channel:
         self._own_fds: set[int] = set()
         self._posted: deque[tuple[memoryview, tuple[int, ...]]] = deque()
 
+    def _encode(self, message: Message) -> bytes:
+        return encode(message)
+
+    def _decode(self, value: Any) -> Message:
+        return decode(value)
+
     def fileno(self) -> int:
         return self.socket.fileno()
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Send all of a message, waiting while the other end is busy; raises ChannelClosed."""
-        unsent = memoryview(encode(message))
+        unsent = memoryview(self._encode(message))
         try:
             if fds:
                 unsent = unsent[send_fds(self.socket, unsent, fds) :]
@@ -71,7 +79,7 @@ class Channel:
         For a process that must not wait for the other end, which may be waiting for it. Not to be mixed with
         :meth:`send`.
         """
-        encoded = memoryview(encode(message))
+        encoded = memoryview(self._encode(message))
         self.posted_bytes += len(encoded)
         self._posted.append((encoded, fds))
         if len(self._posted) == 1:
@@ -127,7 +135,7 @@ class Channel:
         if not data:
             raise ChannelClosed("the other end closed")
         self._unpacker.feed(data)
-        return [decode(values) for values in self._unpacker]
+        return [self._decode(values) for values in self._unpacker]
 
     @property
     def has_fd(self) -> bool:
@@ -152,6 +160,18 @@ class Channel:
         with contextlib.suppress(OSError):  # the other end may be gone
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+
+class WorkerChannel(Channel):
+    """Between a daemon and its worker, a fork of its fork: what they say are pickles."""
+
+    def _encode(self, message: Message) -> bytes:
+        packed: bytes = msgpack.packb(pickle.dumps(message))
+        return packed
+
+    def _decode(self, value: Any) -> Message:
+        message: Message = pickle.loads(value)
+        return message
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:

@@ -13,22 +13,20 @@
     supervisor  ──► server   Serve, Drain, Stop, AskStatus
     supervisor  ◄── server   Status, Failed
 
-On the wire a message is a msgpack array: its number in ``CLASS_OF``, then its fields in order. Bulk data does not go
-this way: it lies in shared memory, whose file descriptors come with messages such as Opened and Attach.
-``Open.description`` and ``Attach.description`` are pickles: a consumer sends them only to its own daemon, a daemon
-only to its workers. A server accepts none.
+On the wire a message is a msgpack array: its number in ``CLASS_OF``, then its fields in order. What a daemon and its
+workers say are pickles, as is ``Open.description``, which a consumer sends only to its own daemon. A server accepts
+none. Bulk data does not go this way: it lies in shared memory, whose file descriptors come with messages such as
+Opened and Attach.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args
 
 import msgpack
 
 from loaderd.errors import LoaderdError, to_wire
-from loaderd.ipc.codec import Decoder, message_decoder
+from loaderd.ipc.codec import message_of
 from loaderd.plan.passes import Listing, Pass
 from loaderd.snapshots import Progress
 
@@ -260,18 +258,8 @@ _Numbered = (
 )
 Message = Union[_Numbered, "WorkerMessage"]
 
-CLASS_OF: dict[int, type[Message]] = {}
-"""The messages by their numbers; those of workers where their module is imported."""
-_NUMBER_OF: dict[type[Message], int] = {}
-
-
-def number_messages(first: int, classes: Iterable[type[Message]]) -> None:
-    """Give these messages the numbers from ``first`` on."""
-    for number, cls in enumerate(classes, first):
-        CLASS_OF[number], _NUMBER_OF[cls] = cls, number
-
-
-number_messages(0, get_args(_Numbered))
+CLASS_OF: dict[int, type[Message]] = dict(enumerate(get_args(_Numbered)))
+_NUMBER_OF = {cls: number for number, cls in CLASS_OF.items()}
 
 
 def encode(message: Message) -> bytes:
@@ -282,10 +270,5 @@ def encode(message: Message) -> bytes:
 
 
 def decode(values: list[Any]) -> Message:
-    message: Message = _decoder_of(values[0])(values[1:])
+    message: Message = message_of(CLASS_OF[values[0]], values[1:])
     return message
-
-
-@cache
-def _decoder_of(number: int) -> Decoder:
-    return message_decoder(CLASS_OF[number])

@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 
 from loaderd.ipc.channel import Channel, ChannelClosed
-from loaderd.ipc.codec import Malformed, message_decoder
+from loaderd.ipc.codec import Malformed, message_of
 from loaderd.ipc.messages import (
     CLASS_OF,
     UNICODE_ERRORS,
@@ -32,8 +32,6 @@ CONSUMER_MESSAGES: tuple[type[Message], ...] = (
     *(Hello, Subscribe, ListData, StartPass),
     *(AskState, AskStatus, Bye),
 )
-
-_DECODERS = {cls: message_decoder(cls, strict=True) for cls in CONSUMER_MESSAGES}
 
 MAX_MESSAGE_BYTES = 1 << 20
 # A position has some hundred characters, a message some ten values. An empty list takes a byte here, 64 in memory.
@@ -133,7 +131,7 @@ def decode_strict(data: bytes) -> Message:
     if cls is None or cls not in CONSUMER_MESSAGES:
         raise MalformedMessage(f"{'a message of unknown number' if cls is None else cls.__name__} must not come here")
     try:
-        message: Message = _DECODERS[cls](fields)
+        message: Message = message_of(cls, fields, strict=True)
     except Malformed as error:
         raise MalformedMessage(str(error)) from None
     return message

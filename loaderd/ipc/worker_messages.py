@@ -4,31 +4,31 @@
 
     daemon  ──► worker   Seat, Attach, Detach, Granted, Withdrawn, UseColumn, UseServers,
                          ListTask, AskTask, IndexTask, CheckTask, LoadTask, TrialTask
-    daemon  ◄── worker   Attached, TaskProgress, WorkerNotice, OutageReport, TaskFailed, FillFailed,
-                         ListDone, AskDone, IndexDone, CheckDone, LoadDone, TrialDone
+    daemon  ◄── worker   Ended, TaskProgress, WorkerNotice, OutageReport, FillFailed
 
-The daemon numbers tasks, and streams: a worker may be attached to several. Batches are no tasks: each worker makes
-the next batch that is granted and that nobody has begun (see ``shm.page``).
+A message is sent as a pickle (``channel.WorkerChannel``). The daemon numbers tasks, and streams: a worker may be
+attached to several. Batches are no tasks: each worker makes the next batch that is granted and that nobody has begun
+(see ``shm.page``).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from loaderd.errors import LoaderdError
-from loaderd.ipc.messages import number_messages
 from loaderd.plan.batch_range import BatchRange
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition
 from loaderd.redaction import redacted
-from loaderd.snapshots import Kernels, Outage
+from loaderd.snapshots import Outage
 from loaderd.storage.names import some_of
 from loaderd.storage.shard_file import Block, Compression, ShardFile
 
 ATTACH_TASK = -1
 NO_STREAM = -1
+"""For what belongs to no stream, but to a task."""
 
 
 class Shards(NamedTuple):
@@ -57,6 +57,14 @@ class FilePlace(NamedTuple):
     block: Block
     left: BlockSelection | None
     key: int
+
+
+class IndexResult(NamedTuple):
+    """The ``encoded`` indexes; ``unkept``: why they could not be kept; ``asked``: the fields of ``StorageCounts``."""
+
+    encoded: bytes
+    unkept: str | None
+    asked: list[int]
 
 
 class LoadFault(NamedTuple):
@@ -128,7 +136,7 @@ News = Granted | Withdrawn | UseColumn
 
 
 class ListTask(NamedTuple):
-    """Daemon: list the shards of set ``set`` (counted from 0): paths, globs, URIs.
+    """Daemon: list the shards of set ``set`` (counted from 0): paths, globs, URIs. Its result: a list of ShardFile.
 
     ``storage``: a pickle of ``options.Storage``.
     """
@@ -149,8 +157,9 @@ class ListTask(NamedTuple):
 
 
 class AskTask(NamedTuple):
-    """Daemon: ask servers for the table of data set ``name``. ``stream``: a pickled ``remote.source.RemoteStream``.
+    """Daemon: ask servers for the table of data set ``name``. Its result: bytes, as ``remote.tables`` has them.
 
+    ``stream``: a pickled ``remote.source.RemoteStream``.
     ``listing`` as in a ticket; ``belongs_to``: the ``of`` of a position in the data that are wanted, or nothing.
     """
 
@@ -165,7 +174,7 @@ class AskTask(NamedTuple):
 
 
 class IndexTask(NamedTuple):
-    """Daemon: index this group of files, and keep the indexes in ``cache``.
+    """Daemon: index this group of files, and keep the indexes in ``cache``. Its result: an IndexResult.
 
     ``cache``: a pickle of ``formats.index_cache.IndexCache``; ``storage`` as in ListTask.
     """
@@ -187,7 +196,9 @@ class IndexTask(NamedTuple):
 class CheckTask(NamedTuple):
     """Daemon: see whether the first record of ``block`` fits the schema; with ``any_fits``, any of its first records.
 
-    ``num_records`` of the block are in the data set. ``place``: as those of LoadTask; None if servers read it.
+    ``num_records`` of the block are in the data set. ``place``: as those of LoadTask; None if servers read it. Its
+    result: with which kernels this worker decodes batches, and the feature lists of the first record, which are not
+    read.
     """
 
     stream: int
@@ -205,7 +216,7 @@ class LoadTask(NamedTuple):
     """Daemon: bring ``slices`` into ``window``, which lies in ``arena``, each row to where ``order`` says.
 
     ``due``: when POSITION has come to this key, the task comes before batches. ``places``: where each slice is read;
-    empty if servers read it.
+    empty if servers read it. Its result: a list of LoadFault.
     """
 
     stream: int
@@ -250,10 +261,6 @@ WorkerTask = ListTask | AskTask | IndexTask | CheckTask | LoadTask | TrialTask
 given to another. ``str(task)`` says in a message what it was; the daemon numbers it, as ``task``, when it is sent."""
 
 
-class Attached(NamedTuple):
-    """Worker: it has done what Attach says. The first one says that it has started."""
-
-
 class TaskProgress(NamedTuple):
     """Worker: the task goes on, and ``done_bytes`` of its files are read, if it reads any."""
 
@@ -261,58 +268,15 @@ class TaskProgress(NamedTuple):
     done_bytes: int
 
 
-class ListDone(NamedTuple):
-    """Worker: a ListTask is done."""
+class Ended(NamedTuple):
+    """Worker: the task is done, or cannot be done: then ``result`` is a LoaderdError.
 
-    task: int
-    files: list[ShardFile]
-
-
-class AskDone(NamedTuple):
-    """Worker: an AskTask is done; ``table`` as ``remote.tables`` has it."""
-
-    task: int
-    table: bytes
-
-
-class IndexDone(NamedTuple):
-    """Worker: an IndexTask is done.
-
-    ``encoded``: the indexes; ``unkept``: why they could not be kept, or None; ``asked``: the fields of
-    ``StorageCounts``.
+    With ATTACH_TASK: it has started, or has done what Attach says of ``stream``.
     """
 
     task: int
-    encoded: bytes
-    unkept: str | None
-    asked: list[int]
-
-
-class CheckDone(NamedTuple):
-    """Worker: a CheckTask is done; this worker decodes batches with ``kernels``.
-
-    ``feature_lists``: those of the first record, which are not read.
-    """
-
-    task: int
-    kernels: Kernels
-    feature_lists: list[str]
-
-
-class LoadDone(NamedTuple):
-    """Worker: a LoadTask is done, except for the places in ``faults``."""
-
-    task: int
-    faults: list[LoadFault]
-
-
-class TrialDone(NamedTuple):
-    """Worker: a TrialTask is done."""
-
-    task: int
-
-
-Done = ListDone | AskDone | IndexDone | CheckDone | LoadDone | TrialDone
+    result: Any = None
+    stream: int = NO_STREAM
 
 
 class WorkerNotice(NamedTuple):
@@ -324,26 +288,11 @@ class WorkerNotice(NamedTuple):
 class OutageReport(NamedTuple):
     """Worker: how long the requests that it makes for a stream have had no answer; None: they have again.
 
-    ``stream`` as in TaskFailed: NO_STREAM for requests of tasks that belong to no stream.
+    ``stream``: NO_STREAM for requests of tasks that belong to no stream.
     """
 
     stream: int
     outage: Outage | None
-
-
-class TaskFailed(NamedTuple):
-    """Worker: the task cannot be done; or, with ``task`` -1, the stream cannot be attached."""
-
-    task: int
-    stream: int
-    error: LoaderdError
-
-
-class RowFault(NamedTuple):
-    """Why a row of a batch cannot be made, even alone."""
-
-    row: int
-    error: LoaderdError
 
 
 MOST_ROW_FAULTS = 32
@@ -353,34 +302,30 @@ MOST_ROW_FAULTS = 32
 class FillFailed(NamedTuple):
     """Worker: this batch, without the rows ``omit``, cannot be made.
 
-    Its claim stays until the batch is Granted anew or Withdrawn. ``faults``: of the rows that cannot be made alone;
-    if not ``all_faults``, of the first of them, if of any.
+    Its claim stays until the batch is Granted anew or Withdrawn. ``faults``: by row, why it cannot be made, even
+    alone; if not ``all_faults``, of the first such row, if of any.
     """
 
     stream: int
     generation: int
     step: int
     omit: list[int]
-    faults: list[RowFault]
+    faults: dict[int, LoaderdError]
     all_faults: bool
     error: LoaderdError
 
 
-# Daemon and workers are of one version: the order is of no account.
 WorkerMessage = (
     WorkerTask
-    | Done
     | Seat
     | Attach
     | Detach
     | Granted
     | Withdrawn
     | UseColumn
-    | Attached
+    | Ended
     | TaskProgress
     | WorkerNotice
     | OutageReport
-    | TaskFailed
     | FillFailed
 )
-number_messages(64, get_args(WorkerMessage))

@@ -6,6 +6,7 @@ import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,17 +22,11 @@ from loaderd.formats.shard_index import encode_indexes
 from loaderd.ipc.channel import MAX_MESSAGE_BYTES
 from loaderd.ipc.worker_messages import (
     MOST_ROW_FAULTS,
-    CheckDone,
     CheckTask,
-    IndexDone,
+    IndexResult,
     IndexTask,
-    ListDone,
-    ListTask,
-    LoadDone,
     LoadFault,
     LoadTask,
-    RowFault,
-    TrialDone,
     TrialTask,
 )
 from loaderd.machine import remedy
@@ -39,9 +34,9 @@ from loaderd.plan.batches import Segment
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout, WindowLayout
 from loaderd.shm.page import MAX_FIELDS
+from loaderd.snapshots import Kernels
 from loaderd.stages import Stage
 from loaderd.storage.access import Access
-from loaderd.storage.files import list_shards
 from loaderd.worker.file_rows import FileRows
 from loaderd.worker.halving import HalvingSearch
 
@@ -56,12 +51,7 @@ _MAX_PROBED = 1000
 _MOST_SEARCH_NS = 10**9
 
 
-def list_set(task: ListTask, on_found: OnRead = no_callback, access: Access | None = None) -> ListDone:
-    """The shards that a task asks for. Raises as ``list_shards``."""
-    return ListDone(task.task, list_shards(task.shards, on_found, access))
-
-
-def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access | None = None) -> IndexDone:
+def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access | None = None) -> IndexResult:
     """Make the indexes of a group of shards, and keep them in the cache.
 
     Raises the error of a shard that cannot be read, StorageError, and CorruptRecordError where a message could not
@@ -80,7 +70,7 @@ def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access |
     encoded = encode_indexes(indexes)
     unkept = cache.store(task.group, encoded)
     asked = list(astuple(access.take_counts()))
-    return IndexDone(task.task, encoded, None if unkept is None else why_unkept(unkept), asked)
+    return IndexResult(encoded, None if unkept is None else why_unkept(unkept), asked)
 
 
 class TaskRunner:
@@ -111,16 +101,16 @@ class TaskRunner:
         """Read nothing more. The memory goes with the object."""
         self.rows.close()
 
-    def probe(self, task: CheckTask) -> CheckDone:
+    def probe(self, task: CheckTask) -> tuple[Kernels, list[str]]:
         """See whether records of a block fit the schema.
 
         Raises RecordMismatchError where the first one that is in the data set does not; or, if the task asks whether
         any of them fits, where none of the first thousand does.
         """
         feature_lists = self.rows.check_fits(task, _MAX_PROBED if task.any_fits else 1)
-        return CheckDone(task.task, self._decoder.kernels, feature_lists)
+        return self._decoder.kernels, feature_lists
 
-    def load(self, task: LoadTask) -> LoadDone:
+    def load(self, task: LoadTask) -> list[LoadFault]:
         """Bring records into a window. Raises StorageError where memory runs out."""
         # The slices' rows are consecutive: to ask for all their places at once takes a quarter of the time.
         last = task.slices[-1]
@@ -129,19 +119,18 @@ class TaskRunner:
             faults = self.rows.load(task, places, self._windows[task.arena])
         except MemoryError as error:  # no record is damaged: the load is tried again
             raise StorageError("memory ran out while records were read", hint=remedy(error)) from None
-        return LoadDone(task.task, [LoadFault(tuple(of_error), error) for of_error, error in faults])
+        return [LoadFault(tuple(of_error), error) for of_error, error in faults]
 
     def fill(self, slot: int, segments: Sequence[Segment], omit: Sequence[int]) -> None:
         """Decode a batch into its slot, without its rows ``omit``."""
         self._decode(self._slots[slot], segments, omit)
 
-    def try_out(self, task: TrialTask) -> TrialDone:
+    def try_out(self, task: TrialTask) -> None:
         """Decode a batch, and forget it."""
         # The slots are other batches'.
         room = {name: np.empty_like(view) for name, view in self._slots[0].items()}
         num_rows = sum(stop - start for _, start, stop, _ in task.segments)
         self._decode(room, task.segments, np.delete(np.arange(num_rows), task.rows).tolist())
-        return TrialDone(task.task)
 
     def row_faults(
         self,
@@ -150,7 +139,7 @@ class TaskRunner:
         omit: Sequence[int],
         fill_ns: int,
         on_try: Callable[[int], None],
-    ) -> tuple[list[RowFault], bool]:
+    ) -> tuple[dict[int, LoaderdError], bool]:
         """What is wrong with the rows of a batch that cannot be made alone, found by halving in its slot; and True.
 
         Only the first of them, and False, if there are too many, if memory runs out, or if it takes too long: longer
@@ -162,23 +151,23 @@ class TaskRunner:
         most = 0 if self._options.on_corrupt == "raise" else MOST_ROW_FAULTS
         rows = np.arange(sum(stop - start for _, start, stop, _ in segments))
         search = HalvingSearch(np.delete(rows, omit).tolist())
-        faults: list[RowFault] = []
+        faults: dict[int, LoaderdError] = {}
         while search and len(faults) <= most:
             if now_ns > until_ns:
-                return faults[:1], False
+                return _first_of(faults), False
             part = search.next()
             try:
                 self.fill(slot, segments, np.delete(rows, part).tolist())
             except MemoryError:  # no row's fault
-                return faults[:1], False
+                return _first_of(faults), False
             except Exception as error:
                 if search.failed(part):
                     if not isinstance(error, LoaderdError):
                         error = WorkerError(f"{type(error).__name__}: {error}")
-                    faults.append(RowFault(part[0], error))
+                    faults[part[0]] = error
             began_ns, now_ns = now_ns, time.monotonic_ns()
             on_try(now_ns - began_ns)
-        return faults if len(faults) <= most else faults[:1], len(faults) <= most
+        return (faults, True) if len(faults) <= most else (_first_of(faults), False)
 
     def _decode(
         self, views: Mapping[str, npt.NDArray[Any]], segments: Sequence[Segment], omit: Sequence[int]
@@ -194,3 +183,7 @@ class TaskRunner:
             out = {name: view[done:end] for name, view in views.items()}
             self._decoder.decode(self._windows[arena][start:stop], out)
             done = end
+
+
+def _first_of(faults: dict[int, LoaderdError]) -> dict[int, LoaderdError]:
+    return dict(islice(faults.items(), 1))

@@ -22,23 +22,21 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, WorkerError
 from loaderd.formats.reader import Reading
-from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.channel import Channel, ChannelClosed, WorkerChannel
 from loaderd.ipc.messages import Message, UseServers
 from loaderd.ipc.worker_messages import (
     ATTACH_TASK,
     NO_STREAM,
-    AskDone,
     AskTask,
     Attach,
-    Attached,
     CheckTask,
     Detach,
-    Done,
+    Ended,
     FillFailed,
     IndexTask,
     ListTask,
@@ -47,7 +45,6 @@ from loaderd.ipc.worker_messages import (
     OutageReport,
     Seat,
     Shards,
-    TaskFailed,
     TaskProgress,
     TrialTask,
     UseColumn,
@@ -60,10 +57,11 @@ from loaderd.shm.anonymous import mapped
 from loaderd.shm.page import STORAGE_COUNTERS, Counter, Page, barrier, ring, silence
 from loaderd.stages import Stage
 from loaderd.storage.access import Access
+from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import is_remote
 from loaderd.worker.file_rows import FileRows
 from loaderd.worker.page_producer import Claim, PageProducer
-from loaderd.worker.task_runner import TaskRunner, index_group, list_set
+from loaderd.worker.task_runner import TaskRunner, index_group
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher
@@ -96,7 +94,7 @@ class _Stream:
 
 
 class Worker:
-    """Answers each task with Done or TaskFailed. Of batches, it only reports those that cannot be made."""
+    """Answers each task with Ended. Of batches, it only reports those that cannot be made."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -185,10 +183,10 @@ class Worker:
                 traceback=traceback.format_exc(),
             )
         else:
-            return Attached()
+            return Ended(ATTACH_TASK, None, message.stream)
         for bell in bells:
             os.close(bell)
-        return TaskFailed(ATTACH_TASK, message.stream, failure)
+        return Ended(ATTACH_TASK, failure, message.stream)
 
     def attach(self, message: Attach, memories: list[int], bells: list[int]) -> None:
         """Take over a stream: its description, its files, its memories. It may come again, with other files."""
@@ -227,7 +225,7 @@ class Worker:
             over = [task for task in self._tasks if not isinstance(task, _OF_NO_STREAM) and task.stream == stream]
             for task in over:
                 self._tasks.remove(task)
-                self._channel.send(TaskFailed(task.task, NO_STREAM, WorkerError("the stream is over")))
+                self._channel.send(Ended(task.task, WorkerError("the stream is over")))
 
     def _tell(self, done_bytes: int) -> None:
         """Say now and then that a long task makes progress."""
@@ -269,7 +267,7 @@ class Worker:
 
     def run(self) -> None:
         """Work until the daemon closes the channel, which raises ChannelClosed."""
-        self._channel.send(Attached())
+        self._channel.send(Ended(ATTACH_TASK))
         while True:
             if not self._work():
                 self._sleep()
@@ -362,7 +360,7 @@ class Worker:
         began_ns = time.monotonic_ns()
         if stream is not None:
             stream.producer.page.say_task(self._seat, task.task)
-        results: list[Done] = []
+        results: list[Any] = []
         error = self._error_of(lambda: results.append(self._result_of(task)), _DOING[type(task)])
         if stream is not None:
             page = stream.producer.page
@@ -373,7 +371,7 @@ class Worker:
                 page.count(self._seat, Counter.LOAD_NS, time.monotonic_ns() - began_ns)
         self._pass_on()
         self._tell_outages()
-        self._channel.send(results[0] if error is None else TaskFailed(task.task, NO_STREAM, error))
+        self._channel.send(Ended(task.task, results[0] if error is None else error))
 
     def _count_storage(self, stream: _Stream) -> None:
         """Count on a stream's page what was asked of storage for it."""
@@ -382,13 +380,13 @@ class Worker:
             for counter, amount in zip(STORAGE_COUNTERS, astuple(rows.access.take_counts()), strict=True):
                 stream.producer.page.count(self._seat, counter, amount)
 
-    def _result_of(self, task: WorkerTask) -> Done:
+    def _result_of(self, task: WorkerTask) -> Any:
         if isinstance(task, ListTask):
-            return list_set(task, self._tell, self._access_of(task.storage))
+            return list_shards(task.shards, self._tell, self._access_of(task.storage))
         if isinstance(task, AskTask):
             from loaderd.remote.ask_once import ask_table  # for those who need it
 
-            return AskDone(task.task, ask_table(task, self._tell, self._say))
+            return ask_table(task, self._tell, self._say)
         if isinstance(task, IndexTask):
             return index_group(task, self._tell, self._access_of(task.storage))
         runner = self._streams[task.stream].runner
@@ -418,7 +416,7 @@ def main(sock: socket.socket) -> None:
     be_killed_first()
     if "numpy.random" in sys.modules:  # all workers are forks, with the same random state
         sys.modules["numpy.random"].seed()
-    channel, status = Channel(sock), 0
+    channel, status = WorkerChannel(sock), 0
     with contextlib.suppress(ChannelClosed):
         try:
             Worker(channel).run()

@@ -10,7 +10,7 @@ import numpy as np
 from loaderd.daemon.pool.tasks import MAX_DEATHS, Task
 from loaderd.errors import ShardReadError
 from loaderd.ipc.messages import BatchFailed
-from loaderd.ipc.worker_messages import Done, LoadFault, LoadTask, TrialTask
+from loaderd.ipc.worker_messages import LoadFault, LoadTask, TrialTask
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
@@ -172,7 +172,7 @@ class Consumer:
 
     # --------------------------------------------------------------------------------- what becomes of it
 
-    def end(self, job: Job, failed: bool, faults: list[int]) -> Done | None:
+    def end(self, job: Job, failed: bool, faults: list[int]) -> list[LoadFault] | None:
         """A worker is to end a job; returns its answer to a task."""
         if job.task is not None:
             is_load = job.task.generation == self.generation and isinstance(job.task.work, LoadTask)

@@ -226,7 +226,7 @@ class Group:
         generation, step = claim.place
         if step in self.broken:
             worker.filler.not_made(claim)
-            self.stream.not_made(FillFailed(0, generation, step, [], [], True, ShardReadError("unreadable")))
+            self.stream.not_made(FillFailed(0, generation, step, [], {}, True, ShardReadError("unreadable")))
             return
         self._begin_writing(claim)
         self.fills += 1

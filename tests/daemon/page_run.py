@@ -15,7 +15,7 @@ from loaderd.client.page_consumer import PageConsumer
 from loaderd.daemon.delivery.notes import Note
 from loaderd.errors import LoaderdError
 from loaderd.ipc.messages import BatchFailed, RecordsSkipped
-from loaderd.ipc.worker_messages import FillFailed, News, RowFault
+from loaderd.ipc.worker_messages import FillFailed, News
 from loaderd.shm.page import Page, barrier, new_bell, split_key
 from loaderd.worker.page_producer import Claim
 from tests.daemon.page_workers import Delivery, Opened, PageWorker, new_page
@@ -75,7 +75,7 @@ class Hand(PageWorker):
         assert self.at is not None
         claim, self.at = self.at, None
         self.filler.not_made(claim)
-        of_rows = [RowFault(row, fault) for row, fault in (faults or {}).items()]
+        of_rows = dict(faults or {})
         omit = list(claim.batch.omit)
         self.unheard.append(FillFailed(0, *claim.place, omit, of_rows, all_faults, error))
 

@@ -16,7 +16,7 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.tasks import Task
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.ipc.messages import BatchFailed, RecordsSkipped
-from loaderd.ipc.worker_messages import Attach, LoadDone, LoadFault, LoadTask, News, TrialDone
+from loaderd.ipc.worker_messages import Attach, LoadFault, LoadTask, News
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
@@ -74,10 +74,9 @@ class Opened(OpenedStream):
         return Attach(self.number, b"", b"", 0, *sizes, self.page.news(seat)), ()
 
 
-def answer_to(task: Task, faults: Sequence[LoadFault] = ()) -> LoadDone | TrialDone:
-    """What a worker says when it has done a load, or a trial."""
-    is_load = isinstance(task.work, LoadTask)
-    return LoadDone(task.number, list(faults)) if is_load else TrialDone(task.number)
+def answer_to(task: Task, faults: Sequence[LoadFault] = ()) -> list[LoadFault] | None:
+    """The result of a load, or of a trial."""
+    return list(faults) if isinstance(task.work, LoadTask) else None
 
 
 def free_arenas(stream: Stream) -> list[int]:

@@ -10,7 +10,7 @@ from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import Task, TaskSource
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.ipc.messages import BatchFailed
-from loaderd.ipc.worker_messages import Done, WorkerTask
+from loaderd.ipc.worker_messages import WorkerTask
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass
 from loaderd.worker.page_producer import Claim
@@ -44,7 +44,7 @@ class OneTask(TaskSource):
         is_first, self._is_begun = not self._is_begun, True
         return self.task if is_first else None
 
-    def done(self, task: Task, result: Done) -> None:
+    def done(self, task: Task, result: Any) -> None:
         raise AssertionError("nobody lives to end it")
 
     def failed(self, task: Task, error: LoaderdError) -> None:

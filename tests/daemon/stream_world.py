@@ -192,8 +192,8 @@ class StreamWorld(RuleBasedStateMachine):
     def note_row_faults(self, failed: FillFailed) -> None:
         segments = self.plan.segments_of(failed.step)
         places = [(part.window, place) for part in segments for place in range(part.start, part.stop)]
-        for fault in failed.faults:
-            self.bad[places[fault.row]] = fault.error
+        for row, error in failed.faults.items():
+            self.bad[places[row]] = error
 
     def check_completeness(self) -> None:
         """A pass without faults holds every record of the host once an epoch."""

@@ -18,15 +18,14 @@ from loaderd.daemon.pool.tasks import Task
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.errors import DaemonError, LoaderdError
 from loaderd.ipc.worker_messages import (
+    ATTACH_TASK,
     NO_STREAM,
     Attach,
-    Attached,
-    Done,
+    Ended,
     FillFailed,
     IndexTask,
     LoadTask,
     News,
-    TaskFailed,
     WorkerTask,
 )
 from loaderd.shm.page import Page, new_bell, step_of
@@ -120,7 +119,7 @@ class Hand:
         self.number = number
         self.seat = crew.pool.seat_of(number)
         self.inbox = crew.event_loop.inboxes[number]
-        self.said: list[Any] = [Attached()]
+        self.said: list[Any] = [Ended(ATTACH_TASK)]
         self.started = False
         self.sleeps = False
         self.job: Job | None = None
@@ -142,7 +141,7 @@ class Hand:
                 self._turns.append(message.stream)
             bells = [self._crew.worker_manager.bell]
             self.fillers[message.stream] = PageProducer(page, self.seat, message.news, bells)
-            self.said.append(Attached())
+            self.said.append(Ended(ATTACH_TASK, None, message.stream))
 
     def start(self) -> None:
         """Come to know of all streams there are."""
@@ -202,7 +201,7 @@ class Hand:
         page = self._crew.pages[self._crew.stream_of(task)]
         return bool(page.least_place() >= task.work.due)
 
-    def end(self, answer: Done | None = None, error: LoaderdError | None = None) -> None:
+    def end(self, answer: Any = None, error: LoaderdError | None = None) -> None:
         """Have it end what it is at, and say what there is to say; ``answer``: of a task, if it is no usual one."""
         job, self.job = self.job, None
         assert job is not None
@@ -210,8 +209,7 @@ class Hand:
             number = job.task.number
             if job.stream in self._crew.pages:
                 self._crew.pages[job.stream].say_task(self.seat, None)
-            done = answer or answer_to(job.task)
-            self.said.append(done if error is None else TaskFailed(number, NO_STREAM, error))
+            self.said.append(Ended(number, error or answer or answer_to(job.task)))
             return
         assert job.claim is not None
         filler = self.fillers[job.stream]
@@ -219,7 +217,7 @@ class Hand:
             filler.made(job.claim)
         else:
             filler.not_made(job.claim)
-            self.said.append(FillFailed(job.stream, *job.claim.place, [*job.claim.batch.omit], [], True, error))
+            self.said.append(FillFailed(job.stream, *job.claim.place, [*job.claim.batch.omit], {}, True, error))
 
     def overlooked(self) -> list[tuple[int, int]]:
         """(stream, step) of the batches that it would make if it looked: asked in a way that claims none."""
@@ -232,7 +230,7 @@ class Hand:
 
     def task_numbers(self) -> list[int]:
         """Of all tasks that the daemon must believe it to have."""
-        numbers = [message.task for message in self.said if isinstance(message, (Done, TaskFailed))]
+        numbers = [each.task for each in self.said if isinstance(each, Ended) and each.task != ATTACH_TASK]
         unread = [self._crew.task_of(message) for message in self.inbox if isinstance(message, WorkerTask)]
         tasks = [*self.tasks, *unread]
         if self.job is not None and self.job.task is not None:

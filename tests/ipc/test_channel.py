@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 
 from loaderd.errors import DaemonError
 from loaderd.ipc.channel import Channel, ChannelClosed
-from loaderd.ipc.messages import AskState, Bye, Message, Notice, Open, Opened, PageSize, encode
-from loaderd.ipc.worker_messages import ListDone
+from loaderd.ipc.messages import AskState, Bye, Message, Notice, Open, Opened, PageSize, ShardsFound, encode
 from loaderd.options import MAX_WORKERS
-from loaderd.storage.shard_file import ShardFile
 
 Pair = tuple[Channel, Channel]
 
@@ -46,7 +44,7 @@ MESSAGES = [
     Bye("3"),
     Open(bytes(range(256)), None),
     Notice("ü" * 40, 2),
-    ListDone(7, [ShardFile("/a\udcff", 1, 2), ShardFile("/b", 3, 4)]),
+    ShardsFound([["/a\udcff", "/b"], None]),
 ]
 STREAM = b"".join(map(encode, MESSAGES))
 

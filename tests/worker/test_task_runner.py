@@ -24,7 +24,7 @@ from loaderd.errors import (
 )
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import build_index, decode_indexes, encode_indexes
-from loaderd.ipc.worker_messages import CheckTask, IndexDone, IndexTask, LoadFault, LoadTask, TrialTask
+from loaderd.ipc.worker_messages import CheckTask, IndexResult, IndexTask, LoadFault, LoadTask, TrialTask
 from loaderd.kernels.crc import framed
 from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.plan.batches import BatchPlan, Segment
@@ -83,7 +83,7 @@ class Stage:
             LoadTask(0, window, arena, 0, order, (*slices[i : i + 2],), (*places[i : i + 2],), i)
             for i in range(0, len(slices), 2)
         ]
-        return [fault for task in tasks for fault in self.executor.load(task).faults]
+        return [fault for task in tasks for fault in self.executor.load(task)]
 
     def probe(self, any_fits: bool) -> None:
         place = self.table.place(0)
@@ -200,9 +200,9 @@ def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
     def failing(*omit: int, fill_ns: int = 0) -> tuple[list[int], bool]:
         """The rows, each with its own error; and whether these are all."""
         faults, all_faults = stage.executor.row_faults(1, ACROSS, omit, fill_ns, tries_ns.append)
-        for fault in faults:
-            assert f"KeyError: [{numbers[fault.row]}]" in fault.error.message
-        return [fault.row for fault in faults], all_faults
+        for row, error in faults.items():
+            assert f"KeyError: [{numbers[row]}]" in error.message
+        return list(faults), all_faults
 
     stage, numbers = stage_of(on_corrupt="skip_record")
     for row in range(16):
@@ -325,19 +325,19 @@ def test_an_index_is_made_and_kept(write_numbered: Write, tmp_path: Path):
     (path,) = write_numbered([100])
     (file,) = list_shards(str(path))
 
-    def index(where: Path) -> IndexDone:
+    def index(where: Path) -> IndexResult:
         return index_group(
             IndexTask((file,), pickle.dumps(IndexCache(str(where), 30)), pickle.dumps(Storage())),
         )
 
-    _, encoded, unkept, _ = index(tmp_path / "cache")
+    encoded, unkept, _ = index(tmp_path / "cache")
     assert unkept is None
     (found,) = decode_indexes(encoded)
     assert found.file == file and found.counts.tolist() == [30, 30, 30, 10]
     kept = IndexCache(str(tmp_path / "cache"), 30).load(file)
     assert kept is not None and encode_indexes(kept) == encoded
     (tmp_path / "no folder").touch()
-    _, encoded, unkept, _ = index(tmp_path / "no folder")
+    encoded, unkept, _ = index(tmp_path / "no folder")
     assert decode_indexes(encoded)[0].num_records == 100 and unkept is not None and "File exists" in unkept
     os.remove(path)
     with pytest.raises(ShardReadError, match="No such file"):

@@ -24,23 +24,20 @@ import loaderd
 from loaderd.daemon.delivery.opened_stream import OpenedStream
 from loaderd.daemon.indexing.local_data import LocalData
 from loaderd.dataset import StreamDescription
+from loaderd.errors import LoaderdError
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import build_index
-from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.ipc.channel import Channel, ChannelClosed, WorkerChannel
 from loaderd.ipc.messages import Message
 from loaderd.ipc.worker_messages import (
-    Attached,
-    CheckDone,
+    ATTACH_TASK,
     CheckTask,
     Detach,
-    IndexDone,
+    Ended,
     IndexTask,
-    ListDone,
     ListTask,
-    LoadDone,
     LoadTask,
     Seat,
-    TaskFailed,
     TaskProgress,
     WorkerNotice,
 )
@@ -58,10 +55,10 @@ class Daemon:
 
     def __init__(self, path: Path | str, schema: loaderd.Schema, storage: Storage = DEFAULT_STORAGE) -> None:
         mine, its = socket.socketpair()
-        self.channel = Channel(mine)
+        self.channel = WorkerChannel(mine)
         self._heard: deque[Message] = deque()
         self._bell = new_bell()
-        self._worker = threading.Thread(target=self._work, args=(Channel(its),))
+        self._worker = threading.Thread(target=self._work, args=(WorkerChannel(its),))
         self._worker.start()
         self.failed: BaseException | None = None
         dataset, options = loaderd.Dataset(path, schema), StreamOptions(10, workers=1, storage=storage)
@@ -71,7 +68,7 @@ class Daemon:
         self._description = StreamDescription(dataset, options)
         self._streams: list[OpenedStream] = []
         self.channel.send(Seat(0), (self._bell,))
-        assert self.hear() == Attached()
+        assert self.hear() == Ended(ATTACH_TASK)
         self.opened = self.attach()
 
     def attach(self) -> OpenedStream:
@@ -82,7 +79,7 @@ class Daemon:
         opened = OpenedStream(number, self._description, pickled, self.data, manager, 0, lambda: None)
         self._streams.append(opened)
         self.channel.send(*opened.attach_message(0))
-        assert self.hear() == Attached()
+        assert self.hear() == Ended(ATTACH_TASK, None, number)
         return opened
 
     def _work(self, channel: Channel) -> None:
@@ -131,7 +128,7 @@ main(sock)
 
 def test_a_worker_that_may_open_too_few_files_says_so_and_ends():
     ours, theirs = socket.socketpair()
-    with contextlib.closing(Channel(ours)) as channel, theirs:
+    with contextlib.closing(WorkerChannel(ours)) as channel, theirs:
         worker = subprocess.Popen(
             [sys.executable, "-c", FULL, str(theirs.fileno())], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE
         )
@@ -156,9 +153,9 @@ def test_a_stream_ends_while_a_worker_waits_for_news_of_it(daemon: Daemon):
     time.sleep(0.1)
     daemon.channel.send(Detach(0))
     failed = daemon.hear()
-    assert isinstance(failed, TaskFailed) and failed.task == 7
+    assert isinstance(failed, Ended) and isinstance(failed.result, LoaderdError) and failed.task == 7
     daemon.channel.send(ListTask(0, [file.uri for file in daemon.data.files], pickle.dumps(DEFAULT_STORAGE), 8))
-    assert daemon.hear() == ListDone(8, daemon.data.files), "it goes on"
+    assert daemon.hear() == Ended(8, daemon.data.files), "it goes on"
 
 
 class _Handler(FileSystemHandler):  # type: ignore[misc]
@@ -189,7 +186,7 @@ def test_storage_is_accessed_in_one_way_by_all_tasks_and_streams(
     others = [pickle.dumps(Storage(retry_s=5), protocol) for protocol in (2, 4)]
     for number, one in enumerate([pickled, pickled, *others], 8):
         daemon.channel.send(ListTask(0, [file.uri for file in daemon.data.files], one, number))
-        assert daemon.hear() == ListDone(number, daemon.data.files)
+        assert daemon.hear() == Ended(number, daemon.data.files)
     daemon.close()
     assert daemon.failed is None
     assert [each.filesystem is None for each in made] == [False, True]
@@ -211,7 +208,7 @@ def test_what_is_asked_of_storage_is_counted_for_who_asked(
             """The bytes on both pages, when ``task`` is done."""
             daemon.channel.send(task)
             answer = daemon.hear()
-            assert isinstance(answer, (CheckDone, LoadDone)), answer
+            assert isinstance(answer, Ended) and not isinstance(answer.result, LoaderdError), answer
             return [page.total(Counter.STORAGE_BYTES) for page in pages]
 
         def load(number: int, stream: int) -> LoadTask:
@@ -224,7 +221,7 @@ def test_what_is_asked_of_storage_is_counted_for_who_asked(
         file = daemon.data.files[0]
         daemon.channel.send(IndexTask((file,), pickle.dumps(IndexCache("none", 50)), pickle.dumps(storage), 9))
         indexed = daemon.hear()
-        assert isinstance(indexed, IndexDone) and indexed.asked[1] == file.size_bytes
+        assert isinstance(indexed, Ended) and indexed.result.asked[1] == file.size_bytes
         mine, its = counted(load(10, 1))
         assert mine == one and its > one
     assert daemon.failed is None

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from loaderd.daemon.delivery.mismatches import Mismatches
 from loaderd.daemon.delivery.notes import Note, UnreadNotices, note_of
@@ -39,11 +40,9 @@ from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError
 from loaderd.ipc.messages import BatchFailed
 from loaderd.ipc.worker_messages import (
     MOST_ROW_FAULTS,
-    Done,
     FilePlace,
     FillFailed,
     Granted,
-    LoadDone,
     LoadFault,
     LoadTask,
     TrialTask,
@@ -170,15 +169,14 @@ class Stream(TaskSource):
         generation, step = split_key(self.page.least_place())
         return max(self.taken, min(step, self.next)) if generation == self.generation else self.taken
 
-    def done(self, task: Task, result: Done) -> None:
+    def done(self, task: Task, result: Any) -> None:
         """A task is done. The caller calls :meth:`look` afterwards."""
         if self._forget_stale(task):
             return
         self._in_flight.remove(task)
         if isinstance(task.work, LoadTask):
             self.storage.is_back()
-            assert isinstance(result, LoadDone)
-            self._windows.loaded(task.work, result.faults)
+            self._windows.loaded(task.work, result)
         elif isinstance(task.work, TrialTask):
             self._tried_rows(task.work)
 
@@ -354,7 +352,7 @@ class Stream(TaskSource):
         batch = self._granted_at(key_of(failed.generation, step))
         if batch is None or failed.omit != list(batch.omit):  # meanwhile, more are to be left out
             return
-        faults = {fault.row: fault.error for fault in failed.faults}
+        faults = failed.faults
         self._num_faults[step] += len(faults)
         if self._skip_damaged and faults and failed.all_faults and self._num_faults[step] <= MOST_ROW_FAULTS:
             # Not withdrawn: the worker would use the slot that it keeps for a later batch.

@@ -20,7 +20,7 @@ from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardFormat
 from loaderd.formats.framing import TOO_LARGE
 from loaderd.formats.index_cache import IndexCache, groups_of
 from loaderd.formats.shard_index import ShardIndex, decode_indexes
-from loaderd.ipc.worker_messages import Done, IndexDone, IndexTask
+from loaderd.ipc.worker_messages import IndexResult, IndexTask
 from loaderd.snapshots import Progress, StorageCounts
 from loaderd.storage.access import PIECE_BYTES
 from loaderd.storage.shard_file import ShardFile, is_remote
@@ -110,8 +110,8 @@ class IndexPass(TaskSource):
         work = IndexTask(group, self._pickled_cache, self._storage)
         return Task(self, work, most_deaths=MAX_DEATHS if len(group) == 1 else 1)
 
-    def done(self, task: Task, result: Done) -> None:
-        assert isinstance(task.work, IndexTask) and isinstance(result, IndexDone)
+    def done(self, task: Task, result: IndexResult) -> None:
+        assert isinstance(task.work, IndexTask)
         self.unstored = self.unstored or result.unkept
         self.counts = [before + more for before, more in zip(self.counts, result.asked, strict=True)]
         self._take(task, decode_indexes(result.encoded, task.work.group))

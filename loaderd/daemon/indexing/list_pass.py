@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from loaderd.daemon.pool.tasks import Task, TaskSource
 from loaderd.errors import LoaderdError, ShardReadError, WorkerError
-from loaderd.ipc.worker_messages import Done, ListDone, ListTask
+from loaderd.ipc.worker_messages import ListTask
 from loaderd.storage.shard_file import HINT_STORAGE, ShardFile
 
 
@@ -56,10 +56,10 @@ class ListPass(TaskSource):
         shards = [names] if isinstance(names, str) else list(names)
         return Task(self, ListTask(number, shards, self._storage), survives_stalls=False)
 
-    def done(self, task: Task, result: Done) -> None:
-        assert isinstance(task.work, ListTask) and isinstance(result, ListDone)
+    def done(self, task: Task, result: list[ShardFile]) -> None:
+        assert isinstance(task.work, ListTask)
         self._begun.pop(task, None)
-        self.files[task.work.set] = result.files
+        self.files[task.work.set] = result
 
     def failed(self, task: Task, error: LoaderdError) -> None:
         self.error = self.error or error

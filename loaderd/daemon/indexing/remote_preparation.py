@@ -13,7 +13,7 @@ from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.dataset import StreamDescription
 from loaderd.errors import LoaderdError
 from loaderd.ipc.messages import Welcome
-from loaderd.ipc.worker_messages import AskDone, AskTask, Done
+from loaderd.ipc.worker_messages import AskTask
 from loaderd.pickling import pickled
 from loaderd.plan.passes import Listing
 from loaderd.remote.source import RemoteStream
@@ -72,11 +72,10 @@ class RemotePreparation(Preparation, TaskSource):
         work = AskTask(stream.of.name, pickled(stream), self.listing, self._belongs_to)
         return Task(self, work, survives_stalls=False)
 
-    def done(self, task: Task, result: Done) -> None:
-        assert isinstance(result, AskDone)
+    def done(self, task: Task, result: bytes) -> None:
         of = self._stream().of
         try:
-            self.table = table_from_wire(result.table, f"{of.addresses[0]}/{of.name}")
+            self.table = table_from_wire(result, f"{of.addresses[0]}/{of.name}")
             self.data = RemoteData(self.table, lambda: self._stream().of, self.description.options)
         except LoaderdError as error:
             self.error = error

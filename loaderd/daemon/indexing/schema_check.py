@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from loaderd.daemon.pool.tasks import Task, TaskSource
 from loaderd.errors import LoaderdError, RecordMismatchError
-from loaderd.ipc.worker_messages import CheckDone, CheckTask, Done
+from loaderd.ipc.worker_messages import CheckTask
 from loaderd.snapshots import Kernels
 
 _MAX_BLOCKS = 8
@@ -42,10 +42,9 @@ class SchemaCheck(TaskSource):
         self._may_give = False
         return Task(self, self._task_of(self._waiting.popleft(), self._skips))
 
-    def done(self, task: Task, result: Done) -> None:
-        assert isinstance(result, CheckDone)
-        self.finished, self.error, self.kernels = True, None, result.kernels
-        self.feature_lists = result.feature_lists
+    def done(self, task: Task, result: tuple[Kernels, list[str]]) -> None:
+        self.finished, self.error = True, None
+        self.kernels, self.feature_lists = result
 
     def failed(self, task: Task, error: LoaderdError) -> None:
         self._tried += 1

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
+from typing import Any
 
 from loaderd.daemon.pool.tasks import HINT_OF_DEATHS, TASKS_PER_WORKER, Task, TaskSource, current_task
 from loaderd.errors import LoaderdError, WorkerError
-from loaderd.ipc.worker_messages import Done
 
 
 class _Worker:
@@ -132,8 +132,8 @@ class Scheduler:
             else:
                 self._again.append(task)
 
-    def end_task(self, worker: int, number: int, result: Done | LoaderdError) -> None:
-        """``worker`` did task ``number``, or could not."""
+    def end_task(self, worker: int, number: int, result: Any) -> None:
+        """``worker`` did task ``number``, or could not: then ``result`` is a LoaderdError."""
         task = self._tasks.pop(number)
         self._workers[worker].tasks.remove(task)
         self._workers[worker].ticks = 0

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Any
 
 from loaderd.errors import LoaderdError, WorkerError
-from loaderd.ipc.worker_messages import Done, LoadTask, TrialTask, WorkerTask
+from loaderd.ipc.worker_messages import LoadTask, TrialTask, WorkerTask
 
 TASKS_PER_WORKER = 2
 """One it works on and one that waits, so that a worker never idles while the daemon thinks."""
@@ -74,8 +75,8 @@ class TaskSource(ABC):
         """The task goes on, and stands at byte ``done_bytes`` of its shard."""
 
     @abstractmethod
-    def done(self, task: Task, result: Done) -> None:
-        """The task is done."""
+    def done(self, task: Task, result: Any) -> None:
+        """The task is done. ``result`` as the task's message says."""
 
     @abstractmethod
     def failed(self, task: Task, error: LoaderdError) -> None:

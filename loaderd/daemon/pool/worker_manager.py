@@ -28,16 +28,14 @@ from loaderd.ipc.worker_messages import (
     ATTACH_TASK,
     NO_STREAM,
     Attach,
-    Attached,
     Detach,
-    Done,
+    Ended,
     FillFailed,
     Granted,
     LoadTask,
     News,
     OutageReport,
     Seat,
-    TaskFailed,
     TaskProgress,
     TrialTask,
     WorkerNotice,
@@ -203,8 +201,8 @@ class WorkerManager:
             self._lose(worker)
             return
         for message in messages:
-            if isinstance(message, Attached):
-                self.scheduler.ready(worker)
+            if isinstance(message, Ended) and message.task == ATTACH_TASK:
+                self._attached(worker, message)
                 continue
             if isinstance(message, WorkerNotice):
                 self._pass_on(message.text)
@@ -216,10 +214,8 @@ class WorkerManager:
                 self.scheduler.advanced(worker, message.task, message.done_bytes)
                 if not message.done_bytes:  # no progress: the task only waits, or has begun
                     continue
-            elif isinstance(message, Done):
-                self.scheduler.end_task(worker, message.task, message)
-            elif isinstance(message, TaskFailed):
-                self._failed(worker, message)
+            elif isinstance(message, Ended):
+                self.scheduler.end_task(worker, message.task, message.result)
             elif isinstance(message, FillFailed) and message.stream in self._streams:
                 self._streams[message.stream].received(self.pool.seat_of(worker), message)
             self.pool.achieved()
@@ -245,15 +241,11 @@ class WorkerManager:
             self._warn(text)
         self._said.setdefault(text, now_s)
 
-    def _failed(self, worker: int, message: TaskFailed) -> None:
-        error = message.error
-        if message.task != ATTACH_TASK:
-            self.scheduler.end_task(worker, message.task, error)
-            return
+    def _attached(self, worker: int, message: Ended) -> None:
         self.scheduler.ready(worker)
         stream = self._streams.get(message.stream)
-        if stream is not None:
-            stream.attach_failed(error)
+        if stream is not None and message.result is not None:
+            stream.attach_failed(message.result)
 
     def silent(self, source: TaskSource, limit_s: float) -> Task | None:
         """A task of ``source`` that a worker is at, and of which nothing has come for ``limit_s`` seconds."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from loaderd.daemon.pool.fork_server import ForkServer
 from loaderd.errors import DaemonError
-from loaderd.ipc.channel import Channel
+from loaderd.ipc.channel import Channel, WorkerChannel
 from loaderd.machine import available_memory, oom_kills, remedy
 from loaderd.restarts import RestartPolicy
 from loaderd.shm.page import new_bell
@@ -58,7 +58,7 @@ class WorkerPool:
         number = self._next_number
         self._next_number += 1
         self._workers[number] = _Worker(pid, pidfd, seat)
-        return number, Channel(sock), pidfd
+        return number, WorkerChannel(sock), pidfd
 
     def achieved(self) -> None:
         """Some worker has done something."""

@@ -15,7 +15,7 @@ from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task
 from loaderd.errors import LoaderdError
-from loaderd.ipc.worker_messages import Done, LoadFault, LoadTask, TrialTask
+from loaderd.ipc.worker_messages import LoadFault, LoadTask, TrialTask
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
@@ -276,7 +276,7 @@ class StreamMachine(StreamWorld):
         found = self.finish_load(task, task.work, faults) if isinstance(task.work, LoadTask) else []
         self.end_task(seat, task, answer_to(task, found))
 
-    def end_task(self, seat: int, task: Task, result: Done | LoaderdError) -> None:
+    def end_task(self, seat: int, task: Task, result: Any) -> None:
         self.tasks[seat].remove(task)
         self.scheduler.end_task(self.workers[seat], task.number, result)
         self.floor.say()

@@ -13,7 +13,7 @@ from loaderd.errors import CorruptRecordError, Damage, ShardReadError, WorkerErr
 from loaderd.formats import index_cache
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import build_index, encode_indexes
-from loaderd.ipc.worker_messages import IndexDone, IndexTask
+from loaderd.ipc.worker_messages import IndexResult, IndexTask
 from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile
 
@@ -45,7 +45,7 @@ def group_of(task: Task) -> tuple[ShardFile, ...]:
 def done(index_pass: IndexPass, task: Task, unstored: str | None = None) -> None:
     """A worker has done the task."""
     encoded = encode_indexes([build_index(file, 1024) for file in group_of(task)])
-    index_pass.done(task, IndexDone(task.number, encoded, unstored, [0] * 5))
+    index_pass.done(task, IndexResult(encoded, unstored, [0] * 5))
 
 
 @pytest.mark.usefixtures("each_alone")

@@ -10,7 +10,7 @@ from loaderd.daemon.indexing.list_pass import ListPass
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import NoShardsError, ShardReadError, WorkerError
-from loaderd.ipc.worker_messages import IndexTask, ListDone
+from loaderd.ipc.worker_messages import IndexTask
 from loaderd.storage.shard_file import ShardFile
 
 SETS = ["s3://bucket/*.tfrecord", ["a", "b", "c"], ["d"]]
@@ -24,7 +24,7 @@ def test_a_task_for_each_set():
     assert [str(task.work) for task in tasks if task is not None] == names
     for number in (2, 0, 1):
         assert not passing.finished
-        passing.done(tasks[number], ListDone(0, [ShardFile(f"/{number}", 10 + number, 5)]))
+        passing.done(tasks[number], [ShardFile(f"/{number}", 10 + number, 5)])
     assert passing.finished and passing.error is None
     assert [passing.files[number] for number in range(3)] == [[ShardFile(f"/{n}", 10 + n, 5)] for n in range(3)]
 
@@ -37,7 +37,7 @@ def test_it_knows_how_many_shards_were_found_so_far():
     passing.advanced(second, 1)
     passing.advanced(first, 300)
     assert passing.num_found == 301
-    passing.done(first, ListDone(0, [ShardFile(f"/{number}", 1, 1) for number in range(310)]))
+    passing.done(first, [ShardFile(f"/{number}", 1, 1) for number in range(310)])
     assert passing.num_found == 311
 
 
@@ -95,7 +95,7 @@ def test_which_task_is_silent():
     assert scheduler.silent(other, 1) is None
     scheduler.advanced(0, first.number, 1)
     assert scheduler.silent(passing, 1) is None
-    scheduler.end_task(0, first.number, ListDone(first.number, []))
+    scheduler.end_task(0, first.number, [])
     tick(1 + 1)
     assert scheduler.silent(passing, 1) is second
 

@@ -6,7 +6,7 @@ import pytest
 
 from loaderd.daemon.indexing.schema_check import SchemaCheck
 from loaderd.errors import RecordMismatchError, WorkerError
-from loaderd.ipc.worker_messages import CheckDone, CheckTask
+from loaderd.ipc.worker_messages import CheckTask
 
 
 def check_of(block: int, any_fits: bool) -> CheckTask:
@@ -20,7 +20,7 @@ def tried(probe: SchemaCheck, *, fits: int | None) -> list[int]:
         assert isinstance(task.work, CheckTask) and probe.next_task() is None
         found.append(task.work.block)
         if task.work.block == fits:
-            probe.done(task, CheckDone(task.number, "numpy", []))
+            probe.done(task, ("numpy", []))
         else:
             probe.failed(task, RecordMismatchError(f"block {task.work.block} differs", hint="Change it."))
     assert probe.finished

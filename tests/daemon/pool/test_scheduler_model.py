@@ -21,7 +21,7 @@ from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task
 from loaderd.errors import ShardReadError
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import ShardIndex, encode_indexes
-from loaderd.ipc.worker_messages import NO_STREAM, IndexDone, IndexTask, TrialTask
+from loaderd.ipc.worker_messages import NO_STREAM, IndexResult, IndexTask, TrialTask
 from loaderd.shm.page import MAX_GENERATION, step_of
 from loaderd.storage.shard_file import ShardFile
 from tests.daemon.consumer_model import MOST_WORKERS, Consumer
@@ -218,7 +218,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert job.task is not None and isinstance(job.task.work, IndexTask)
             encoded = encode_indexes([no_records(file) for file in job.task.work.group])
-            answer = IndexDone(job.task.number, encoded, None, [0] * 5)
+            answer = IndexResult(encoded, None, [0] * 5)
         hand.end(answer, ShardReadError("unreadable") if failed else None)
         self.settle()
 
