@@ -6,17 +6,16 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaderd.cli.parallel_scan import count, read_all, say
 from loaderd.convert.conversion import convert
-from loaderd.convert.journal import FinishedShard
-from loaderd.convert.shard_job import ShardJob
+from loaderd.convert.shard_job import FinishedShard, ShardJob
 from loaderd.convert.shard_writers import COMPRESSIONS
 from loaderd.convert.work_units import WorkUnit, plan_units
 from loaderd.errors import (
@@ -34,7 +33,7 @@ from loaderd.formats.shard_index import ShardIndex
 from loaderd.machine import usable_cores
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
-from loaderd.schema import FixedRecords, Schema
+from loaderd.schema import Feature, FixedRecords, Schema
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.snapshots import Progress
 from loaderd.storage.files import list_with_progress
@@ -53,22 +52,6 @@ that is a file of another kind, no records, or storage that does not answer or i
 _EXAMPLE = "example: loaderd convert 'games/*.tar' --to shards --compression gzip"
 _SHARD_BYTES = 128 << 20
 _MOST_NAMED = 10
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What to convert: the sources and their units. ``damages``: of the sources; these records are left out."""
-
-    files: list[ShardFile]
-    indexes: list[ShardIndex]
-    features: Any
-    units: list[WorkUnit]
-    damages: list[Damage]
-
-    @property
-    def unreadable(self) -> list[LoaderdError]:
-        """Why sources are left out whole; each is one of ``damages``."""
-        return [index.error for index in self.indexes if index.error is not None]
 
 
 def add_to(commands: Commands) -> None:
@@ -111,14 +94,13 @@ def add_to(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The exit status: 0; 1 if records are damaged or do not fit; 2 if the conversion cannot be done."""
-    began_s = time.monotonic()
     try:
-        found, plan = _convert(arguments)
+        return _convert(arguments)
     except (NoShardsError, ShardFormatError, StorageError, OptionError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except ShardError as error:
-        _tell_damages(error.damages, arguments.json)
+        _say_damages(error.damages, arguments.json)
         sys.stderr.write(f"{error}\n")
         return 1
     except (LoaderdError, OSError) as error:
@@ -127,49 +109,71 @@ def run(arguments: argparse.Namespace) -> int:
             why = f"{error.filename} cannot be written: {error.strerror}"
         sys.stderr.write(f"{why}\nFinished shards stay: the same command goes on with the others.\n")
         return 2
-    if not any(written.records for written, _ in found):
-        sys.stderr.write("No record is left: all are damaged, or do not fit the schema.\n")
-        return 2
-    _tell_total(found, plan, time.monotonic() - began_s, arguments)
-    return 0
 
 
-def _convert(arguments: argparse.Namespace) -> tuple[list[tuple[FinishedShard, bool]], _Plan]:
-    """The shards, each with whether it was there before; and what they were made of."""
+def _convert(arguments: argparse.Namespace) -> int:
+    began_s = time.monotonic()
     processes = as_count(usable_cores() if arguments.threads is None else arguments.threads, "--processes")
     if arguments.compression not in COMPRESSIONS[arguments.format]:
         known = ", ".join(COMPRESSIONS[arguments.format])
         raise OptionError(f"--compression of {arguments.format} must be one of {known}, got {arguments.compression}")
     folder = _folder(arguments.to)
-    display = ProgressDisplay(None)
-    with closing(display):
-        plan = _plan(arguments, display)
-    _tell_damages(plan.damages, arguments.json)
-    if plan.unreadable:
-        named = "".join(f"\n  {error.message}" for error in plan.unreadable[:_MOST_NAMED])
-        left_out = f"{len(plan.unreadable)} of {count(len(plan.files), 'source')}"
-        sys.stderr.write(f"{left_out} cannot be read, and left out:{named}\n")
-    task = ShardJob(
-        tuple(plan.files),
-        tuple(index.compression for index in plan.indexes),
-        plan.features,
+    with closing(ProgressDisplay(None)) as display:
+        files = list_with_progress(arguments.shards, display)
+        features = _features(arguments.schema, files)
+        indexes = _indexes(arguments, features, display)
+    damages = [damage for index in indexes for damage in index.damages]
+    if damages and arguments.on_corrupt == "raise":
+        raise _damaged(damages, len(indexes))
+    _say_damages(damages, arguments.json)
+    unreadable = [index.error for index in indexes if index.error is not None]
+    _say_unreadable(unreadable, len(indexes))
+    units = _plan(indexes, features, arguments.records_per_shard)
+    job = ShardJob(
+        tuple(index.file for index in indexes),
+        tuple(index.compression for index in indexes),
+        features,
         folder,
-        sum(len(unit.sizes) for unit in plan.units),
+        sum(len(unit.sizes) for unit in units),
         arguments.format,
         arguments.compression,
         arguments.on_corrupt != "raise",
     )
-    found: list[tuple[FinishedShard, bool]] = []
+    shards = _write(job, units, processes, arguments.json)
+    if not any(shard.records for shard in shards):
+        sys.stderr.write("No record is left: all are damaged, or do not fit the schema.\n")
+        return 2
+    _say_total(shards, len(damages) - len(unreadable), len(unreadable), time.monotonic() - began_s, arguments)
+    return 0
 
-    def show(done_bytes: int, num_bytes: int) -> None:
-        display(Progress("converting shards", len(found), len(plan.units), done_bytes, num_bytes))
 
-    with closing(display):
-        for written, was_there in convert(task, plan.units, processes, show):
-            found.append((written, was_there))
-            if arguments.json:
-                say(json.dumps({"kind": "shard", **asdict(written), "was_there": was_there}))
-    return found, plan
+def _plan(indexes: Sequence[ShardIndex], features: Mapping[str, Feature], wanted: int | None) -> list[WorkUnit]:
+    """``wanted``: how many records a shard gets, if the user says so."""
+    if wanted is None:
+        wanted = max(1, _SHARD_BYTES // Schema.of_stored(features).row_bytes)
+    units = list(plan_units(indexes, as_count(wanted, "--records-per-shard")))
+    if not units:
+        raise NoShardsError(
+            f"no healthy record in {count(len(indexes), 'source')}", hint="loaderd verify names the damage."
+        )
+    return units
+
+
+def _write(job: ShardJob, units: Sequence[WorkUnit], processes: int, as_json: bool) -> list[FinishedShard]:
+    finished: list[FinishedShard] = []
+    row_bytes = Schema.of_stored(job.features).row_bytes
+    num_bytes = sum(unit.num_records for unit in units) * row_bytes
+
+    def progress() -> Progress:
+        done_bytes = sum(shard.records + shard.left_out for shard in finished) * row_bytes
+        return Progress("converting shards", len(finished), job.num_shards, done_bytes, num_bytes)
+
+    with closing(ProgressDisplay(None)) as display, display.repeating(progress):
+        for shard in convert(job, units, processes):
+            finished.append(shard)
+            if as_json:
+                say(json.dumps({"kind": "shard", **asdict(shard)}))
+    return finished
 
 
 def _folder(to: Path) -> Path:
@@ -179,44 +183,32 @@ def _folder(to: Path) -> Path:
         raise OptionError(f"--to {to} is no folder: {error}") from None
 
 
-# ---------------------------------------------------------------------------------------------- the plan
-
-
-def _plan(arguments: argparse.Namespace, display: ProgressDisplay) -> _Plan:
-    files = list_with_progress(arguments.shards, display)
-    schema = None if arguments.schema is None else load_schema(arguments.schema)
+def _features(schema: str | None, files: Sequence[ShardFile]) -> Mapping[str, Feature]:
+    """The stored features of the sources: FixedRecords, or a dict, where they are TFRecord."""
+    if schema is not None:
+        features = load_schema(schema).features
+        return features if isinstance(features, FixedRecords) else dict(features)
     first = next((file for file in files if file.size_bytes), files[0])  # an empty one does not tell what it is
-    features = _told(first) if schema is None else schema.features
-    records = features if isinstance(features, FixedRecords) else None
-    find = partial(find_indexes, "user", DEFAULT_BLOCK_RECORDS, records)
-    indexes = []
-    for one in read_all(arguments, "reading the sources", find, display):
-        if isinstance(one.index.error, ShardFormatError):
-            raise one.index.error
-        indexes.append(one.index)
-    damages = [damage for index in indexes for damage in index.damages]
-    if damages and arguments.on_corrupt == "raise":
-        raise _damaged(damages, len(indexes))
-    default = max(1, _SHARD_BYTES // Schema.of_stored(features).row_bytes)
-    wanted = arguments.records_per_shard
-    units = list(plan_units(indexes, default if wanted is None else as_count(wanted, "--records-per-shard")))
-    if not units:
-        raise NoShardsError(
-            f"no healthy record in {count(len(files), 'source')}", hint="loaderd verify names the damage."
-        )
-    return _Plan(
-        [index.file for index in indexes], indexes, dict(features) if records is None else features, units, damages
-    )
-
-
-def _told(file: ShardFile) -> FixedRecords:
-    records = detect_records(file)
+    records = detect_records(first)
     if records is None:
         raise OptionError(
-            f"--schema is needed, as the content of {file.name} does not show what its records are",
+            f"--schema is needed, as the content of {first.name} does not show what its records are",
             hint="For TFRecord shards, `loaderd inspect SHARD --features` proposes one.",
         )
     return records
+
+
+def _indexes(
+    arguments: argparse.Namespace, features: Mapping[str, Feature], display: ProgressDisplay
+) -> list[ShardIndex]:
+    records = features if isinstance(features, FixedRecords) else None
+    find = partial(find_indexes, "user", DEFAULT_BLOCK_RECORDS, records)
+    indexes = []
+    for found in read_all(arguments, "reading the sources", find, display):
+        if isinstance(found.index.error, ShardFormatError):
+            raise found.index.error
+        indexes.append(found.index)
+    return indexes
 
 
 def _damaged(damages: Sequence[Damage], num_files: int) -> ShardError:
@@ -231,22 +223,27 @@ def _damaged(damages: Sequence[Damage], num_files: int) -> ShardError:
 # ---------------------------------------------------------------------------------------------- the report
 
 
-def _tell_damages(damages: Sequence[Damage], as_json: bool) -> None:
+def _say_damages(damages: Sequence[Damage], as_json: bool) -> None:
     for damage in damages if as_json else ():
         say(json.dumps({"kind": "damage", **damage.to_wire()}))
 
 
-def _tell_total(
-    found: list[tuple[FinishedShard, bool]], plan: _Plan, seconds: float, arguments: argparse.Namespace
+def _say_unreadable(errors: Sequence[LoaderdError], num_files: int) -> None:
+    if errors:
+        named = "".join(f"\n  {error.message}" for error in errors[:_MOST_NAMED])
+        sys.stderr.write(f"{len(errors)} of {count(num_files, 'source')} cannot be read, and left out:{named}\n")
+
+
+def _say_total(
+    shards: list[FinishedShard], damages: int, unreadable: int, seconds: float, arguments: argparse.Namespace
 ) -> None:
-    every = [written for written, _ in found]
     total = {
-        "shards": sum(written.records > 0 for written in every),
-        "were_there": sum(was_there for _, was_there in found),
-        "records": sum(written.records for written in every),
-        "bytes": sum(written.num_bytes for written in every),
-        "left_out": len(plan.damages) - len(plan.unreadable) + sum(written.left_out for written in every),
-        "sources_left_out": len(plan.unreadable),
+        "shards": sum(shard.records > 0 for shard in shards),
+        "were_there": sum(shard.was_there for shard in shards),
+        "records": sum(shard.records for shard in shards),
+        "bytes": sum(shard.num_bytes for shard in shards),
+        "left_out": damages + sum(shard.left_out for shard in shards),
+        "sources_left_out": unreadable,
     }
     if arguments.json:
         say(json.dumps({"kind": "total", **total, "seconds": seconds}))

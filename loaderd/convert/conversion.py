@@ -1,94 +1,162 @@
-"""A conversion from beginning to end: its units, the processes that write them, and shards that were whole before.
+"""A conversion: its folder, and the processes that write its shards.
 
-The order of records, and which of them are in which shard, follow from the sources and the options alone. So any
-process may write any unit, at any time, and a restarted conversion writes what is missing with the same bytes.
+::
+
+    loaderd convert ──ShardJob, then a WorkUnit at a time──► a process
+                    ◄──FinishedShard, …, None─────────────── (or the exception that ended the unit)
+
+Which records are in which shard, and in which order, follows from the sources and the options alone. So any process
+may write any unit at any time. A shard gets its name when it is whole. A conversion that is started again reads the
+sources again, and compares the shards that have their names with what it would write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import traceback
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
-from loaderd.convert.job_process import JobProcess
-from loaderd.convert.journal import FinishedShard, Journal
-from loaderd.convert.shard_job import Claims, ShardJob
+from loaderd.convert.shard_job import FinishedShard, ShardJob, write_unit
 from loaderd.convert.shard_writers import check_format
 from loaderd.convert.work_units import WorkUnit
-from loaderd.errors import WorkerError
-from loaderd.redaction import redacted
-from loaderd.schema import FixedRecords
+from loaderd.errors import LoaderdError, OptionError, WorkerError
+from loaderd.ipc.child import die_with_parent, enter_process
+from loaderd.ipc.spawn import kill_group, start_process
 
-OnProgress = Callable[[int, int], None]
+LOCK = ".loaderd-convert.lock"
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as of Lustre, mounted without flock
 
-_SHOW_EVERY_S = 0.1
-
-
-def job_of(task: ShardJob, units: Sequence[WorkUnit]) -> dict[str, Any]:
-    """What is converted, and how, for the journal: values that JSON can hold, without secrets."""
-    records = task.features if isinstance(task.features, FixedRecords) else None
-    return {
-        "version": 4,
-        "sources": [[redacted(file.uri), file.size_bytes, file.mtime_ns] for file in task.files],
-        "features": [[name, repr(feature)] for name, feature in task.features.items()],  # in the order of new records
-        "records": None if records is None else repr(records),
-        "shards": task.num_shards,
-        "records_per_shard": sorted({size for unit in units for size in unit.sizes}),
-        "format": task.format,
-        "compression": task.compression,
-        "on_corrupt": "skip_record" if task.skips else "raise",
-    }
+_Process = tuple["subprocess.Popen[bytes]", Connection]
 
 
-def convert(
-    task: ShardJob, units: Sequence[WorkUnit], processes: int, on_progress: OnProgress
-) -> Iterator[tuple[FinishedShard, bool]]:
-    """Each shard that is whole, and whether it was whole before; in any order.
+def convert(job: ShardJob, units: Sequence[WorkUnit], processes: int) -> Iterator[FinishedShard]:
+    """Each shard, once it is whole, in any order.
 
     Raises LoaderdError and OSError: shards that are whole by then stay, and are not written again. Closing the
     iterator ends the processes.
     """
-    check_format(task.features, task.format)
-    with closing(Journal(task.folder, job_of(task, units), task.ending)) as journal:
-        for written, was_there in _write_all(task, units, journal.claims, processes, on_progress):
-            if not was_there:
-                journal.note(written)
-            yield written, was_there
+    check_format(job.features, job.format)
+    with lock_folder(job):
+        yield from _write_all(job, units, processes)
 
 
-def _write_all(
-    task: ShardJob, units: Sequence[WorkUnit], claims: Claims, processes: int, on_progress: OnProgress
-) -> Iterator[tuple[FinishedShard, bool]]:
-    total = sum(unit.num_records for unit in units) * task.row_bytes
-    done_bytes = 0
+@contextlib.contextmanager
+def lock_folder(job: ShardJob) -> Iterator[None]:
+    """Make the folder, and keep other conversions away from it; nothing half written is left there.
+
+    Raises OptionError where it holds files that a glob over the new shards would find. It is left as it is then.
+    """
+    job.folder.mkdir(parents=True, exist_ok=True)
+    _check_others(job)
+    # Others may be able to write to the folder, and leave a link or a pipe under that name.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    lock = os.open(job.folder / LOCK, flags, 0o644)
+    try:
+        _lock(lock, job)
+        _remove_temporary(job)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _check_others(job: ShardJob) -> None:
+    own = set(map(job.name_of, range(job.num_shards)))
+    found = {path.name for pattern in (f"*{job.ending}", "shard-*") for path in job.folder.glob(pattern)}
+    others = sorted(name for name in found - own if not name.startswith("."))
+    if others:
+        raise OptionError(
+            f"--to {job.folder} holds other files: {others[0]}" + (", …" if len(others) > 1 else ""),
+            hint="A glob over the shards would find them, too. Give the same arguments to go on with a conversion; "
+            "or choose another folder, or remove them.",
+        )
+
+
+def _lock(lock: int, job: ShardJob) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OptionError(
+            f"--to {job.folder} is being written by another conversion", hint="Wait for it, or end it."
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def _remove_temporary(job: ShardJob) -> None:
+    for path in job.folder.glob(".shard-*.tmp"):
+        path.unlink()
+
+
+# ---------------------------------------------------------------------------------------------- the processes
+
+
+def _write_all(job: ShardJob, units: Sequence[WorkUnit], processes: int) -> Iterator[FinishedShard]:
     waiting = iter(units)
-    busy: dict[Connection[Any, Any], JobProcess] = {}
-    started: list[JobProcess] = []
+    started: list[_Process] = []
     try:
         for unit in islice(waiting, processes):
-            started.append(JobProcess(task, claims))
-            started[-1].give(unit)
-            busy[started[-1].connection] = started[-1]
+            started.append(_start(job))
+            started[-1][1].send(unit)
+        busy = [connection for _, connection in started]
         while busy:
-            for connection in wait(list(busy), _SHOW_EVERY_S):
-                process = busy[cast(Any, connection)]
-                news = process.receive()
-                if isinstance(news, int):
-                    done_bytes += news
-                elif news is not None:
-                    yield news
-                elif (following := next(waiting, None)) is not None:
-                    process.give(following)
+            for connection in cast("list[Connection]", wait(busy)):
+                message = connection.recv()
+                if isinstance(message, Exception):
+                    raise message
+                if message is not None:
+                    yield message
+                elif (unit_ := next(waiting, None)) is not None:
+                    connection.send(unit_)
                 else:
-                    del busy[process.connection]
-            on_progress(min(done_bytes, total), total)
-    except EOFError:
+                    busy.remove(connection)
+    except (EOFError, ConnectionError):
         raise WorkerError(
             "a process of the conversion was killed, as the kernel does where memory runs out",
             hint="Start it again, it goes on; with fewer --processes, or a smaller --records-per-shard.",
         ) from None
     finally:
-        for process in started:
-            process.kill()
+        for process, connection in started:
+            kill_group(process)
+            process.wait()
+            connection.close()
+        _remove_temporary(job)
+
+
+def _start(job: ShardJob) -> _Process:
+    process, sock = start_process("loaderd.convert.conversion")
+    connection: Connection[Any, Any] = Connection(sock.detach())
+    connection.send(job)  # once, and not with each unit: it may name a million files
+    return process, connection
+
+
+def main() -> None:
+    """Entry point of a process that writes shards: see ``ipc.spawn.start_process``."""
+    sock, parent = enter_process("loaderd-convert")
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection: Connection[Any, Any] = Connection(sock.detach())
+    with contextlib.suppress(EOFError):
+        job = connection.recv()
+        while True:
+            connection.send(_write(connection, job, connection.recv()))
+
+
+def _write(connection: Connection[Any, Any], job: ShardJob, unit: WorkUnit) -> Exception | None:
+    try:
+        for finished in write_unit(job, unit):
+            connection.send(finished)
+    except (LoaderdError, OSError) as error:
+        return error
+    except Exception as error:
+        text = f"a process of the conversion failed: {type(error).__name__}: {error}"
+        return WorkerError(text, traceback=traceback.format_exc())
+    return None

@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,25 +37,12 @@ COMPRESSIONS: Mapping[str, tuple[str, ...]] = {
 }
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 _ENDINGS = {"tfrecord": ".tfrecord", "records": ".bin", "npz": ".npz"}
-
-
-class ShardWriter(Protocol):
-    """Writes one file; before ``close``, the file is no shard yet."""
-
-    def write(self, rows: Rows) -> None:
-        """Write more records."""
-
-    def close(self) -> None:
-        """Finish the file, and have it on the disk."""
-
-    def abort(self) -> None:
-        """Close the file as it is."""
+_PACKED = {"none": "", "gzip": ".gz", "zlib": ".zz"}
 
 
 def ending_of(format: Format, compression: OutCompression) -> str:
     """How the names of files of this format and compression end."""
-    packed = {"gzip": ".gz", "zlib": ".zz"}.get(compression, "") if format != "npz" else ""
-    return _ENDINGS[format] + packed
+    return _ENDINGS[format] + ("" if format == "npz" else _PACKED[compression])
 
 
 def schema_of_format(features: Mapping[str, Feature], format: Format) -> Schema:
@@ -80,19 +67,15 @@ def check_format(features: Mapping[str, Feature], format: Format) -> None:
 
 def open_writer(
     path: Path, features: Mapping[str, Feature], format: Format, compression: OutCompression
-) -> ShardWriter:
-    """A writer of rows of ``features`` to a new file. Raises OSError."""
+) -> _StreamWriter | _NpzWriter:
+    """A writer of rows of ``features`` to a new file, which is no shard before it is closed. Raises OSError."""
+    records = schema_of_format(features, format).records
+    if records is None:
+        return _StreamWriter(path, compression, lambda rows: b"".join(map(framed, encode_examples(rows, features))))
+    dtype = records.dtype
     if format == "npz":
-        return _NpzWriter(path, schema_of_format(features, format), compression)
-    if format == "records":
-        dtype = _packed_dtype(schema_of_format(features, format))
-        return _StreamWriter(path, compression, lambda rows: _packed(rows, dtype).tobytes())
-    return _StreamWriter(path, compression, lambda rows: b"".join(map(framed, encode_examples(rows, features))))
-
-
-def _packed_dtype(schema: Schema) -> np.dtype[Any]:
-    assert schema.records is not None
-    return schema.records.dtype
+        return _NpzWriter(path, dtype, compression)
+    return _StreamWriter(path, compression, lambda rows: _packed(rows, dtype).tobytes())
 
 
 def _packed(rows: Rows, dtype: np.dtype[Any]) -> Rows:
@@ -129,9 +112,9 @@ class _StreamWriter:
 class _NpzWriter:
     """Arrays follow each other in an npz, so records are kept in a file beside it until all have come."""
 
-    def __init__(self, path: Path, schema: Schema, compression: OutCompression) -> None:
+    def __init__(self, path: Path, dtype: np.dtype[Any], compression: OutCompression) -> None:
         self._path = path
-        self._dtype = _packed_dtype(schema)
+        self._dtype = dtype
         self._method = zipfile.ZIP_STORED if compression == "none" else zipfile.ZIP_DEFLATED
         self._kept_path = path.with_name(f"{path.name}.rows.tmp")
         self._kept = open(self._kept_path, "xb+")  # noqa: SIM115  # closed by close() or abort()

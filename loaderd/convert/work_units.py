@@ -59,30 +59,17 @@ def plan_units(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterato
             first = span.first
             while first < span.stop:
                 take = min(room, span.stop - first)
-                parts.append(BlockSpan(span.block, first, first + take))
+                begin = parts.pop().first if parts and parts[-1].block is span.block else first
+                parts.append(BlockSpan(span.block, begin, first + take))
                 first, room = first + take, room - take
                 if room:
                     continue
                 sizes.append(records_per_shard)
                 room = records_per_shard
                 if can_be_entered or first == span.stop or take < records_per_shard:
-                    yield WorkUnit(first_shard, tuple(sizes), tuple(_joined(parts)))
+                    yield WorkUnit(first_shard, tuple(sizes), tuple(parts))
                     first_shard, sizes, parts = first_shard + len(sizes), [], []
     if room < records_per_shard:
         sizes.append(records_per_shard - room)
     if sizes:
-        yield WorkUnit(first_shard, tuple(sizes), tuple(_joined(parts)))
-
-
-def _joined(parts: list[BlockSpan]) -> Iterator[BlockSpan]:
-    """The parts, where neighbours in one block are one part."""
-    before: BlockSpan | None = None
-    for part in parts:
-        if before is not None and before.block is part.block and before.stop == part.first:
-            before = BlockSpan(part.block, before.first, part.stop)
-            continue
-        if before is not None:
-            yield before
-        before = part
-    if before is not None:
-        yield before
+        yield WorkUnit(first_shard, tuple(sizes), tuple(parts))

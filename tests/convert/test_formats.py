@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import pytest
 import loaderd
 from loaderd import testing
 from loaderd.convert import shard_job, shard_writers
-from loaderd.convert.conversion import job_of
-from loaderd.convert.journal import Journal
+from loaderd.convert.conversion import LOCK, lock_folder
 from loaderd.convert.work_units import plan_units
 from loaderd.errors import CorruptRecordError, OptionError, RecordMismatchError, ShardReadError
 from loaderd.formats.indexer import make_index
@@ -34,11 +32,11 @@ ARRAYS = {
 
 
 def convert_here(sources: Any, schema: loaderd.Schema, folder: Path, **options: Any) -> list[Any]:
-    """What the command does in its processes, in this one; returns what was written."""
+    """What the command does in its processes, in this one; returns the shards that were not there."""
     files = list_shards(sources)
     indexes = [make_index(file, schema.records, 64) for file in files]
     units = list(plan_units(indexes, options.get("records_per_shard", 130)))
-    task = shard_job.ShardJob(
+    job = shard_job.ShardJob(
         tuple(files),
         tuple(index.compression for index in indexes),
         schema.records or dict(schema.features),
@@ -48,17 +46,8 @@ def convert_here(sources: Any, schema: loaderd.Schema, folder: Path, **options: 
         options.get("compression", "none"),
         options.get("skips", False),
     )
-    journal = Journal(folder, job_of(task, units), task.ending)
-    news = (one for unit in units for one in shard_job.run_unit(task, unit, journal.claims))
-    new = []
-    try:
-        for one in news:
-            if not isinstance(one, int) and not one[1]:
-                journal.note(one[0])
-                new.append(one[0])
-    finally:
-        journal.close()
-    return new
+    with lock_folder(job):
+        return [shard for unit in units for shard in shard_job.write_unit(job, unit) if not shard.was_there]
 
 
 def batches_of(shards: Any, schema: loaderd.Schema) -> list[dict[str, Any]]:
@@ -136,15 +125,6 @@ def test_there_and_back_again(tmp_path: Path):
     assert_same(batches_of(shards, schema), batches_of(tmp_path / "0" / "*", testing.schema_of(ARRAYS)))
 
 
-@pytest.mark.slow
-def test_a_tar_of_games_by_lc0(tmp_path: Path, lc0_games: list[Path], write_tar: Callable[..., Path]):
-    members = [(f"hour/training.{number}.gz", game.read_bytes()) for number, game in enumerate(lc0_games)]
-    tar = write_tar(tmp_path / "hour.tar", [("hour/LICENSE", b"ODbL\n" * 99), *members])
-    schema = loaderd.schemas.lc0()
-    convert_here(tar, schema, tmp_path / "to", records_per_shard=70)
-    assert_same(batches_of(tar, schema), batches_of(tmp_path / "to" / "*.tfrecord", schema.as_examples()))
-
-
 def test_rows_of_katago(tmp_path: Path):
     rng = np.random.default_rng(3)
     rows = rng.integers(0, 256, (2, 150, kata.rows(9).itemsize), np.uint8).view(kata.rows(9))[..., 0]
@@ -155,17 +135,6 @@ def test_rows_of_katago(tmp_path: Path):
     schema = loaderd.schemas.katago(9)
     convert_here(tmp_path / "*.npz", schema, tmp_path / "to", compression="zlib")
     assert_same(batches_of(tmp_path / "*.npz", schema), batches_of(tmp_path / "to" / "*.zz", schema.as_examples()))
-
-
-def test_a_shuffled_epoch_has_the_same_records(tmp_path: Path):
-    schema = testing.schema_of(ARRAYS)
-    paths = testing.write_shards(tmp_path / "from", ARRAYS, num_shards=2)
-    convert_here(paths, schema, tmp_path / "to")
-    with loaderd.Loader(tmp_path / "to" / "*.tfrecord", schema, batch_size=500, workers=1) as loader:
-        (batch,) = loader
-        assert sorted(batch["number"]) == list(range(500))
-        for name, array in ARRAYS.items():
-            assert (batch[name] == array[batch["number"]]).all()
 
 
 # ------------------------------------------------------------------------------------------- what is not right
@@ -179,13 +148,12 @@ def test_shards_that_are_there_are_not_written_again_and_what_lacks_is(tmp_path:
     assert convert_here(paths, schema, folder) == []
     names = sorted(before)
     (folder / names[1]).unlink()
-    (folder / names[3]).write_bytes(before[names[3]][0][:-1])  # as nobody but a user can
     (folder / f".{names[2]}.1.tmp").touch()
     again = convert_here(paths, schema, folder)
-    assert [one.shard for one in again] == [names[1], names[3]] and again == [first[1], first[3]]
+    assert again == [first[1]]
     after = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.glob("shard*")}
     assert {name: data for name, (data, _) in after.items()} == {name: data for name, (data, _) in before.items()}
-    assert after[names[0]] == before[names[0]] and after[names[2]] == before[names[2]]
+    assert all(after[name] == before[name] for name in names if name != names[1])
     assert not list(folder.glob(".*.tmp"))
 
 
@@ -205,38 +173,32 @@ def test_dtypes_that_are_not_numpys(format: str, name: str, tmp_path: Path):
     assert_same(batches_of(tmp_path / "from", schema), batches_of(tmp_path / "to/*", converted(schema, format)))
 
 
-@pytest.mark.slow
-def test_a_default_of_several_values(tmp_path: Path):
-    features = {"number": loaderd.Int64(), "score": loaderd.Float((2,), default=[0, 0])}
-    schema = loaderd.Schema.of_stored(features)
-    paths = testing.write_shards(tmp_path / "from", {name: ARRAYS[name] for name in features})
-    convert_here(paths, schema, tmp_path / "to")
-    assert_same(batches_of(paths, schema), batches_of(tmp_path / "to/*", schema))
-
-
-def fixed_of(formats: dict[str, str], offsets: list[int], expect: dict[str, int] | None = None) -> loaderd.Schema:
-    """Of records of 12 bytes."""
-    dtype = np.dtype({"names": list(formats), "formats": [*formats.values()], "offsets": offsets, "itemsize": 12})
-    return loaderd.Schema.of_stored(loaderd.FixedRecords(dtype, expect=expect))
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (fixed_of({"a": "<i4", "b": "<i4"}, [4, 8]), r"records was ….*'offsets': \[0, 4\].*, and is ….*: \[4, 8\]"),
-        (fixed_of({"a": "<i4", "b": "<i4"}, [0, 4], expect={"a": 0}), "records was .*, and is .*expect={'a': 0}"),
-        (fixed_of({"b": "<i4", "a": "<i4"}, [4, 0]), "features was .*, and is .*'b'"),
-        (fixed_of({"a": "<i4", "b": "<f4"}, [0, 4]), "features was .*int32.*, and is .*float32"),
-    ],
-    ids=["offsets", "expect", "order", "dtype"],
-)
-def test_shards_of_another_schema_are_not_gone_on_with(other: loaderd.Schema, said: str, tmp_path: Path):
-    np.zeros((300, 3), "<i4").tofile(tmp_path / "from")
-    first = fixed_of({"a": "<i4", "b": "<i4"}, [0, 4])
-    assert len(convert_here(tmp_path / "from", first, tmp_path / "to", format="records")) == 3
-    assert convert_here(tmp_path / "from", first, tmp_path / "to", format="records") == []
-    with pytest.raises(OptionError, match=said):
-        convert_here(tmp_path / "from", other, tmp_path / "to", format="records")
+@pytest.mark.parametrize("change", ["records", "damaged", "cut", "link", "pipe"])
+def test_a_shard_that_is_there_and_holds_anything_else_is_refused_and_stays(change: str, tmp_path: Path):
+    """Whoever made it, as the same command over other sources, or somebody who can write to the folder."""
+    arrays = {name: ARRAYS[name] for name in ("number", "score")}
+    paths = testing.write_shards(tmp_path / "from", arrays)
+    schema, folder = testing.schema_of(arrays), tmp_path / "to"
+    convert_here(paths, schema, folder)
+    shard = folder / "shard-00001-of-00004.tfrecord"
+    content = bytearray(shard.read_bytes())
+    if change == "records":
+        paths = testing.write_shards(tmp_path / "other", {**arrays, "number": np.arange(1, 501)})
+    elif change == "damaged":
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+    elif change == "cut":
+        shard.write_bytes(content[:-1])
+    else:
+        shard.unlink()
+        os.mkfifo(shard) if change == "pipe" else shard.symlink_to(tmp_path / "nothing")
+    before = {path: path.lstat() for path in folder.iterdir()}
+    with pytest.raises(OptionError, match=r"holds another conversion: shard-0000[01].* should hold 130 records"):
+        convert_here(paths, schema, folder)
+    after = {path: path.lstat() for path in folder.iterdir()}
+    assert [(path, was.st_ino, was.st_mtime_ns) for path, was in before.items()] == [
+        (path, now.st_ino, now.st_mtime_ns) for path, now in after.items()
+    ]
 
 
 @pytest.mark.parametrize("format", ["tfrecord", "npz", "records"])
@@ -245,18 +207,18 @@ def test_a_shard_that_is_not_as_it_was_written_gets_no_name(
 ):
     """One bit of it is turned between the last write and the first read, as by memory or a disk that fails."""
     paths = testing.write_shards(tmp_path / "from", ARRAYS)
-    real = shard_job.check_shard
+    real = shard_job._read_back
 
-    def damaged(path: Path, *others: Any) -> None:
+    def damaged(path: Path, *others: Any) -> Any:
         data = bytearray(path.read_bytes())
         data[2 * len(data) // 3] ^= 1
         path.write_bytes(data)
-        real(path, *others)
+        return real(path, *others)
 
-    monkeypatch.setattr(shard_job, "check_shard", damaged)
+    monkeypatch.setattr(shard_job, "_read_back", damaged)
     with pytest.raises(ShardReadError, match="expected 130 records of digest"):
         convert_here(paths, testing.schema_of(ARRAYS), tmp_path / "to", format=format)
-    assert [path.name for path in (tmp_path / "to").iterdir()] == [".loaderd-convert.jsonl"]
+    assert [path.name for path in (tmp_path / "to").iterdir()] == [LOCK]
 
 
 def test_an_encoder_that_errs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

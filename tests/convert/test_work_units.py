@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderd.convert.work_units import BlockSpan, plan_units
+from loaderd.convert.work_units import plan_units
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.storage.shard_file import ShardFile
 
@@ -30,7 +30,7 @@ def test_each_record_is_in_one_shard_in_order(sources: list[tuple[str, list[int]
     indexes = [index_of(number, *source) for number, source in enumerate(sources)]
     units = list(plan_units(indexes, records_per_shard))
     expected = [(number, record) for number, (_, counts) in enumerate(sources) for record in range(sum(counts))]
-    spans = [span for unit in units for span in unit.parts if isinstance(span, BlockSpan)]
+    spans = [span for unit in units for span in unit.parts]
     found = [
         (span.block.shard, span.block.first_record + record)
         for span in spans
@@ -43,11 +43,11 @@ def test_each_record_is_in_one_shard_in_order(sources: list[tuple[str, list[int]
         sum(len(unit.sizes) for unit in units[:n]) for n in range(len(units))
     ]
     for unit in units:
-        size = sum(span.stop - span.first for span in unit.parts if isinstance(span, BlockSpan))
+        size = sum(span.stop - span.first for span in unit.parts)
         assert size == sum(filter(None, unit.sizes))
     inflated = Counter[tuple[int, int]]()
     for unit in units:
-        parts = [span for span in unit.parts if isinstance(span, BlockSpan)]
+        parts = [span for span in unit.parts]
         inflated.update((span.block.shard, span.block.first_record) for span in parts)
         assert parts[0].stop - parts[0].first >= records_per_shard * (len(unit.sizes) - 1), "in one block"
     assert all(times <= 2 for (shard, _), times in inflated.items() if sources[shard][0] != "none")
