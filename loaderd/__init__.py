@@ -13,7 +13,7 @@ from loaderd.version import VERSION
 if TYPE_CHECKING:
     from loaderd import errors, schemas, testing
     from loaderd.client.batch import Batch
-    from loaderd.client.connect import ServedLoader, connect
+    from loaderd.client.connect import connect
     from loaderd.client.loader import Loader
     from loaderd.dataset import Concat, Dataset, Mix
     from loaderd.observe.diagnose import Diagnosis
@@ -63,7 +63,6 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
     "Raw",
     "RecordRandom",
     "Schema",
-    "ServedLoader",
     "Shuffle",
     "Spread",
     "Statistics",
@@ -86,7 +85,6 @@ _HOME = {
         "schema",
     ),
     **dict.fromkeys(["Concat", "Dataset", "Mix"], "dataset"),
-    **dict.fromkeys(["ServedLoader", "connect"], "client.connect"),
     "Batch": "client.batch",
     "Diagnosis": "observe.diagnose",
     "Loader": "client.loader",
@@ -97,6 +95,7 @@ _HOME = {
     "StorageCounts": "snapshots",
     "TLS": "remote.tls",
     "board_symmetry": "schemas.symmetry",
+    "connect": "client.connect",
 }
 
 

@@ -1,4 +1,4 @@
-"""For tests of programs that use loaderd: writes arrays to shards, damages records, makes loaders of given batches.
+"""For tests of programs that use loaderd: writes arrays to shards, damages records.
 
 ::
 
@@ -7,10 +7,6 @@
     with loaderd.Loader(paths, loaderd.testing.schema_of(arrays), batch_size=32) as loader:
         ...                                            # the same arrays, shuffled
     loaderd.testing.damage(paths[0], record=5)         # CorruptRecordError, at shard, record and offset
-
-Or, to test what takes batches, without shards and processes:
-
-    loader = loaderd.testing.loader_of([{"board": boards[:32], "score": scores[:32]}, …])
 
 An array's dtype says how it is stored, and all come back as they were:
 
@@ -22,21 +18,19 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from loaderd.client.base import BaseLoader, checked_start
-from loaderd.client.in_memory_stream import BatchOrError, InMemoryStream, as_array
 from loaderd.decode.example_writer import Rows, encode_examples
-from loaderd.errors import LoaderdError, OptionError
+from loaderd.errors import OptionError
 from loaderd.formats.compression import detect_compression
 from loaderd.kernels.crc import FRAME_BYTES, HEADER_BYTES, framed
 from loaderd.options import as_count, is_path, require
-from loaderd.plan.positions import Position
 from loaderd.schema import Array, Bits, Feature, Float, Int64, PackedBits, Raw, Schema
 from loaderd.schema.fields import Field
 from loaderd.storage.files import list_shards, open_shard
@@ -113,37 +107,6 @@ def schema_of(arrays: Arrays) -> Schema:
     return Schema(features, fields)
 
 
-def loader_of(
-    batches: Sequence[BatchOrError],
-    schema: Schema | None = None,
-    *,
-    epochs: int | None = 1,
-    start: Position | None = None,
-) -> BaseLoader:
-    """A loader whose every epoch is ``batches``, in this order: dicts of arrays (records, …) by field.
-
-    It can be used wherever a ``Loader`` can: in ``loaderd_tf.batches`` and ``from_loader``, in the same functions for
-    PyTorch and JAX, in TensorBoard. Positions, passes (of ``epochs`` epochs; ``start`` as in ``Loader``), counts of
-    what was delivered, and the end are those of a ``Loader``; no process is started, and there is nothing to
-    diagnose. The arrays are copied here, and each batch comes as a copy of its own.
-
-    An exception of :mod:`loaderd.errors` in the place of a batch is raised when its turn comes, and the next batch
-    follows. All batches must have as many records as the first; the last may have fewer. ``schema``: that of the
-    program; None: one with the fields of the first batch. Raises OptionError for a batch that does not fit.
-    """
-    is_many = isinstance(batches, Iterable) and not isinstance(batches, (str, bytes, Mapping))
-    require(is_many, "batches", "a list of dicts of arrays", batches)
-    given = list(batches)
-    if schema is None:
-        first = next((one for one in given if not isinstance(one, LoaderdError)), None)
-        require(first is not None, "batches", "at least one batch that is no error", given)
-        require(isinstance(first, Mapping), "each of batches", "a dict of arrays", first)
-        assert isinstance(first, Mapping)
-        schema = schema_of(first)
-    require(isinstance(schema, Schema), "schema", "a loaderd.Schema or None", schema)
-    return BaseLoader(InMemoryStream(given, schema, epochs), checked_start(start))
-
-
 def damage(shard: str | os.PathLike[str], *, record: int = 0, how: How = "data") -> int:
     """Damage one record of an uncompressed TFRecord shard in place; returns the byte at which the record begins.
 
@@ -180,13 +143,21 @@ def _checked(arrays: Arrays) -> dict[str, np.ndarray[Any, Any]]:
     for name in arrays:
         is_name = isinstance(name, str) and name == name.encode(errors="replace").decode()
         require(is_name, "each name of records", "text that is valid Unicode", name)
-    made = {name: as_array(array, f"records[{name!r}]") for name, array in arrays.items()}
+    made = {name: _as_array(array, f"records[{name!r}]") for name, array in arrays.items()}
     lengths = {name: array.shape[0] if array.ndim else None for name, array in made.items()}
     alike = len(set(lengths.values())) == 1 and None not in lengths.values() and 0 not in lengths.values()
     require(alike, "records", "arrays with as many records each, at least one, in their first dimension", lengths)
     for name, array in made.items():
         require(not array.dtype.hasobject, f"records[{name!r}]", "of a dtype of fixed size", array.dtype)
     return made
+
+
+def _as_array(values: npt.ArrayLike, what: str) -> npt.NDArray[Any]:
+    """``values`` as an array. Raises OptionError where they are none, such as lists of different lengths."""
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"{what} must be an array, got {values!r:.300}", hint=f"numpy says: {error}") from None
 
 
 def _examples(arrays: Arrays) -> Iterator[bytes]:

@@ -27,8 +27,8 @@ import jax
 import numpy as np
 
 import loaderd
-from loaderd.client.base import BaseLoader
 from loaderd.client.elements import DeviceCopyTimer, Elements, Structure
+from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
 from loaderd.options import require
 from loaderd_jax.unpack import Unpacker
@@ -38,7 +38,7 @@ _TIMED_COPIES = 3  # with prefetch=2, so many begin before the model has anythin
 
 
 def batches(
-    loader: BaseLoader,
+    loader: Loader,
     structure: Structure = None,
     *,
     device: jax.Device | jax.sharding.Sharding | None = None,
@@ -74,7 +74,7 @@ class Batches(Elements):
 
     def __init__(
         self,
-        loader: BaseLoader,
+        loader: Loader,
         structure: Structure,
         device: jax.Device | jax.sharding.Sharding | None,
         prefetch: int,
@@ -101,7 +101,7 @@ class Batches(Elements):
         self._waits = DeviceCopyTimer(loader, self._ahead)
 
     def __iter__(self) -> Iterator[Any]:
-        return self.loader.iterate(self._begin_copy if self._copies else self._hand_over, self._ahead)
+        return self.loader._iterate(self._begin_copy if self._copies else self._hand_over, self._ahead)
 
     def _check_division(self, num_records: int) -> None:
         """Raise OptionError where a sharding cannot divide a batch of so many records."""

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import ray
 
 import loaderd
-from loaderd.client.base import BaseLoader
+from loaderd.client.loader import Loader
 from loaderd.errors import OptionError, ServerError
 from loaderd_ray.serving import require_manager
 from loaderd_ray.spec import ServerState, Spec, datasets_of
@@ -31,7 +31,7 @@ def connect(
     shard: tuple[int, int] | None = None,
     reconnect_timeout: float = 300.0,
     **options: Any,
-) -> loaderd.ServedLoader:
+) -> loaderd.Loader:
     """A loader of a data set that servers of ``name`` have; its order is that of a ``Loader``.
 
     - ``dataset``: its name; None: the only one.
@@ -58,13 +58,13 @@ def connect(
     )
 
 
-def save(loader: BaseLoader | loaderd.Position, directory: str | os.PathLike[str]) -> None:
+def save(loader: Loader | loaderd.Position, directory: str | os.PathLike[str]) -> None:
     """Write the position of a loader into a folder, such as that of a checkpoint. Only one rank is to do it.
 
     The position is the same for all ranks that have taken the same number of batches. For a ``tf.data.Dataset``, give
     the position itself (``dataset.loader.after(…)``).
     """
-    position = loader.position if isinstance(loader, BaseLoader) else loader
+    position = loader.position if isinstance(loader, Loader) else loader
     Path(directory, _FILE).write_text(position.to_json())
 
 

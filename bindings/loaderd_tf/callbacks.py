@@ -225,7 +225,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
             )
         # With a backup, it does not matter where the data stand, as they are sought: in the middle of an epoch also
         # where an earlier fit sought them, and ended before its first step. See _seek.
-        if self._backup is None and not self._loader.next_is_whole:
+        if self._backup is None and not self._loader._next_is_whole:
             raise OptionError(
                 "the data set begins in the middle of an epoch",
                 hint="Make it without start=…: the callback finds out by itself where to go on.",

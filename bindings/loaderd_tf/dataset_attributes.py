@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from loaderd.client.base import BaseLoader
+from loaderd.client.loader import Loader
 
 
-def attach(dataset: Any, loader: BaseLoader, batches_per_step: int = 1) -> Any:
+def attach(dataset: Any, loader: Loader, batches_per_step: int = 1) -> Any:
     """Give ``dataset`` these attributes; ``batches_per_step``: how many batches make an element. Returns it."""
     dataset.loader = loader
     dataset.close = loader.close
@@ -21,10 +21,10 @@ def attach(dataset: Any, loader: BaseLoader, batches_per_step: int = 1) -> Any:
     return dataset
 
 
-def loader_of(dataset: Any) -> BaseLoader | None:
+def loader_of(dataset: Any) -> Loader | None:
     """The loader behind ``dataset``, if it is one that loaderd returned."""
     loader = getattr(dataset, "loader", None)
-    return loader if isinstance(loader, BaseLoader) else None
+    return loader if isinstance(loader, Loader) else None
 
 
 def batches_per_step(dataset: Any) -> int:

@@ -31,8 +31,8 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
-from loaderd.client.base import BaseLoader
 from loaderd.client.elements import DeviceCopyTimer, Elements, Structure, check_loader
+from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
 from loaderd_tf.device import has_gpu, is_host
 from loaderd_tf.graphs import unconverted
@@ -43,7 +43,7 @@ _from_dlpack = tf.experimental.dlpack.from_dlpack
 
 @unconverted
 def batches(
-    loader: BaseLoader,
+    loader: Loader,
     structure: Structure = None,
     *,
     device: str | None = None,
@@ -76,7 +76,7 @@ def batches(
 class Batches(Elements):
     """What :func:`batches` returns."""
 
-    def __init__(self, loader: BaseLoader, structure: Structure, device: str | None, prefetch: int) -> None:
+    def __init__(self, loader: Loader, structure: Structure, device: str | None, prefetch: int) -> None:
         """``structure``: checked; ``device``: None is the host."""
         super().__init__(loader, structure, prefetch)
         self._device = device
@@ -89,8 +89,8 @@ class Batches(Elements):
         _check_eager()
         self._pins = has_gpu()
         if self._device is None:
-            return self.loader.iterate(lambda batch: lambda: self._pack(self._tensors(batch)))
-        return self.loader.iterate(partial(self._begin_copy, _Copier(self._device)), self._prefetch)
+            return self.loader._iterate(lambda batch: lambda: self._pack(self._tensors(batch)))
+        return self.loader._iterate(partial(self._begin_copy, _Copier(self._device)), self._prefetch)
 
     def _begin_copy(self, copier: _Copier, batch: loaderd.Batch) -> Callable[[], Any]:
         wait, num_records = copier.begin(self._tensors(batch)), batch.num_records

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from loaderd.client.base import BaseLoader
 from loaderd.client.batch import Batch
+from loaderd.client.loader import Loader
 from loaderd.client.shutdown import ProgramEnded, program_has_ended
 from loaderd.errors import ClosedError, EmptyBatchError, LoaderdError
 from loaderd_tf.graphs import keep_thread, let_go_of_arrays
@@ -31,7 +31,7 @@ class GraphLoader:
     batches, with or without a device that is theirs. TensorFlow keeps what a GPU copies until that is over.
     """
 
-    def __init__(self, loader: BaseLoader, names: tuple[str, ...], copy_ns: int, pins: bool) -> None:
+    def __init__(self, loader: Loader, names: tuple[str, ...], copy_ns: int, pins: bool) -> None:
         self._loader = weakref.ref(loader)
         self._names = names
         self._copy_ns = copy_ns
@@ -44,7 +44,7 @@ class GraphLoader:
         """Whether nobody keeps the loader any more."""
         return self._loader() is None
 
-    def alive(self) -> BaseLoader:
+    def alive(self) -> Loader:
         """The loader. Raises ClosedError where it is gone, and ProgramEnded when the program has ended."""
         loader = self._loader()
         if program_has_ended():
@@ -58,7 +58,7 @@ class GraphLoader:
     def num_passes(self, _: Any) -> int:
         """How many passes an iteration that begins now makes; 0 when the program has ended."""
         try:
-            num_passes = self.alive().passes_of_an_iteration
+            num_passes = self.alive()._num_passes
         except ProgramEnded:
             return 0
         return _NO_END if num_passes is None else num_passes
@@ -70,11 +70,11 @@ class GraphLoader:
         """
         try:
             loader = self.alive()
-            pass_, step = loader.new_pass()
-            num_steps = loader.num_steps(pass_)
+            pass_, step = loader._new_pass()
+            num_steps = loader._num_steps(pass_)
         except ProgramEnded:
             return b"", np.int64(0), np.int64(0)
-        text = loader.pass_to_json(pass_).encode()
+        text = loader._pass_to_json(pass_).encode()
         missed = self._missed.get(text)
         if missed is not None and step == missed[1] + 1:
             # A pass begins there only after a seek: the user leaves the missed batch out. For fetch, the iterator
@@ -125,7 +125,7 @@ class GraphLoader:
         arrays = self.fetch(step, pass_text)
         return [*arrays, np.bool_(len(arrays[0]) > 0)]
 
-    def _fetch(self, loader: BaseLoader, step: int, pass_text: bytes) -> Batch | None:
+    def _fetch(self, loader: Loader, step: int, pass_text: bytes) -> Batch | None:
         pass_ = self._pass_of(pass_text)
         first, last = self._missed.get(pass_text, (step, step))
         if step == last + 1 and not loader.closed:
@@ -139,7 +139,7 @@ class GraphLoader:
         if step == last:
             self._missed.pop(pass_text, None)
         try:
-            return loader.fetch(pass_, step, self._copy_ns)
+            return loader._fetch(pass_, step, self._copy_ns)
         except EmptyBatchError:
             return self._empty_batch(loader)
         except BaseException as error:
@@ -149,22 +149,22 @@ class GraphLoader:
                     self._missed.pop(next(iter(list(self._missed))), None)
             raise
 
-    def _empty_batch(self, loader: BaseLoader) -> Batch:
+    def _empty_batch(self, loader: Loader) -> Batch:
         """A batch without records, which the data set leaves out: each step must have an element."""
         specs = loader.schema.specs
         return Batch({name: np.empty((0, *specs[name].shape), specs[name].dtype) for name in self._names})
 
     def _parse_pass(self, pass_text: bytes) -> Any:
-        return self.alive().pass_from_json(pass_text)
+        return self.alive()._pass_from_json(pass_text)
 
     def cardinality(self) -> tf.Tensor:
         """The cardinality of the data set at this moment, int64."""
         return tf.constant(cardinality(self.alive()), tf.int64)
 
 
-def cardinality(loader: BaseLoader) -> int:
+def cardinality(loader: Loader) -> int:
     """The cardinality of a data set of ``loader``: batches of its next iteration, as far as that is known."""
-    if loader.grows and loader.passes_of_an_iteration is not None:
+    if loader.grows and loader._num_passes is not None:
         return int(tf.data.UNKNOWN_CARDINALITY)
     try:
         return loader.batches_left

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from loaderd.client.base import BaseLoader
+from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
 from loaderd_tf.dataset_attributes import loader_of
 
@@ -26,7 +26,7 @@ _OF_PASSES = {"_TakeDataset", "_AssertCardinalityDataset"}
 _OF_ENDLESS = {"_RepeatDataset", "_CopyToDeviceDataset"}
 
 
-def check_counted(iterator: Any, loader: BaseLoader, endless: bool) -> None:
+def check_counted(iterator: Any, loader: Loader, endless: bool) -> None:
     """Raise OptionError unless each element of Keras's ``iterator`` is the next batch of ``loader``.
 
     ``endless``: whether the data of the loader have no end.
@@ -37,7 +37,7 @@ def check_counted(iterator: Any, loader: BaseLoader, endless: bool) -> None:
             _check(dataset, loader, endless)
 
 
-def _check(dataset: Any, loader: BaseLoader, endless: bool) -> None:
+def _check(dataset: Any, loader: Loader, endless: bool) -> None:
     if all(loader_of(each) is not loader for each in _sources_of(dataset)):
         raise OptionError(
             "fit must train on the data set that BackupAndRestore was given, or on what is made of it, got another",

@@ -8,14 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
-from loaderd.client.base import BaseLoader
 from loaderd.client.elements import Structure, checked_structure, field_names
+from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
 from loaderd.options import as_count, require
 from loaderd_tf.device import check_device
 
 
-def refuse_packed(loader: BaseLoader) -> None:
+def refuse_packed(loader: Loader) -> None:
     """Raise OptionError for a loader of packed batches."""
     require(
         loader.unpack == "worker",

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
-from loaderd.client.base import BaseLoader
+from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
 from loaderd.options import as_count, is_count, is_path, require
 from loaderd.schema.grids import picture, planes_of
@@ -69,14 +69,14 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(
         self,
-        loader_or_dataset: BaseLoader | tf.data.Dataset | tf.distribute.DistributedDataset,
+        loader_or_dataset: Loader | tf.data.Dataset | tf.distribute.DistributedDataset,
         log_dir: str | os.PathLike[str],
         *,
         update_freq: int | Literal["epoch"] = "epoch",
         pictures: int = 4,
     ) -> None:
         super().__init__()
-        loader = loader_or_dataset if isinstance(loader_or_dataset, BaseLoader) else loader_of(loader_or_dataset)
+        loader = loader_or_dataset if isinstance(loader_or_dataset, Loader) else loader_of(loader_or_dataset)
         if loader is None:
             raise OptionError(
                 "loader_or_dataset must be a loader, or come from make_dataset, from_loader or distribute, "
@@ -91,7 +91,7 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
         self._directory = os.path.join(os.fspath(log_dir), "loaderd")
         self._update_freq = update_freq
         self._num_pictures = as_count(pictures, "pictures", "a number of records, 0 or more", 0)
-        self._glimpse = loader.glimpse(self._num_pictures) if self._num_pictures else None
+        self._glimpse = loader._glimpse(self._num_pictures) if self._num_pictures else {}
         self._writer: Any = None  # made when there is something to write
         self._steps = self._seen = self._steps_since_write = 0
         # Keras 3 waits for the end of each step to tell callbacks of it, unless this is True.
@@ -117,10 +117,10 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
     def write_pictures(self, step: int) -> None:
         """Write pictures of a batch that was taken since the last time, as of ``step``. ``fit``: once an epoch."""
         step = as_count(step, "step", "an integer, 0 or more", 0)
-        if self._glimpse is None or self._glimpse.fields is None or self._loader.closed:
+        if not self._glimpse or self._loader.closed:
             return
-        summary = _pictures(self._glimpse.fields)
-        self._glimpse = self._loader.glimpse(self._num_pictures)
+        summary = _pictures(self._glimpse)
+        self._glimpse = self._loader._glimpse(self._num_pictures)
         if summary.value:
             self._add(summary, step)
 

@@ -4,7 +4,7 @@
 
     range(1) ──new_pass──► which pass, its steps ──flat_map──► range of steps ──fetch──► tensors
 
-``Loader.fetch`` gives any step of any pass, so the graph has no state of its own: an iterator, and a checkpoint of
+``Loader._fetch`` gives any step of any pass, so the graph has no state of its own: an iterator, and a checkpoint of
 it, holds two integers and the pass as text, which says what it belongs to. ``fetch`` is called in the thread that
 takes the element (``map_python``, ``iterators``). In a graph, TensorFlow takes over the memory of an array that a
 Python function returns, if it starts at a multiple of 64 bytes, and lets go of it when the tensor is gone. Then the
@@ -20,9 +20,8 @@ from typing import Any, Literal
 import tensorflow as tf
 
 import loaderd
-from loaderd.client.base import BaseLoader
 from loaderd.client.elements import Structure, check_loader, field_names, packer
-from loaderd.client.loader import as_dataset
+from loaderd.client.loader import Loader, as_dataset
 from loaderd.client.shutdown import program_has_ended
 from loaderd.dataset import with_schema
 from loaderd.errors import OptionError
@@ -117,7 +116,7 @@ def make_dataset(
 
 @unconverted
 def from_loader(
-    loader: BaseLoader,
+    loader: Loader,
     structure: Structure = None,
     *,
     prefetch: int = 2,
@@ -154,10 +153,10 @@ def from_loader(
 
     dataset = _of_passes(graph_loader, loader.grows, loader.on_corrupt != "raise", specs, element)
     size = cardinality(loader)
-    if size != tf.data.UNKNOWN_CARDINALITY and (size < 0 or loader.next_is_whole):
+    if size != tf.data.UNKNOWN_CARDINALITY and (size < 0 or loader._next_is_whole):
         dataset = _of_cardinality(dataset, size, graph_loader.is_gone)
     dataset = _ahead(dataset, prefetch, device)
-    if device is not None or not loader.next_is_whole:
+    if device is not None or not loader._next_is_whole:
         # For TensorFlow, what copies to a device is a generator: its cardinality is unknown and cannot be asserted.
         # And where the first pass is shorter than the next ones, no fixed cardinality is right for all passes.
         dataset.cardinality = graph_loader.cardinality

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, get_worker_info
 
-from loaderd.client.base import BaseLoader
+from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
 
 _PLAIN = "Use DataLoader(batches, batch_size=None, num_workers=0); loaderd has workers of its own: Loader(workers=…)."
@@ -35,7 +35,7 @@ def worker_error(what: str = "num_workers of the DataLoader must be 0, got anoth
     )
 
 
-def check_callers(loader: BaseLoader, epoch_is_set: bool) -> None:
+def check_callers(loader: Loader, epoch_is_set: bool) -> None:
     """Raise OptionError if the batches of the next iteration of ``loader`` would not all reach the training, once.
 
     ``epoch_is_set``: whether somebody has said which iteration that is.
@@ -74,8 +74,8 @@ _CYCLES = {"_MaxSizeCycle", "_MinSize", "_MaxSize"}
 """How Lightning iterates in a training; "sequential" is for evaluations."""
 
 
-def _check_skip(loader: BaseLoader, batches: int, epoch_is_set: bool) -> None:
-    if not loader.next_is_whole:
+def _check_skip(loader: Loader, batches: int, epoch_is_set: bool) -> None:
+    if not loader._next_is_whole:
         here = loader.next_position
         raise OptionError(
             f"{batches} batches would be skipped, and the loader is behind them already: at batch {here.batch} of "
@@ -89,7 +89,7 @@ def _check_skip(loader: BaseLoader, batches: int, epoch_is_set: bool) -> None:
         )
 
 
-def _check_lightning(loader: BaseLoader, in_data_loader: bool, without_limit: bool) -> None:
+def _check_lightning(loader: Loader, in_data_loader: bool, without_limit: bool) -> None:
     if in_data_loader:
         raise OptionError(
             "Lightning does not set the epoch of a DataLoader's data set: a training that is resumed at the end of "
@@ -104,7 +104,7 @@ def _check_lightning(loader: BaseLoader, in_data_loader: bool, without_limit: bo
         )
 
 
-def _has_length(loader: BaseLoader) -> bool:
+def _has_length(loader: Loader) -> bool:
     try:
         len(loader)
     except TypeError:

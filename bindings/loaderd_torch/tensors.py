@@ -31,8 +31,8 @@ import torch.utils._pytree as pytree
 from torch.utils.data import IterableDataset
 
 import loaderd
-from loaderd.client.base import BaseLoader
 from loaderd.client.elements import DeviceCopyTimer, Elements, Structure
+from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
 from loaderd.options import require
 from loaderd_torch.callers import HOW_TO_SKIP, check_callers, worker_error
@@ -44,7 +44,7 @@ _ReadyTensors = Callable[[], Tensors]
 
 
 def batches(
-    loader: BaseLoader,
+    loader: Loader,
     structure: Structure = None,
     *,
     device: str | torch.device | None = None,
@@ -88,7 +88,7 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
 
     def __init__(
         self,
-        loader: BaseLoader,
+        loader: Loader,
         structure: Structure,
         device: str | torch.device | None,
         prefetch: int,
@@ -124,7 +124,7 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
         raises OptionError.
         """
         check_callers(self.loader, True)
-        self.loader.seek_iteration(epoch)
+        self.loader._seek_iteration(epoch)
         self._epoch_is_set = True
 
     def state_dict(self, *_: object) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
             ready = begin_copy(tensors, batch.num_records)
             return lambda: self._pack(self._unpack(ready()))
 
-        return self.loader.iterate(hand_over, self._ahead)
+        return self.loader._iterate(hand_over, self._ahead)
 
 
 def _raising(error: OptionError) -> Iterator[Any]:

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from loaderd.client.base import BaseLoader, checked_start
 from loaderd.client.discovery import first_addresses
-from loaderd.client.reconnecting_stream import ReconnectingStream
+from loaderd.client.loader import Loader, checked_start
 from loaderd.client.served_sources import HOW_TO_START, RemoteSource, ServedSource, ask_server
 from loaderd.client.sources import Source
 from loaderd.client.transport import TransportLost
@@ -20,15 +19,10 @@ from loaderd.ipc.messages import AskStatus, Status
 from loaderd.ipc.subscription import Sharing, Subscription
 from loaderd.options import Remainder, as_float, as_shard, is_path, require, suggests_options
 from loaderd.plan.positions import Position
-from loaderd.progress import ProgressDisplay
 from loaderd.remote.address import TOKEN_VARIABLE, Addresses, checked_addresses, network_address, unix_path
 from loaderd.remote.source import RemoteSet, RemoteStream, Settings, Token, check_token_function
 from loaderd.remote.tickets import ConsumerName
 from loaderd.remote.tls import TLS
-
-
-class ServedLoader(BaseLoader):
-    """Batches of a server's data set, from :func:`loaderd.connect`; to be used as a :class:`~loaderd.Loader`."""
 
 
 @suggests_options
@@ -52,7 +46,7 @@ def connect(
     token: Token | None = None,
     tls: TLS | None = None,
     name: str | None = None,
-) -> ServedLoader:
+) -> Loader:
     """A loader of a data set that ``loaderd serve`` has. Its batches come in the same order as a Loader's.
 
     - ``address``: on this machine ``"unix:///path"``, or ``"unix:"`` for where a server listens by default. On the
@@ -122,9 +116,7 @@ def connect(
         settings = network_settings(addresses, token, tls, consumer)
         source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
     is_chosen = shard is not None or sharing is not None
-    loader = ServedLoader(ReconnectingStream(source, first, ProgressDisplay(None)), first, is_chosen)
-    loader.sharing = subscription.sharing
-    return loader
+    return Loader._of_servers(source, first, subscription.sharing, is_chosen)
 
 
 def _subscription(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from loaderd.client.base import BaseLoader
+from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
 from loaderd.options import as_count, require
 from loaderd.plan.positions import Position
@@ -30,7 +30,7 @@ Structure = Any
 class Elements(Iterable[Any]):
     """The batches of ``loader``, packed in a structure. Each iteration is an iteration of the loader."""
 
-    def __init__(self, loader: BaseLoader, structure: Structure, prefetch: int) -> None:
+    def __init__(self, loader: Loader, structure: Structure, prefetch: int) -> None:
         """``prefetch``: how many batches are copied to a device ahead. Raises OptionError."""
         check_loader(loader)
         structure = checked_structure(structure, loader.unpacked_schema)
@@ -67,10 +67,10 @@ class DeviceCopyTimer:
     its model. A copy by itself takes about as long as the fastest one so far. So of each wait, at most that time (for
     each record) counts as waiting for the copy; the rest is the model's.
 
-    To be used where ``BaseLoader.iterate`` calls: one thread at a time.
+    To be used where ``Loader._iterate`` calls: one thread at a time.
     """
 
-    def __init__(self, loader: BaseLoader, ahead: int) -> None:
+    def __init__(self, loader: Loader, ahead: int) -> None:
         self._loader = loader
         self._ahead = ahead
         self._fastest_ns = math.inf  # per record
@@ -91,14 +91,14 @@ class DeviceCopyTimer:
 
     def waited(self, waited_ns: float, num_records: int) -> None:
         """Count that the loop waited ``waited_ns`` for a copy of ``num_records`` records."""
-        self._loader.count_device_wait(int(min(waited_ns, self._fastest_ns * num_records)), self._ahead)
+        self._loader._count_device_wait(int(min(waited_ns, self._fastest_ns * num_records)), self._ahead)
 
 
 def check_loader(loader: Any) -> None:
     """Raise OptionError for what is no loader."""
     must = "a loaderd.Loader, or what loaderd.connect returned"
     hint = "Loader(shards, schema, batch_size=…) makes one of paths; Loader(dataset, batch_size=…) of a Dataset."
-    require(isinstance(loader, BaseLoader), "loader", must, loader, hint)
+    require(isinstance(loader, Loader), "loader", must, loader, hint)
 
 
 def checked_structure(structure: Structure, schema: Schema) -> Structure:

@@ -1,15 +1,23 @@
-"""The loader: batches of a data set, in a planned order, made by other processes."""
+"""The loader: batches of a data set, in a planned order, made by other processes; and where the consumer stands."""
 
 from __future__ import annotations
 
+import math
 import os
-from typing import Any, cast
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from loaderd.client.base import BaseLoader, checked_start
+import numpy.typing as npt
+
+from loaderd.client.batch import Batch, HandOver, identity
 from loaderd.client.reconnecting_stream import ReconnectingStream
-from loaderd.client.sources import EmbeddedSource
+from loaderd.client.shutdown import ProgramEnded
+from loaderd.client.skipped_data import warn_user
+from loaderd.client.sources import EmbeddedSource, Source
+from loaderd.client.stream import Stream
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored, with_schema
-from loaderd.errors import OptionError
+from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, OptionError, ServerError, StorageError
 from loaderd.options import (
     DEFAULT_STORAGE,
     OnCorrupt,
@@ -19,19 +27,27 @@ from loaderd.options import (
     Storage,
     StreamOptions,
     Unpack,
+    as_count,
     as_shard,
     require,
     suggests_options,
 )
-from loaderd.plan.positions import Position
+from loaderd.plan.passes import Pass
+from loaderd.plan.positions import PassSequence, Position, check_epoch, position_of_pass
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import shown
 from loaderd.schema import Schema, packed_schema
+from loaderd.shm.page import TAKES_AHEAD
+
+if TYPE_CHECKING:
+    from loaderd.ipc.subscription import Sharing
+    from loaderd.observe.diagnose import Diagnosis
+    from loaderd.observe.statistics import Statistics
 
 _OF_THE_SET = ("schema", "shuffle", "seed", "on_corrupt", "index_cache", "refresh", "storage")
 
 
-class Loader(BaseLoader):
+class Loader:
     """Batches of TFRecord shards, unpacked by worker processes into shared memory.
 
     Options:
@@ -76,6 +92,12 @@ class Loader(BaseLoader):
     another number of hosts or another batch size will do: what was left of its epoch is then shared out anew, and
     nothing of it comes twice. A position of other data is refused with an OptionError that says what differs.
     """
+
+    sharing: Sharing = "independent"
+    """How it shares its data set with other consumers; see ``loaderd.connect``."""
+
+    unpack: Unpack = "worker"
+    """``"device"``: batches are packed, and bindings unpack them where they are needed."""
 
     @suggests_options
     def __init__(
@@ -124,8 +146,513 @@ class Loader(BaseLoader):
             options.check_growing()
         first = checked_start(start)
         source = EmbeddedSource(StreamDescription(dataset, options))
-        super().__init__(ReconnectingStream(source, first, ProgressDisplay(progress)), first, shard is not None)
+        self._open(source, first, ProgressDisplay(progress), shard is not None)
         self.unpack, self.unpacked_schema = unpack, unpacked_schema
+
+    @classmethod
+    def _of_servers(cls, source: Source, start: Position, sharing: Sharing, shard_is_chosen: bool) -> Loader:
+        """What ``loaderd.connect`` returns."""
+        loader = cls.__new__(cls)
+        loader._open(source, start, ProgressDisplay(None), shard_is_chosen)
+        loader.sharing = sharing
+        return loader
+
+    def _open(self, source: Source, start: Position, progress: ProgressDisplay, shard_is_chosen: bool) -> None:
+        """``shard_is_chosen``: else it warns where several processes train."""
+        self._stream = stream = ReconnectingStream(source, start, progress)
+        self._options = stream.options
+        self.schema = self.unpacked_schema = stream.schema
+        """What batches hold, and what a binding makes of them: another schema where ``unpack`` is "device"."""
+        self.grows = stream.grows
+        """Whether each epoch is made of the shards that there are when it begins."""
+        self._next = stream.pass_sequence.find(start)
+        self._here: tuple[Pass, int] | None = self._next
+        self._first_pass = self._next[0]
+        self._is_placed = start != Position()  # or by seek(), and no pass has begun since
+        self._shard_is_chosen = shard_is_chosen
+        self._metrics_ends: list[Callable[[], object]] = []
+        self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last (inf: no end)
+        try:
+            stream.skipped.warn()
+        except BaseException:  # the user's filters make an error of it
+            self.close()
+            raise
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Loader cannot be pickled, nor copied: its batches are in the memory of this process\n"
+            "Send what it is made of, a loaderd.Dataset, and make a loader of it there, with shard=(i, n) for an "
+            "n-th; of a server's data set, call loaderd.connect there."
+        )
+
+    # -------------------------------------------------------------------------------------- consuming
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Raises TypeError: a DataLoader asks for records by number what is not an ``IterableDataset``."""
+        raise TypeError(
+            f"a Loader gives batches in their order, and none by its number, got [{index!r:.80}]\n"
+            "Iterate over it. For PyTorch's DataLoader: DataLoader(loaderd_torch.batches(loader), batch_size=None)."
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        """An iterator: its first batch begins a new pass. Until then it changes nothing.
+
+        An older pass's iterator still works, but each change between the two costs a new start. Where data sets grow,
+        each epoch is a pass of its own, made of the shards that there are when it begins. The iterator can be used
+        after an exception: if a batch could not be delivered, it goes on with the next one; if storage or servers did
+        not answer, it waits for the same batch. A new iterator begins the next pass all the same: call
+        ``seek(position)`` before, to go on in this one.
+        """
+        return self._iterate()
+
+    def _iterate(self, hand_over: HandOver = identity, ahead: int = 0) -> Iterator[Any]:
+        """As ``iter(loader)``, but each element is what ``hand_over(batch)()`` returns.
+
+        ``hand_over`` is called for up to ``ahead`` batches of a pass before they are taken, so that it can begin what
+        takes time; the function that it returns is called when the batch is taken. :attr:`position` counts batches
+        that were taken. If either function raises, no batch is lost: the same batch comes next. Either may call
+        :meth:`_count_device_wait`.
+        """
+        return _Iteration(self, self._stream, hand_over, ahead)
+
+    def _count_device_wait(self, waited_ns: int, ahead: int) -> None:
+        """Count that the consumer waited ``waited_ns`` for a copy to a device; ``ahead`` copies are begun early."""
+        self._stream.count_device_wait(waited_ns, ahead)
+
+    def _fetch(self, pass_: Pass, step: int, copy_ns: int = 0) -> Batch | None:
+        """Batch ``step`` of a pass, or None behind its last one. Step 0 is where the whole pass would begin.
+
+        Any step can be asked for at any time, and always gives the same batch. Steps in order are fast; for any other
+        one the workers have to begin anew. Raises the error of a batch that cannot be delivered. The caller keeps
+        count of the steps: there is no :attr:`position` afterwards. ``copy_ns``: how long the caller will take to
+        copy the batch to a device.
+        """
+        with self._stream.lock:
+            batch = self._read(pass_, step, takes_ahead=True)
+            if copy_ns:
+                self._stream.count_device_wait(copy_ns, 1)
+            self._here = None
+        if isinstance(batch, LoaderdError):
+            batch.instead_of_batch = True
+            raise batch
+        return batch
+
+    def _glimpse(self, num_records: int) -> dict[str, npt.NDArray[Any]]:
+        """A dict that gets a copy of the next batch's first ``num_records`` records when that batch is taken."""
+        copied: dict[str, npt.NDArray[Any]] = {}
+        self._stream.glimpses.append((copied, num_records))
+        return copied
+
+    def _read(self, pass_: Pass, step: int, takes_ahead: bool = False) -> Batch | LoaderdError | None:
+        if (watched := self._stream.watched) is not None:
+            watched.page.words[TAKES_AHEAD] = takes_ahead
+        if pass_ is not self._sized[0] or self.grows:
+            num_steps = self._num_steps(pass_)
+            self._sized = pass_, math.inf if num_steps is None else num_steps
+        if step >= self._sized[1]:
+            return None
+        batch = self._stream.fetch(pass_, step)
+        self._stream.skipped.warn()  # if that raises, the same batch comes next
+        return batch
+
+    # ------------------------------------------------------------------------------ passes and positions
+
+    @property
+    def _num_passes(self) -> int | None:
+        """How many passes the next iteration makes: 1, or where data sets grow, one for each epoch (None: no end)."""
+        if not self.grows or self._options.epochs is None:
+            return None if self.grows else 1
+        return self._options.epochs - self._next[0].first_epoch % self._options.epochs
+
+    def _new_pass(self) -> tuple[Pass, int]:
+        """Begin a pass; returns which it is, and the step with which it begins, for :meth:`_fetch`."""
+        with self._stream.lock:
+            return self._begin_pass()
+
+    def _begin_pass(self) -> tuple[Pass, int]:
+        pass_, step = self._next
+        check_epoch(pass_.first_epoch)
+        if not self._shard_is_chosen:
+            self._warn_of_same_batches()
+        if self.grows and pass_.listing is None:
+            self._stream.list_shards(None)
+            pass_ = pass_._replace(listing=self._stream.pass_sequence.listing)
+        self._next = self._stream.pass_sequence.next_pass(pass_), 0
+        self._is_placed = False
+        return pass_, step
+
+    def _warn_of_same_batches(self) -> None:
+        for framework in ("torch", "jax"):
+            if (number := _num_processes(framework)) > 1:
+                self._shard_is_chosen = True  # once is enough
+                warn_user(
+                    f"{framework}.distributed has {number} processes, and this loader has no shard=: all of them get "
+                    f"the same batches. Give each its share, shard=loaderd_{framework}.shard(); or shard=(0, 1), if "
+                    "that is meant.",
+                    UserWarning,
+                )
+
+    def _num_steps(self, pass_: Pass) -> int | None:
+        """The step behind the last one of a pass; None if it never ends."""
+        return self._stream.pass_sequence_of(pass_).batches(pass_).num_steps
+
+    @property
+    def position(self) -> Position:
+        """Where the consumer stands: the batch that it will take next. What was read ahead does not count.
+
+        Raises OptionError where a ``tf.data.Dataset`` takes the batches: it, and whatever is made of it, takes them
+        ahead.
+        """
+        if self._here is None:
+            raise OptionError(
+                "loader.position is unknown, because a tf.data.Dataset takes the batches",
+                hint="For a tf.data.Dataset save the iterator (tf.train.Checkpoint), use BackupAndRestore, or count: "
+                "begin = loader.next_position in front of the loop, loader.after(begin, batches) in it.",
+            )
+        return self._stream.pass_sequence_of(self._here[0]).position(*self._here)
+
+    @property
+    def next_position(self) -> Position:
+        """Where the next pass will begin, and so the next iteration."""
+        return self._stream.pass_sequence_of(self._next[0]).position(*self._next)
+
+    @property
+    def _next_is_whole(self) -> bool:
+        """Whether the next pass begins at its first step, and is as long as those behind it."""
+        return self._stream.pass_sequence.is_whole(*self._next)
+
+    def seek(self, position: Position) -> None:
+        """Have the next pass begin at ``position``, and end where it would have ended.
+
+        Raises OptionError where the position is of other data, or does not exist. One from the middle of an epoch on
+        another number of hosts, or in other batches, can only be given as ``Loader(…, start=position)``: it may take
+        more memory.
+        """
+        _require_position(position)
+        with self._stream.lock:
+            self._stream.use_data_of(position)
+            pass_, step = self._stream.pass_sequence_of(position).find(position)
+        if self.grows and position.listing is None and step == 0:
+            pass_ = pass_._replace(listing=None)
+        if pass_.past and pass_ != self._first_pass:
+            raise OptionError(
+                f"a part of epoch {position.epoch} was taken in other batches, or on another number of hosts, than "
+                f"this loader's: the position counts batches of {position.batch_size} on {position.hosts}",
+                hint="Give it to a new loader: start=position. Or go on as that epoch began, at least until it ends.",
+            )
+        with self._stream.lock:
+            self._next = self._here = pass_, step
+            self._is_placed = True
+
+    def _seek_iteration(self, number: int) -> None:
+        """Have the next iteration be number ``number`` (from 0) of those that a loader makes from its beginning on.
+
+        Where :meth:`seek` or ``start=`` put the loader into that iteration, it stays there. Raises OptionError where
+        they put it into a later one, and none has begun since.
+        """
+        number = as_count(number, "the number of an iteration", "an integer from 0 on", 0)
+        epochs = self._options.epochs or 1
+        now = self._next[0].first_epoch // epochs
+        if self._options.epochs is None and self._is_placed:
+            # Iteration n of a loader without an end begins with epoch n: an epoch may be in several.
+            now = min(number, self.next_position.epoch)
+        if now == number:
+            return
+        if self._is_placed and now > number:
+            here = self.next_position
+            raise OptionError(
+                f"iteration {number} is asked for, but start=, seek() or load_state_dict() put the loader into "
+                f"iteration {now}, at batch {here.batch} of epoch {here.epoch}",
+                hint=f"Ask for iteration {now}; or put the loader nowhere, and it begins with the one asked for. "
+                f"(accelerate's DataLoaderShard counts from 0 in each process: call its set_epoch({now}).)",
+            )
+        self.seek(Position(number * epochs, first_epoch=number * epochs))
+        self._is_placed = False
+
+    def after(self, position: Position, batches: int) -> Position:
+        """The position ``batches`` batches after ``position``, one pass following the other.
+
+        Batches of which no record was left, and which did not come, are not counted, but passed over.
+        """
+        _require_position(position)
+        # Without the lock, if possible: the handler of a signal may ask in the middle of a fetch.
+        if self._stream.has_pass_sequence_of(position):
+            return self._after(self._stream.pass_sequence_of(position), position, batches)
+        with self._stream.lock:
+            return self._after(self._stream.pass_sequence_of(position), position, batches)
+
+    def _after(self, pass_sequence: PassSequence, position: Position, batches: int) -> Position:
+        def place_of(position: Position) -> tuple[int, int]:
+            pass_, step = pass_sequence.find(position)
+            return pass_.first_epoch, step
+
+        end, passed = pass_sequence.after(position, batches), 0
+        while (empty := self._stream.num_empty(place_of(position), place_of(end))) > passed:
+            end, passed = pass_sequence.after(position, batches + empty), empty
+        return end
+
+    def _pass_to_json(self, pass_: Pass) -> str:
+        """A pass as text, with what it belongs to; for :meth:`_pass_from_json`, of this loader or of another."""
+        return self._stream.pass_sequence.pass_to_json(pass_)
+
+    def _pass_from_json(self, text: str | bytes) -> Pass:
+        """The pass that ``text`` says; a new pass will begin behind it. Raises OptionError if it is of other data."""
+        with self._stream.lock:
+            self._stream.use_data_of(position_of_pass(text))
+            pass_ = self._stream.pass_sequence.pass_from_json(text)
+            if pass_.first_epoch >= self._next[0].first_epoch:
+                self._next = self._stream.pass_sequence.next_pass(pass_), 0
+        return pass_
+
+    # ------------------------------------------------------------------------------------------ facts
+
+    def __len__(self) -> int:
+        """Batches of a whole pass, also where the next one begins in the middle: training frameworks take this for
+        the length of every epoch. See :attr:`batches_left`. TypeError: a pass has no end, or data sets grow.
+        """
+        return self._known_steps(self._stream.pass_sequence.next_pass(self._next[0]))
+
+    @property
+    def batches_left(self) -> int:
+        """Batches of the next iteration: fewer than ``len(loader)`` if it begins in the middle of a pass.
+
+        Raises TypeError where the loader has no length.
+        """
+        pass_, step = self._next
+        return self._known_steps(pass_) - step
+
+    def _known_steps(self, pass_: Pass) -> int:
+        num_steps = None if self.grows else self._num_steps(pass_)
+        if num_steps is None:
+            raise TypeError("a loader without an end, or of data that grow, has no length; see batches_per_epoch")
+        return num_steps
+
+    def __repr__(self) -> str:
+        facts = self._stream.facts
+        at = ""
+        if self._here is not None:
+            at = f"; at batch {self.position.batch} of epoch {self.position.epoch}"
+        return (
+            f"<Loader of {facts['num_records']:,} records in {facts['num_shards']:,} shards: "
+            f"{', '.join(self.schema.fields)}, in {'packed ' * (self.unpack == 'device')}batches of "
+            f"{self.batch_size:,}{at}>"
+        )
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of a whole epoch of the data in use, on every host (``remainder="carry"``: of the first epoch)."""
+        return self._stream.pass_sequence.batches(self._next[0]).steps_per_epoch
+
+    @property
+    def batch_size(self) -> int:
+        """Records of a batch that is not an epoch's last."""
+        return self._options.batch_size
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """(i, n): this is host i of n, and gets an n-th of each epoch."""
+        return self._options.shard
+
+    @property
+    def held_batches(self) -> int:
+        """How many batches the consumer may hold at a time before it gets copies."""
+        return self._options.held_batches
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether each epoch has an order of its own."""
+        return bool(self._options.shuffle)
+
+    @property
+    def seed(self) -> int:
+        """What the order and all random fields follow from; with ``seed=None``, the seed that was drawn."""
+        return self._options.seed
+
+    @property
+    def on_corrupt(self) -> OnCorrupt:
+        """What becomes of damaged records."""
+        return self._options.on_corrupt
+
+    @property
+    def static_batch_size(self) -> int | None:
+        """The number of records of every batch, or None if they may differ."""
+        options = self._options
+        whole = options.remainder == "drop" or (options.remainder == "carry" and options.epochs is None)
+        return options.batch_size if whole and options.on_corrupt == "raise" else None
+
+    def statistics(self) -> Statistics:
+        """Counts so far, and sizes."""
+        from loaderd.observe.statistics import Statistics  # imported late: few programs ask for it
+
+        stream = self._stream
+        now = None if stream.watched is None else stream.watched.now()
+        return Statistics(
+            **stream.facts,
+            **vars(stream.counts),
+            records_skipped=stream.skipped.num_records,
+            damages=tuple(stream.skipped.damages),
+            stage_s={} if now is None else now.stage_s,
+            field_s={} if now is None else now.field_s,
+            waits=() if now is None else now.waits,
+            slots_lent=stream.num_lent,
+        )
+
+    def diagnose(self) -> Diagnosis:
+        """Whether the training waits for data, why, and what would help, judged by the last five seconds.
+
+        Does not wait. Within three seconds of a start, and where no batches are taken, that is "nothing yet".
+        """
+        from loaderd.observe.diagnose import diagnose_samples, nothing_yet
+
+        watched = self._stream.watched
+        if watched is None:
+            return nothing_yet("there is no diagnosis for consumers of a group")
+        return diagnose_samples(watched.samples(), watched.facts)
+
+    def serve_metrics(self, port: int, host: str = "") -> int:
+        """Serve the figures of :meth:`statistics` to Prometheus at a port of this process, and return the port.
+
+        ``port``: 0 chooses one that is free. ``host``: the address to listen at; "": all. A thread answers until
+        :meth:`close`, or until the loader is garbage. Raises OptionError where the port cannot be had, and
+        ModuleNotFoundError without prometheus-client (the extra ``metrics``).
+        """
+        from loaderd.observe.exporter import serve_metrics  # few need it, and the import takes 50 ms
+
+        port, end = serve_metrics(port, host, self)
+        self._metrics_ends.append(end)
+        return port
+
+    # -------------------------------------------------------------------------------------------- end
+
+    def close(self) -> None:
+        """End the daemon and its workers. From any thread, at any time. Batches that are held stay valid.
+
+        A thread that waits for a batch gets a ClosedError.
+        """
+        self._stream.close()
+        while self._metrics_ends:
+            self._metrics_ends.pop()()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the loader delivers no more batches, because of :meth:`close` or of an error that ended it."""
+        return self._stream.is_over
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _Iteration(Iterator[Any]):
+    """One pass, or all passes of an iteration where data sets grow. Threads may share it: each batch goes to one."""
+
+    def __init__(self, loader: Loader, stream: Stream, hand_over: HandOver, ahead: int) -> None:
+        self._loader = loader
+        self._stream = stream
+        self._hand_over = hand_over
+        self._ahead = ahead
+        self._passes_begun = self._num_passes = 0
+        # What was read and is not taken yet, each with the place behind it. _place: the place behind all of them.
+        self._ready: tuple[tuple[Callable[[], Any] | LoaderdError, tuple[Pass, int]], ...] = ()
+        self._place: tuple[Pass, int] | None = None
+        self._is_down = False  # storage, a server or the daemon did not answer when the next batch was read
+
+    def _begin_pass(self) -> tuple[Pass, int]:
+        if not self._passes_begun:
+            self._num_passes = self._loader._num_passes or sys.maxsize
+        if self._passes_begun == self._num_passes:
+            raise StopIteration
+        place = self._loader._begin_pass()
+        self._passes_begun += 1
+        return place
+
+    def _read(self) -> bool:
+        """Read one more batch. False where it is of a later pass, and batches of this one are still to be taken."""
+        while True:
+            if self._place is None:
+                if self._ready:
+                    return False
+                self._place = self._begin_pass()
+            pass_, step = self._place
+            batch = self._loader._read(pass_, step)
+            if batch is None:
+                self._place = None
+                continue
+            behind = pass_, step + 1
+            if isinstance(batch, EmptyBatchError):  # left out, as its records are
+                if self._ready:  # the consumer passes it when it takes the batch before
+                    *before, (item, _) = self._ready
+                    self._ready = (*before, (item, behind))
+                else:
+                    self._loader._here = behind
+                self._place = behind
+                continue
+            item = batch if isinstance(batch, LoaderdError) else self._hand_over(batch)
+            # Nothing is called between these two assignments, so Ctrl-C cannot come between them.
+            self._ready = (*self._ready, (item, behind))
+            self._place = behind
+            return True
+
+    def _read_ahead(self) -> None:
+        """Read what is to be ready. While a batch is, an outage is not raised, and not waited for a second time."""
+        ahead = 0 if self._is_down else self._ahead
+        try:
+            while len(self._ready) <= ahead and self._read():
+                self._is_down = False
+        except (StorageError, ServerError, DaemonError):
+            self._is_down = True
+            if not self._ready:
+                raise
+
+    def __next__(self) -> Any:
+        entry = None
+        try:
+            with self._stream.lock:
+                if self._ready:
+                    self._stream.check()
+                self._read_ahead()
+                item, behind = self._ready[0]
+                error, element = (item, None) if isinstance(item, LoaderdError) else (None, item())
+                before, entry = self._loader._here, self._ready[0]
+                self._ready = self._ready[1:]
+                self._loader._here = behind
+        except BaseException as caught:
+            if entry is not None and self._loader._here is behind:  # Ctrl-C came before the consumer had the batch
+                self._ready = (entry, *self._ready)
+                self._loader._here = before
+            if isinstance(caught, ProgramEnded):
+                raise caught.for_thread() from None
+            raise
+        # Nothing is called from here on, so Ctrl-C can only come when the consumer has the batch.
+        if error is not None:
+            raise error
+        return element
+
+
+def _num_processes(framework: str) -> int:
+    """How many processes train together, as far as ``framework`` has been imported and told."""
+    distributed: Any = sys.modules.get(f"{framework}.distributed")
+    if distributed is None or not getattr(distributed, "is_initialized", bool)():  # a build of torch may lack it
+        return 1
+    # JAX is asked only once it is initialized: to count, it looks for devices.
+    number: int = distributed.get_world_size() if framework == "torch" else sys.modules["jax"].process_count()
+    return number
+
+
+def _require_position(value: Any) -> None:
+    require(isinstance(value, Position), "position", "a loaderd.Position", value)
+
+
+def checked_start(start: Position | None) -> Position:
+    """Where a loader is to begin. Raises OptionError for what is no position."""
+    hint = 'Of the text or the state_dict() that you saved: loaderd.Position.from_json(state["position"]).'
+    hint = hint if isinstance(start, (str, bytes, Mapping)) else ""
+    require(start is None or isinstance(start, Position), "start", "a loaderd.Position", start, hint)
+    if start is not None:
+        check_epoch(start.epoch)
+    return start or Position()
 
 
 def as_dataset(

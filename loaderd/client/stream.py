@@ -9,7 +9,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from loaderd.client.batch import Batch
@@ -38,19 +37,6 @@ class StreamCounts:
     daemon_restarts: int = 0
 
 
-class Glimpse:
-    """A copy of the first records of the next batch that is taken. It holds no slot, and takes no batch itself."""
-
-    def __init__(self, num_records: int) -> None:
-        self._num_records = num_records
-        self.fields: dict[str, npt.NDArray[np.generic]] | None = None
-        """By name, (records, …): at most ``num_records`` of the batch. None: no batch was taken yet."""
-
-    def copy_from(self, batch: Batch) -> None:
-        """Copy from ``batch``, which the consumer takes."""
-        self.fields = {name: array[: self._num_records].copy() for name, array in batch.items()}
-
-
 class Stream(ABC):
     """For one thread at a time, which holds ``lock``. Any thread may call :meth:`close` at any time, without it.
 
@@ -67,8 +53,8 @@ class Stream(ABC):
     def __init__(self, skipped: SkippedData) -> None:
         self.counts = StreamCounts()
         self.skipped = skipped
-        self.glimpses: deque[Glimpse] = deque()
-        """Those that have no copy yet."""
+        self.glimpses: deque[tuple[dict[str, npt.NDArray[Any]], int]] = deque()
+        """What gets a copy of the next batch's first records, and of how many."""
         self.lock = threading.Lock()
         """Held by the thread that asks for a batch."""
         self._over: str | type[ProgramEnded] | None = None
@@ -137,7 +123,8 @@ class Stream(ABC):
         self.counts.batches_delivered += 1
         self.counts.records_delivered += batch.num_records
         while self.glimpses:
-            self.glimpses.popleft().copy_from(batch)
+            copied, num_records = self.glimpses.popleft()
+            copied.update({name: array[:num_records].copy() for name, array in batch.items()})
         return batch
 
     # -------------------------------------------------------------------------------------------- end

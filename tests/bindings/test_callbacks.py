@@ -333,7 +333,7 @@ def test_the_steps_of_data_with_an_end_are_not_for_fit_to_say(
     backup = loaderd_tf.BackupAndRestore(tmp_path / "backup", dataset)
     with pytest.raises(OptionError, match=r"must not be given steps_per_epoch .*\n.*takes the 22 steps"):
         model.fit(dataset, epochs=2, steps_per_epoch=22, callbacks=[backup], shuffle=False, verbose=0)
-    assert model.seen == {} and dataset.loader.next_is_whole
+    assert model.seen == {} and dataset.loader._next_is_whole
 
 
 @pytest.mark.slow

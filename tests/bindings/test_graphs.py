@@ -244,7 +244,7 @@ def ordered(numbered: Numbered, monkeypatch: pytest.MonkeyPatch) -> Any:
     ds = loaderd_tf.make_dataset(
         numbered.write([100]), numbered.schema, batch_size=10, structure="id", shuffle=False, workers=1
     )
-    fetch, pressed = ds.loader.fetch, []
+    fetch, pressed = ds.loader._fetch, []
 
     def fetch_with_a_signal(pass_: Any, step: int, *rest: Any) -> Any:
         if step == 3 and not pressed:
@@ -252,7 +252,7 @@ def ordered(numbered: Numbered, monkeypatch: pytest.MonkeyPatch) -> Any:
             signal.raise_signal(signal.SIGINT)
         return fetch(pass_, step, *rest)
 
-    monkeypatch.setattr(ds.loader, "fetch", fetch_with_a_signal)
+    monkeypatch.setattr(ds.loader, "_fetch", fetch_with_a_signal)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield ds
     signal.signal(signal.SIGINT, handler)
@@ -295,7 +295,7 @@ def test_an_interrupted_batch_does_not_come_behind_a_restored_position(ordered: 
 
 def test_the_handler_of_each_signal_is_called_whatever_one_raises(ordered: Any, monkeypatch: pytest.MonkeyPatch):
     heard: list[int] = []
-    fetch = ordered.loader.fetch
+    fetch = ordered.loader._fetch
 
     def fetch_with_another(pass_: Any, step: int, *rest: Any) -> Any:
         batch = fetch(pass_, step, *rest)
@@ -303,7 +303,7 @@ def test_the_handler_of_each_signal_is_called_whatever_one_raises(ordered: Any, 
             signal.raise_signal(signal.SIGTERM)
         return batch
 
-    monkeypatch.setattr(ordered.loader, "fetch", fetch_with_another)
+    monkeypatch.setattr(ordered.loader, "_fetch", fetch_with_another)
     handler = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
         iterator = iter(ordered)
@@ -324,7 +324,7 @@ def test_asyncio_hears_of_a_signal_once(numbered: Numbered):
         loop.add_signal_handler(signal.SIGUSR1, lambda: heard.append(0))
         with pytest.MonkeyPatch.context() as patch:
             # It comes while a batch is being taken.
-            patch.setattr(ds.loader, "fetch", lambda *_: (os.kill(os.getpid(), signal.SIGTERM), fetch(*_))[1])
+            patch.setattr(ds.loader, "_fetch", lambda *_: (os.kill(os.getpid(), signal.SIGTERM), fetch(*_))[1])
             next(iter(ds))
         await is_heard.wait()
         os.kill(os.getpid(), signal.SIGUSR1)  # what was sent before this is heard before it
@@ -332,7 +332,7 @@ def test_asyncio_hears_of_a_signal_once(numbered: Numbered):
             await asyncio.sleep(0.01)
         return heard
 
-    fetch = ds.loader.fetch
+    fetch = ds.loader._fetch
     assert asyncio.run(take_with_a_signal()) == [1, 0]
     ds.close()
 

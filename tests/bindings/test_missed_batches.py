@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import loaderd_tf
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -23,11 +22,8 @@ MISSED, LAST_MISSED = (f"batch {step} of this pass was not delivered" for step i
 class Failing:
     """A data set of 10 batches, whose first records are 0, 10, …; storage is ``away`` at some of them, once."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, broken: Sequence[int] = ()) -> None:
-        ids = {step: {"id": np.arange(step * 10, step * 10 + 10)} for step in range(10)}
-        self.loader = loaderd.testing.loader_of(
-            [CorruptRecordError(DAMAGED) if step in broken else ids[step] for step in ids]
-        )
+    def __init__(self, loader: loaderd.Loader, patch: pytest.MonkeyPatch, broken: Sequence[int] = ()) -> None:
+        self.loader = loader
         self.ds = loaderd_tf.from_loader(self.loader, "id")
         self.away: set[int] = set()
         fetch = self.loader._stream.fetch
@@ -36,14 +32,24 @@ class Failing:
             if step in self.away:
                 self.away.remove(step)
                 raise StorageError(AWAY)
+            if step in broken:
+                return CorruptRecordError(DAMAGED)
             return fetch(pass_, step)
 
         patch.setattr(self.loader._stream, "fetch", fetch_from_storage)
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
-    return Failing(monkeypatch)
+def make_failing(numbered: Numbered, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Failing]:
+    def make(broken: Sequence[int] = ()) -> Failing:
+        return Failing(numbered.loader([100], shuffle=False), monkeypatch, broken)
+
+    return make
+
+
+@pytest.fixture
+def failing(make_failing: Callable[..., Failing]) -> Failing:
+    return make_failing()
 
 
 def taken(iterator: Any, by: Callable[[Any], Any] = next) -> list[Any]:
@@ -98,8 +104,8 @@ def test_what_takes_batches_ahead_is_told(failing: Failing):
     assert taken(iter(derived)) == [0, 10, 20, AWAY, *7 * [MISSED]]
 
 
-def test_an_iterator_goes_on_behind_a_broken_batch(monkeypatch: pytest.MonkeyPatch):
-    assert taken(iter(Failing(monkeypatch, broken=[3, 4]).ds)) == [0, 10, 20, DAMAGED, DAMAGED, *range(50, 100, 10)]
+def test_an_iterator_goes_on_behind_a_broken_batch(make_failing: Callable[..., Failing]):
+    assert taken(iter(make_failing([3, 4]).ds)) == [0, 10, 20, DAMAGED, DAMAGED, *range(50, 100, 10)]
 
 
 def test_only_the_iterator_that_missed_a_batch_is_refused(failing: Failing, tmp_path: Path):

@@ -92,4 +92,4 @@ def test_the_loader_is_gone(server: Restarted):
         elements = loaderd_tf.from_loader(loader).repeat(2)
     with pytest.raises(tf.errors.UnknownError, match="the loader is closed"):
         next(iter(elements))
-    assert isinstance(loader, loaderd.ServedLoader)
+    assert isinstance(loader, loaderd.Loader)

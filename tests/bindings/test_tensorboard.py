@@ -223,12 +223,13 @@ def test_pictures_are_of_a_batch_that_is_taken_anyhow(open_boards: Callable[...,
 @pytest.mark.parametrize(("library", "update_freq"), [("keras", "epoch"), ("tf_keras", 2)])
 def test_fit_writes_pictures_once_an_epoch(tmp_path: Path, library: str, update_freq: Any):
     boards = np.random.default_rng(0).random((43, 4, 4, 2), np.float32)
-    batches = [{"board": boards[at : at + 10], "id": np.arange(43)[at : at + 10]} for at in range(0, 43, 10)]
+    arrays = {"board": boards, "id": np.arange(43)}
+    paths = testing.write_shards(tmp_path / "shards", arrays)
     keras = importlib.import_module(library)
     inputs = keras.Input((4, 4, 2))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(inputs)))
     model.compile("sgd", "mse")
-    with testing.loader_of(batches) as loader:
+    with loaderd.Loader(paths, testing.schema_of(arrays), batch_size=10, shuffle=False, workers=1) as loader:
         dataset = loaderd_tf.from_loader(loader, ("board", "id"))
         board = loaderd_tf.TensorBoard(dataset, tmp_path, update_freq=update_freq)
         model.fit(dataset, epochs=2, shuffle=False, verbose=0, callbacks=[board])

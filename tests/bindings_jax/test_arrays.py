@@ -157,7 +157,7 @@ def test_what_is_donated_is_not_written_to(loader: loaderd.Loader):
     """JAX would put a result where a donated argument lies: but not into memory that is not its own."""
     double = jax.jit(lambda bits, ids: (bits * 2, ids + 1), donate_argnums=(0, 1))
     same = jax.jit(lambda bits, ids: (bits, ids), donate_argnums=(0, 1))
-    batches = iter(loader.iterate(lambda batch: lambda: batch))
+    batches = iter(loader._iterate(lambda batch: lambda: batch))
     for function in (double, same):
         batch = next(batches)
         before = batch["bits"].copy(), batch["id"].copy()

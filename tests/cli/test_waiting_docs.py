@@ -7,9 +7,6 @@ import shlex
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
-
-import loaderd
 from loaderd.cli.main import parser
 from loaderd.observe.remedies import Verdict
 
@@ -39,12 +36,6 @@ def test_the_commands_can_be_given():
 def test_every_verdict_is_explained():
     cells = re.findall(r"^\| (`\".*?\"`) \|", DOCS, flags=re.MULTILINE)
     assert {name for cell in cells for name in re.findall(r"`\"(.*?)\"`", cell)} == set(get_args(Verdict))
-
-
-def test_given_batches_come_as_it_says():
-    blocks = re.findall(r"^```python\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL)
-    (block,) = (block for block in blocks if "loader_of" in block)
-    exec(compile(block, "waiting.md", "exec"), {"np": np, "loaderd": loaderd})
 
 
 def test_the_pictures_are_there():

@@ -207,9 +207,9 @@ def test_a_batch_without_records_does_not_come(numbered: Numbered, ahead: int):
     shards[1].write_bytes(20 * framed(b""))
     shards[3].write_bytes(15 * framed(b""))
     with numbered.loader(shards, shuffle=False, on_corrupt="skip_any", remainder="short") as loader:
-        batches = numbered.batches(loader.iterate(ahead=ahead))
+        batches = numbered.batches(loader._iterate(ahead=ahead))
         assert batches == [list(range(first, first + 10)) for first in (0, 10, 40, 50)] + [[*range(60, 65)]]
         assert loader.statistics().records_skipped == 35
         assert (loader.position.epoch, loader.position.batch) == (1, 0), "the last batch is behind us, too"
         with pytest.raises(EmptyBatchError, match="none of the 10 records of batch 2 is left"):
-            loader.fetch(Pass(0, 1), 2)
+            loader._fetch(Pass(0, 1), 2)

@@ -16,7 +16,7 @@ class Counted:
     def __init__(self) -> None:
         self.waits: list[tuple[int, int]] = []
 
-    def count_device_wait(self, waited_ns: int, ahead: int) -> None:
+    def _count_device_wait(self, waited_ns: int, ahead: int) -> None:
         self.waits.append((waited_ns, ahead))
 
 
@@ -48,7 +48,7 @@ def test_a_training_that_waits_for_copies_is_told_so(numbered: Numbered):
         waits = DeviceCopyTimer(loader, 0)
         waits.took(10**9, 10)
         until_s = time.monotonic() + 60
-        for _ in loader.iterate(lambda batch: lambda: waits.wait(10, lambda: time.sleep(0.005))):
+        for _ in loader._iterate(lambda batch: lambda: waits.wait(10, lambda: time.sleep(0.005))):
             found = loader.diagnose()
             if found.verdict == "copies to the device" or time.monotonic() > until_s:
                 break

@@ -40,7 +40,7 @@ def test_a_loop_in_which_nothing_is_left_ends(numbered: Numbered, epochs: int | 
     with numbered.loader(shards, epochs=epochs, **OPTIONS) as loader:
         for shard in shards:
             os.truncate(shard, 7)
-        batches = loader.iterate(ahead=ahead)
+        batches = loader._iterate(ahead=ahead)
         said = "no record is left of 10 batches in a row, as many as an epoch has; at last, none of the 10 records of"
         with pytest.raises(ShardError, match=said):
             next(batches)
@@ -73,10 +73,10 @@ def test_counted_batches_lead_to_the_right_position(numbered: Numbered, way: str
         if way == "tf.data":
             return [ids.numpy().tolist() for ids in loaderd_tf.from_loader(loader, "id").take(most)]
         found: list[list[int]] = []
-        pass_, step = loader.new_pass()
+        pass_, step = loader._new_pass()
         while len(found) < most:
             with contextlib.suppress(EmptyBatchError):
-                batch = loader.fetch(pass_, step)
+                batch = loader._fetch(pass_, step)
                 if batch is None:
                     break
                 found.append(batch["id"].tolist())
@@ -116,7 +116,7 @@ def test_groups_leave_them_out(tmp_path: Path, numbered: Numbered, monkeypatch: 
         with contextlib.ExitStack() as opened:
             loaders = [opened.enter_context(server.connect(10, sharing="mirrored", consumers=2)) for _ in range(2)]
 
-            def consume(loader: loaderd.ServedLoader) -> None:
+            def consume(loader: loaderd.Loader) -> None:
                 found.extend(batch["id"].tolist() for batch in loader)
 
             other = threading.Thread(target=consume, args=[loaders[1]])

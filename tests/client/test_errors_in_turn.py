@@ -56,7 +56,7 @@ def test_an_iterator_of_growing_data_goes_on(numbered: Numbered, ahead: int):
     dataset = loaderd.Dataset(str(shards[0].parent / "*"), numbered.schema, refresh="epoch")
     shards[2].unlink()
     with loaderd.Loader(dataset, batch_size=10, epochs=3, workers=1) as loader:
-        batches = loader.iterate(lambda batch: lambda: batch, ahead)
+        batches = loader._iterate(lambda batch: lambda: batch, ahead)
         first = [numbered.check(next(batches)) for _ in range(8)]
         shards[2].write_bytes(whole[:-5])
         with pytest.raises(CorruptRecordError):

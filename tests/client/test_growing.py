@@ -38,7 +38,7 @@ def test_shards_are_picked_up_between_epochs(numbered: Numbered, tmp_path: Path)
     expected: list[list[list[int]]] = []
     tail = Dataset(str(folder / "*.tfrecord"), numbered.schema, shuffle=SMALL, refresh="epoch").newest(100)
     with loaderd.Loader(tail, batch_size=20, epochs=None, workers=2, remainder="drop") as loader:
-        assert loader.passes_of_an_iteration is None
+        assert loader._num_passes is None
         batches = iter(loader)
         texts: list[list[str]] = []
         for newest in (range(100), range(60, 160), range(130, 230)):

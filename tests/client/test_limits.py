@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -40,9 +43,25 @@ NO_CHOICES = [0, -1, 2**64, True, NAN, "x", "", b"raise", [], ["raise"], EMPTY, 
 NO_PATHS = [0, 1.5, True, NAN, "", b"x", [], ["x"], {}, np.array([1, 2]), object(), "a\0b", "\ud800"]
 
 loader = partial(loaderd.Loader, "no such shard", SCHEMA)
-given = testing.loader_of([ARRAYS] * 4)
 serve = partial(UnixOptions, ("a:b",), unix="socket")
 serve_http = partial(HttpOptions, ("a:b",))
+
+
+@functools.cache
+def given() -> loaderd.Loader:
+    """Of four batches of six records."""
+    folder = tempfile.mkdtemp()
+    try:
+        paths = testing.write_shards(folder, {"a": np.arange(24)})
+        return loaderd.Loader(paths, testing.schema_of(ARRAYS), batch_size=6, workers=1, index_cache="none")
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def close_given() -> Iterator[None]:
+    yield
+    given().close()
 
 
 def of_loader(name: str) -> Make:
@@ -97,13 +116,7 @@ COUNTS: dict[str, tuple[Make, str, set[Any]]] = {
     "Position(first_epoch=)": (lambda n: Position(9, first_epoch=n), "first_epoch", {None}),
     "Position(epochs=)": (lambda n: Position(epochs=n), "epochs", {None}),
     "Position(past=((n,),))": (lambda n: Position(past=((n,),)), "past", set()),
-    "start=Position(epoch)": (lambda n: testing.loader_of([ARRAYS], start=Position(n)), "epoch", set()),
-    "start=Position(0, batch)": (lambda n: testing.loader_of([ARRAYS] * 9, start=Position(0, n)), "batch", set()),
-    "loader_of(epochs=)": (lambda n: testing.loader_of([ARRAYS], epochs=n), "epochs", {None}),
-    "seek_iteration()": (given.seek_iteration, "iteration", set()),
-    "after(…, batches)": (lambda n: given.after(Position(), n), "batches", set()),
-    "fetch(…, step)": (lambda n: given.fetch(Pass(0, 1), n), "step", set()),
-    "glimpse()": (given.glimpse, "num_records", set()),
+    "after(…, batches)": (lambda n: given().after(Position(), n), "batches", set()),
     "write_shards(num_shards=)": (
         lambda n: type(n) is np.int64 or testing.write_shards("/dev/null/x", ARRAYS, num_shards=n),
         "num_shards",
@@ -157,15 +170,11 @@ CHOICES: dict[str, tuple[Make, str]] = {
     "Concat([…])": (lambda value: Concat([value]), "set of a Concat"),
     "Position(of=)": (lambda value: Position(of=0 if value is EMPTY else value), "of"),
     "Position(listing=)": (lambda value: Position(listing=[value]), "listing"),
-    "seek()": (given.seek, "position"),
-    "after(position)": (lambda value: given.after(value, 1), "position"),
-    "fetch(pass_)": (lambda value: given.fetch(value, 0), "pass_"),
+    "seek()": (lambda value: given().seek(value), "position"),
+    "after(position)": (lambda value: given().after(value, 1), "position"),
     "write_shards(compression=)": (lambda value: testing.write_shards("x", ARRAYS, compression=value), "compression"),
     "damage(how=)": (lambda value: testing.damage("x", how=value), "how"),
     "schema_of()": (lambda value: testing.schema_of(value), "records"),
-    "loader_of(batches)": (testing.loader_of, "batches"),
-    "loader_of([batch])": (lambda value: testing.loader_of([value]), "batch|records"),
-    "loader_of(…, schema)": (lambda value: testing.loader_of([ARRAYS], value), "schema"),
     "Bits(bit_order=)": (lambda value: Bits("b", (8,), bit_order=value), "bit_order"),
     "FixedRecords(expect=)": (
         lambda value: FixedRecords([("a", "u1")], expect=0 if isinstance(value, dict) else value),
@@ -314,7 +323,7 @@ def test_text_that_is_a_position():
 @pytest.mark.parametrize("text", [*NO_JSON, '{"pass": 1}', '{"pass": [0, 1, [], null], "of": 3}', '{"of": {}}', None])
 def test_text_that_is_no_pass(text: Any):
     with pytest.raises(OptionError):
-        given.pass_from_json(text)
+        given()._pass_from_json(text)
 
 
 @pytest.mark.parametrize("name", [*(each for each in NO_JSON if each != b""), '{"dataset": "a", "more": 1}'])
@@ -346,7 +355,7 @@ class Arrays(Elements):
     """What the bindings have in common."""
 
     def __iter__(self) -> Any:
-        return self.loader.iterate()
+        return self.loader._iterate()
 
 
 NO_TEXT = [None, 3, [], [[1], [1, 2]], np.array(["a", None])]
@@ -354,14 +363,14 @@ NO_TEXT = [None, 3, [], [[1], [1, 2]], np.array(["a", None])]
 
 @pytest.mark.parametrize("state", [None, 3, "x", [], {}, *({"position": each} for each in NO_TEXT)])
 def test_a_state_that_is_none(state: Any):
-    elements = Arrays(given, {"a": "a"}, 0)
+    elements = Arrays(given(), {"a": "a"}, 0)
     with pytest.raises(OptionError, match="state_dict must be what state_dict"):
         elements.load_state_dict(state)
 
 
 @pytest.mark.parametrize("text", [*(each for each in NO_JSON if isinstance(each, str))])
 def test_a_state_of_text_that_is_no_position(text: str):
-    elements = Arrays(given, {"a": "a"}, 0)
+    elements = Arrays(given(), {"a": "a"}, 0)
     for position in (text, np.frombuffer(text.encode(), np.uint8)):
         with pytest.raises(OptionError, match="a position must be what Position"):
             elements.load_state_dict({"position": position})
@@ -371,7 +380,7 @@ def test_a_state_of_text_that_is_no_position(text: str):
 
 
 def test_a_position_many_passes_later_takes_no_time():
-    there = given.after(Position(1, 2), 4 * 10**8 + 3)
+    there = given().after(Position(1, 2), 4 * 10**8 + 3)
     assert (there.epoch, there.batch) == (10**8 + 2, 1)
 
 
@@ -380,11 +389,11 @@ def test_a_loader_lives_on_where_it_was_asked_for_too_much(numbered: Numbered):
         for ask in (
             lambda: loader.seek(Position(2**32, 0)),
             lambda: loader.seek(Position(MAX_EPOCHS, 0)),
-            lambda: loader.fetch(Pass(2**40, 1), 0),
-            lambda: loader.fetch(Pass(0, None), MAX_STEP),
-            lambda: loader.fetch(Pass(0, None), 2**60),
-            lambda: loader.fetch(Pass(-1, 1), 0),
-            lambda: loader.seek_iteration(2**40),
+            lambda: loader._fetch(Pass(2**40, 1), 0),
+            lambda: loader._fetch(Pass(0, None), MAX_STEP),
+            lambda: loader._fetch(Pass(0, None), 2**60),
+            lambda: loader._fetch(Pass(-1, 1), 0),
+            lambda: loader._seek_iteration(2**40),
             lambda: loader.after(Position(), 2**70),
         ):
             with pytest.raises(OptionError, match="must be"):

@@ -114,10 +114,10 @@ def test_any_step_can_be_fetched(numbered: Numbered):
         order = numbered.batches(loader)
         first_pass = Pass(0, 2)
         for step in (0, 7, 8, 27, 3, 3, 26, 1):
-            batch = loader.fetch(first_pass, step)
+            batch = loader._fetch(first_pass, step)
             assert batch is not None
             assert numbered.check(batch) == order[step]
-        assert loader.fetch(first_pass, 28) is None
+        assert loader._fetch(first_pass, 28) is None
         with pytest.raises(OptionError, match=r"loader\.position is unknown"):
             _ = loader.position
         assert seen_of_newest().takes_ahead
@@ -200,7 +200,7 @@ def test_read_ahead_is_not_taken(numbered: Numbered):
         return lambda: numbered.check(batch)
 
     with numbered.loader([45], shuffle=False) as loader:
-        iterator = loader.iterate(hand_over, ahead=2)
+        iterator = loader._iterate(hand_over, ahead=2)
         assert not begun
         for step, numbers in enumerate(iterator):
             assert numbers == list(range(45))[10 * step : 10 * step + 10]

@@ -123,11 +123,11 @@ def test_a_shard_that_is_lost_while_it_is_in_use(numbered: Numbered, tmp_path: P
         assert all(damage.expected and damage.found for damage in statistics.damages)
         for step, batch in enumerate(expected):
             if lost.isdisjoint(batch):
-                delivered = raising.fetch(Pass(0, 1), step)
+                delivered = raising._fetch(Pass(0, 1), step)
                 assert delivered is not None and numbered.check(delivered) == batch
             else:
                 with pytest.raises(ShardReadError, match=r"001\.tfrecord"):
-                    raising.fetch(Pass(0, 1), step)
+                    raising._fetch(Pass(0, 1), step)
 
 
 @pytest.mark.slow

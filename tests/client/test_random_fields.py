@@ -80,7 +80,7 @@ def test_draws_are_the_same_after_a_resume(numbered: Numbered, schema: loaderd.S
     epochs = epochs_of(shards, schema, 2)
     with loaderd.Loader(shards, schema, **OPTIONS) as loader:
         for step in (9, 0, 4):
-            batch = loader.fetch(Pass(1, 1), step)
+            batch = loader._fetch(Pass(1, 1), step)
             assert batch is not None
             draws = draws_of(batch)
             assert draws == {number: epochs[1][number] for number in draws}

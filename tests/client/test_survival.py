@@ -289,7 +289,7 @@ def test_an_interrupt_at_every_point_of_next(numbered: Numbered, ahead: int):
     iteration = loaderd.Loader.__iter__.__globals__["_Iteration"]
     points = points_of(iteration.__next__, iteration._read)
     with numbered.loader([600], shuffle=False) as loader:
-        batches = loader.iterate(lambda batch: lambda: batch, ahead)
+        batches = loader._iterate(lambda batch: lambda: batch, ahead)
         numbers, interrupts = numbered.check(next(batches)), 0
         for point in points:
             batch = None

@@ -121,7 +121,7 @@ def test_a_fork_is_told_whose_loader_it_has(numbered: Numbered, tmp_path: Path):
         loader._stream.lock.acquire()  # as another thread has it that is in the middle of a fetch
         child = os.fork()
         if not child:
-            for act in (lambda: next(batches), lambda: next(iter(loader)), loader.new_pass):
+            for act in (lambda: next(batches), lambda: next(iter(loader)), loader._new_pass):
                 try:
                     act()
                 except loaderd.errors.ClosedError as error:

@@ -27,7 +27,7 @@ def fetch_all(
     for step in steps:
         before(step)
         try:
-            batch = loader.fetch(first_pass, step)
+            batch = loader._fetch(first_pass, step)
         except LoaderdError as error:
             found.append(error)
         else:

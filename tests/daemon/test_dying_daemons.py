@@ -292,10 +292,10 @@ def test_another_daemon_has_room_for_what_was_left_by_other_hosts(
                 pass
             start = loader.position
     with loaderd.Loader(shards, numbered_schema, batch_size=90, start=start, **options) as loader:
-        first, second = loader.new_pass(), loader.new_pass()
+        first, second = loader._new_pass(), loader._new_pass()
         expected = [check_all(loader, *begin, check_batch) for begin in (first, second)]
     with loaderd.Loader(shards, numbered_schema, batch_size=90, start=start, **options) as loader:
-        assert first[0].past and (loader.new_pass(), loader.new_pass()) == (first, second)
+        assert first[0].past and (loader._new_pass(), loader._new_pass()) == (first, second)
         for dies, begin, batches in ((1, first, expected[0]), (1, second, expected[1]), (0, first, expected[0])):
             if dies:
                 kill(newest_daemon())
@@ -305,7 +305,7 @@ def test_another_daemon_has_room_for_what_was_left_by_other_hosts(
 def check_all(loader: loaderd.Loader, pass_: Pass, step: int, check: Check) -> list[list[int]]:
     """The batches of a pass."""
     found = []
-    while (batch := loader.fetch(pass_, step)) is not None:
+    while (batch := loader._fetch(pass_, step)) is not None:
         found.append(check(batch))
         step += 1
     return found

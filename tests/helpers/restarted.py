@@ -46,5 +46,5 @@ class Restarted:
         self.kill()
         self.start()
 
-    def connect(self, batch_size: int = 20, **options: Any) -> loaderd.ServedLoader:
+    def connect(self, batch_size: int = 20, **options: Any) -> loaderd.Loader:
         return loaderd.connect(self.address, dataset="train", batch_size=batch_size, **options)

@@ -218,7 +218,7 @@ def test_what_was_read_ahead_is_taken_before_an_outage_is_told(store: DistantS3,
         return lambda: numbers_of(batch)
 
     with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, storage=loaderd.Storage(retry_s=1), **OPTIONS) as loader:
-        batches = loader.iterate(hand_over, ahead=3)
+        batches = loader._iterate(hand_over, ahead=3)
         found = [next(batches)]
         store.away = True
         with pytest.raises(StorageError, match="tried for 1 s"):

@@ -15,7 +15,7 @@ from typing import Any
 import loaderd
 
 
-def items_of(loader: loaderd.ServedLoader) -> Iterator[dict[str, Any]]:
+def items_of(loader: loaderd.Loader) -> Iterator[dict[str, Any]]:
     while True:
         for batch in loader:
             yield {"ids": batch["id"].tolist(), "position": loader.position.to_json()}

@@ -58,7 +58,7 @@ def metric(server: Server, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
 
-def connect(server: Server, **options: Any) -> loaderd.ServedLoader:
+def connect(server: Server, **options: Any) -> loaderd.Loader:
     return loaderd.connect(f"unix://{server.path}", "train", **{"batch_size": 10, **options})
 
 

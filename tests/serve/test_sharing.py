@@ -98,7 +98,7 @@ class Group:
             one.hear()
         return added
 
-    def connect(self, **options: Any) -> loaderd.ServedLoader:
+    def connect(self, **options: Any) -> loaderd.Loader:
         return loaderd.connect(f"unix://{self.folder}/x.sock", dataset="train", batch_size=BATCH, **options)
 
     def report(self, consumer: Consumer) -> dict[str, Any]:
