@@ -32,7 +32,6 @@ from loaderd.schema import Array, Bits, Derived, Field, Fill, Packed, Planes, Sc
 from loaderd.schema.exact import ExactCast
 from loaderd.schema.fields import parts_of
 from loaderd.schema.representable import in_dtype, integer_limits
-from loaderd.schema.specs import spec_of
 from loaderd.snapshots import Kernels
 from loaderd.stages import StageTimes
 
@@ -136,7 +135,7 @@ def _engine(schema: Schema, name: str, values: Mapping[str, AnyArray]) -> Engine
     parts = [
         (
             _engine_of(schema, name, f"field {name!r}, part {number}", part, values),
-            spec_of(name, part, schema.features).shape,
+            part.spec(name, schema.features).shape,
         )
         for number, part in enumerate(parts_of(definition))
     ]
@@ -175,7 +174,7 @@ def _engine_of(schema: Schema, name: str, what: str, definition: Field, values: 
     columns, stored = slice(start, start + feature.num_bytes), feature.row_dtype.base
     if isinstance(definition, Packed):
         return CastValues(columns, stored, stored, Array(definition.feature), what)
-    spec = spec_of(name, definition, schema.features)
+    spec = definition.spec(name, schema.features)
     if definition.first is not None:
         first = start + definition.first * stored.itemsize
         columns = slice(first, first + math.prod(spec.shape) * stored.itemsize)

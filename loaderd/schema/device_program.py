@@ -35,7 +35,6 @@ from loaderd.schema.exact import ExactCast
 from loaderd.schema.features import Feature, PackedBits, Shape
 from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread, parts_of
 from loaderd.schema.representable import holds_numbers, in_dtype, integer_limits
-from loaderd.schema.specs import spec_of
 
 AnyArray = npt.NDArray[Any]
 _MAX_TABLE_ITEMSIZE = 2  # bytes of a stored value; the table has an entry for each possible one
@@ -176,7 +175,7 @@ def _step(name: str, part: Field, features: Mapping[str, Feature]) -> Step | Non
     assert not isinstance(part, Planes)
     if isinstance(part, Derived):
         return None
-    spec = spec_of(name, part, features)
+    spec = part.spec(name, features)
     if isinstance(part, Fill):
         return Constant(in_dtype(part.value, part.dtype), spec.shape)
     feature = features[part.feature]

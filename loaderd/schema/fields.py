@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -12,7 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import ByValue, Shape, check_integer, check_shape, resolve_dtype
+from loaderd.schema.exact import is_cast
+from loaderd.schema.features import (
+    ByValue,
+    Feature,
+    PackedBits,
+    Shape,
+    check_integer,
+    check_shape,
+    resolve_dtype,
+)
 from loaderd.schema.functions import same_function
 from loaderd.schema.representable import (
     Number,
@@ -20,9 +29,24 @@ from loaderd.schema.representable import (
     as_plain,
     check_holds_numbers,
     check_representable,
+    holds_numbers,
     in_dtype,
     integer_limits,
 )
+
+Features = Mapping[str, Feature]
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """What one field of a batch looks like, without the batch dimension."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    @property
+    def record_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +82,8 @@ class Bits(ByValue):
         object.__setattr__(self, "dtype", self.dtype.newbyteorder("="))
         if self.channel_order is not None:
             order = tuple(self.channel_order) if isinstance(self.channel_order, Iterable) else (self.channel_order,)
-            if not all(isinstance(c, Integral) for c in order) or sorted(order) != list(range(self.num_channels)):
+            is_complete = len(order) == self.num_channels and all(isinstance(c, Integral) for c in order)
+            if not is_complete or sorted(order) != list(range(self.num_channels)):
                 raise SchemaError(
                     f"Bits: channel_order must be a permutation of 0…{self.num_channels - 1} "
                     f"(the last axis of shape {self.shape}), got {order}"
@@ -79,6 +104,15 @@ class Bits(ByValue):
                 f"Bits: scale must be a number or {self.num_channels} numbers "
                 f"(the last axis of shape {self.shape}), got {number}"
             )
+
+    def spec(self, name: str, features: Features) -> FieldSpec:
+        feature = _packed_bits(name, self.feature, features)
+        if self.stop > feature.num_bits:
+            raise SchemaError(
+                f"field {name!r} needs bits {self.start}…{self.stop - 1} of feature {self.feature!r}, "
+                f"which has {feature.num_bits}"
+            )
+        return FieldSpec(self.shape, self.dtype)
 
     @property
     def num_bits(self) -> int:
@@ -128,6 +162,9 @@ class Packed(ByValue):
     def __post_init__(self) -> None:
         check_name(self.feature, "Packed: feature")
 
+    def spec(self, name: str, features: Features) -> FieldSpec:
+        return FieldSpec((_packed_bits(name, self.feature, features).num_bytes,), self.dtype)
+
 
 @dataclass(frozen=True, eq=False)
 class Array(ByValue):
@@ -168,6 +205,31 @@ class Array(ByValue):
         if self.shape is not None:
             object.__setattr__(self, "shape", check_shape(self.shape, "Array"))
 
+    def spec(self, name: str, features: Features) -> FieldSpec:
+        feature = _feature(name, self.feature, features)
+        if isinstance(feature, PackedBits):
+            raise SchemaError(f"field {name!r}: feature {self.feature!r} is PackedBits; read it with Bits or Packed")
+        dtype = feature.value_dtype if self.dtype is None else self.dtype
+        shape = feature.shape if self.shape is None else self.shape
+        first, count = self.first or 0, math.prod(shape)
+        if self.first is None and count != feature.num_values:
+            raise SchemaError(f"field {name!r}: shape {shape} must hold {feature.num_values} values")
+        if first + count > feature.num_values:
+            raise SchemaError(
+                f"field {name!r} needs values {first}…{first + count - 1} of feature {self.feature!r}, "
+                f"which has {feature.num_values}"
+            )
+        if not is_cast(feature.value_dtype, dtype):
+            raise SchemaError(
+                f"field {name!r}: feature {self.feature!r} of {feature.value_dtype} cannot be cast to {dtype}",
+                hint="Numbers and dates become numbers or dates, and text becomes text that is as wide. A Derived "
+                "field can take a part of complex numbers.",
+            )
+        for what, value in (("scale", self.scale), ("offset", self.offset)):
+            if value is not None:
+                check_representable((value,), dtype, f"field {name!r}: {what}")
+        return FieldSpec(shape, dtype.newbyteorder("="))
+
 
 @dataclass(frozen=True, eq=False)
 class Spread(ByValue):
@@ -201,6 +263,29 @@ class Spread(ByValue):
         if not math.isfinite(self.scale) and integer_limits(self.dtype) is not None:
             raise SchemaError(f"Spread: scale must be finite for dtype {self.dtype}, got {self.scale}")
 
+    def spec(self, name: str, features: Features) -> FieldSpec:
+        feature = _feature(name, self.feature, features)
+        if isinstance(feature, PackedBits):
+            what, count = "bit", feature.num_bits
+            if self.first is None:
+                raise SchemaError(
+                    f"field {name!r}: feature {self.feature!r} is PackedBits, of which Spread repeats one bit",
+                    hint="Say which: first=0 is the first one.",
+                )
+        else:
+            what, count = "value", feature.num_values
+            if not holds_numbers(feature.value_dtype) or feature.value_dtype.kind == "c":
+                raise SchemaError(
+                    f"field {name!r} must spread real numbers, got feature {self.feature!r} of {feature}"
+                )
+            if self.first is None:
+                return FieldSpec(check_shape((*feature.shape, *self.shape), f"field {name!r}"), self.dtype)
+        if self.first >= count:
+            raise SchemaError(
+                f"field {name!r} needs {what} {self.first} of feature {self.feature!r}, which has {count}"
+            )
+        return FieldSpec(self.shape, self.dtype)
+
 
 @dataclass(frozen=True, eq=False)
 class Fill(ByValue):
@@ -216,6 +301,9 @@ class Fill(ByValue):
         value = as_number(self.value, "Fill: value")
         check_representable((value,), self.dtype, "Fill: value")
         object.__setattr__(self, "value", float(value) if integer_limits(self.dtype) is None else value)
+
+    def spec(self, name: str, features: Features) -> FieldSpec:
+        return FieldSpec(self.shape, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -260,6 +348,10 @@ class Derived:
         if not isinstance(self.random, (bool, str)) or self.random == "":
             raise SchemaError(f"Derived: random must be True, False or the name of a stream, got {self.random!r}")
 
+    def spec(self, name: str, features: Features) -> FieldSpec:
+        assert self.shape is not None  # the schema has found it out
+        return FieldSpec(self.shape, self.dtype)
+
     def __eq__(self, other: object) -> bool:
         """Two functions are equal if they are one object, or have the same code and see equal values."""
         if not isinstance(other, Derived):
@@ -294,6 +386,16 @@ class Planes(ByValue):
         parts = [within for part in given for within in (part.parts if isinstance(part, Planes) else (part,))]
         object.__setattr__(self, "parts", tuple(parts))
 
+    def spec(self, name: str, features: Features) -> FieldSpec:
+        specs = [part.spec(name, features) for part in self.parts]
+        shapes, dtypes = [spec.shape for spec in specs], {spec.dtype for spec in specs}
+        if () in shapes or len({shape[1:] for shape in shapes}) > 1 or len(dtypes) > 1:
+            shown = ", ".join(f"{spec.dtype} {spec.shape}" for spec in specs)
+            raise SchemaError(
+                f"field {name!r}: the parts of a Planes must differ in their first axis only, got {shown}"
+            )
+        return FieldSpec((sum(shape[0] for shape in shapes), *shapes[0][1:]), specs[0].dtype)
+
 
 Field = Bits | Packed | Array | Spread | Fill | Planes | Derived
 
@@ -306,6 +408,20 @@ def parts_of(definition: Field) -> tuple[Bits | Packed | Array | Spread | Fill |
 def derived_in(definition: Field) -> tuple[Derived, ...]:
     """The field if it is derived, or its parts that are."""
     return tuple(part for part in parts_of(definition) if isinstance(part, Derived))
+
+
+def _feature(name: str, feature: str, features: Features) -> Feature:
+    """The feature that field ``name`` reads."""
+    if feature not in features:
+        raise SchemaError(f"field {name!r} reads feature {feature!r}, which is none of {sorted(features)}")
+    return features[feature]
+
+
+def _packed_bits(name: str, feature: str, features: Features) -> PackedBits:
+    found = _feature(name, feature, features)
+    if not isinstance(found, PackedBits):
+        raise SchemaError(f"field {name!r}: feature {feature!r} must be PackedBits, got {type(found).__name__}")
+    return found
 
 
 def check_name(name: Any, what: str) -> str:

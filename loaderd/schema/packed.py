@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from loaderd.schema.features import Feature, PackedBits, Raw
 from loaderd.schema.fields import Array, Derived, Field, Fill, Packed, Planes, derived_in, parts_of
 from loaderd.schema.schema import Schema
-from loaderd.schema.specs import spec_of
 
 if TYPE_CHECKING:
     from loaderd.schema.device_program import DeviceProgram
@@ -131,7 +130,7 @@ def _smaller_as_stored(schema: Schema, sources: _Sources) -> list[str]:
             if _is_unpacked_later(sources[name], features):
                 for part in parts_of(definition):
                     for feature in _features_of(part):
-                        finished_bytes[feature] += spec_of(name, part, schema.features).record_bytes
+                        finished_bytes[feature] += part.spec(name, schema.features).record_bytes
         smaller = [name for name in features if schema.features[name].num_bytes < finished_bytes[name]]
         if len(smaller) == len(features):
             return features

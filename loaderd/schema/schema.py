@@ -30,6 +30,7 @@ from loaderd.schema.fields import (
     Bits,
     Derived,
     Field,
+    FieldSpec,
     Fill,
     Packed,
     Planes,
@@ -39,7 +40,6 @@ from loaderd.schema.fields import (
     parts_of,
 )
 from loaderd.schema.records import FixedRecords
-from loaderd.schema.specs import FieldSpec, spec_of
 from loaderd.schema.trial import try_out
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Schema:
 
     def spec_of(self, name: str) -> FieldSpec:
         """Shape and dtype of a field or intermediate; raises SchemaError where it does not fit its feature."""
-        return spec_of(name, self.definition_of(name), self.features)
+        return self.definition_of(name).spec(name, self.features)
 
     @property
     def evaluation_order(self) -> list[str]:
