@@ -24,14 +24,13 @@ from typing import Any
 import numpy as np
 
 from loaderd.decode.derive_field import DeriveField
-from loaderd.decode.planes import FillValue, JoinPlanes, SpreadValues
+from loaderd.decode.planes import FillValue, JoinPlanes, SpreadPlanes
 from loaderd.errors import OptionError, WorkerError
 from loaderd.kernels.bits import BitLayout, bits_engine
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
-from loaderd.schema import Array, Bits, Derived, Field, Fill, Packed, Planes, Schema, Spread
-from loaderd.schema.exact import ExactCast
-from loaderd.schema.fields import parts_of
-from loaderd.schema.representable import in_dtype, integer_limits
+from loaderd.schema import Array, Bits, Derived, Field, FieldSpec, Fill, Packed, Planes, Schema, Spread
+from loaderd.schema.exact import ArrayValues
+from loaderd.schema.representable import integer_limits
 from loaderd.snapshots import Kernels
 from loaderd.stages import StageTimes
 
@@ -39,7 +38,6 @@ from loaderd.stages import StageTimes
 # chunks of 98, 640 in chunks of 196, 500 in chunks of 512. Saving this is worth more than fitting a cache of 1 MiB.
 _MAX_CHUNK_RECORDS = 512
 _MAX_SCRATCH_BYTES = 3 << 19
-_GAP, _LONG_NS = 16, 1_000_000
 _HINT_WRAP = (
     "Give the field a dtype that holds it; or wrap=True: then integers wrap round, and fractions are cut off, as "
     "numpy casts."
@@ -59,7 +57,6 @@ class BatchDecoder:
         self._values: dict[str, AnyArray] = {}
         """By name, the fields of the chunk that is being decoded: derived ones read them."""
         self._fields = {name: _engine(schema, name, self._values) for name in schema.made_fields}
-        self._clock = _SampledTimer()
         self._spent: StageTimes = [0] * len(self._fields) if spent is None else spent
         self._last_place = len(self._fields) - 1 if spent is None else num_places - 1
         intermediates = {name: schema.spec_of(name) for name in self._fields if name not in self.specs}
@@ -83,31 +80,24 @@ class BatchDecoder:
         WorkerError if the function of a derived field raises, or a value does not fit the dtype of its field.
         """
         self._check(rows, out)
-        n = len(rows)
-        stands_for = self._clock.begin()
         try:
-            for start in range(0, n, self._chunk_records):
-                stop = min(start + self._chunk_records, n)
+            for start in range(0, len(rows), self._chunk_records):
+                stop = min(start + self._chunk_records, len(rows))
                 for name in self.specs:
                     self._values[name] = out[name][start:stop]
                 for name, scratch in self._intermediates.items():
                     self._values[name] = scratch[: stop - start]
-                self._decode_chunk(rows[start:stop], stands_for)
+                self._decode_chunk(rows[start:stop])
         finally:
             self._values.clear()  # it must not keep the memory of ``out``
-        if stands_for:
-            self._clock.end()
 
-    def _decode_chunk(self, rows: Bytes, stands_for: int) -> None:
-        """``stands_for``: for how many calls the times of this one count; 0: it is not timed."""
-        spent, last_place = self._spent, self._last_place
-        began_ns = time.monotonic_ns() if stands_for else 0
+    def _decode_chunk(self, rows: Bytes) -> None:
+        began_ns = time.monotonic_ns()
         for number, (name, engine) in enumerate(self._fields.items()):
             engine.decode(rows, self._values[name])
-            if stands_for:
-                now_ns = time.monotonic_ns()
-                spent[number if number < last_place else last_place] += stands_for * (now_ns - began_ns)
-                began_ns = now_ns
+            now_ns = time.monotonic_ns()
+            self._spent[min(number, self._last_place)] += now_ns - began_ns
+            began_ns = now_ns
 
     def _check(self, rows: Bytes, out: Mapping[str, AnyArray]) -> None:
         if rows.dtype != np.uint8 or rows.shape[1:] != (self._row_bytes,) or not rows.flags.c_contiguous:
@@ -128,18 +118,43 @@ class BatchDecoder:
                 )
 
 
-def _engine(schema: Schema, name: str, values: Mapping[str, AnyArray]) -> Engine:
+def _engine(schema: Schema, name: str, fields: Mapping[str, AnyArray]) -> Engine:
     definition = schema.definition_of(name)
     if not isinstance(definition, Planes):
-        return _engine_of(schema, name, f"field {name!r}", definition, values)
-    parts = [
-        (
-            _engine_of(schema, name, f"field {name!r}, part {number}", part, values),
-            part.spec(name, schema.features).shape,
-        )
-        for number, part in enumerate(parts_of(definition))
-    ]
+        return _engine_of(schema, name, f"field {name!r}", definition, fields)
+    parts = []
+    for number, part in enumerate(definition.parts):
+        engine = _engine_of(schema, name, f"field {name!r}, part {number}", part, fields)
+        parts.append((engine, part.spec(name, schema.features).shape))
     return JoinPlanes(parts, schema.spec_of(name).dtype)
+
+
+def _engine_of(schema: Schema, name: str, what: str, definition: Field, fields: Mapping[str, AnyArray]) -> Engine:
+    """The engine of field ``name``, or of a part of it; ``what``: what it is called in errors."""
+    assert not isinstance(definition, Planes)
+    if isinstance(definition, Derived):
+        return DeriveField(what, definition, name, schema, fields)
+    if isinstance(definition, Fill):
+        return FillValue(definition)
+    feature = schema.features[definition.feature]
+    fields_of_row: Mapping[str, Any] = schema.row_dtype.fields or {}
+    start = fields_of_row[definition.feature][1]
+    if isinstance(definition, Bits):
+        return bits_engine(layout_of(definition, start))
+    if isinstance(definition, Spread):
+        return SpreadPlanes(what, definition, feature, start)
+    stored = feature.row_dtype.base
+    if isinstance(definition, Packed):
+        definition = Array(definition.feature)
+        spec = FieldSpec((feature.num_bytes,), stored)
+    else:
+        spec = definition.spec(name, schema.features)
+    values = ArrayValues(stored, spec.dtype, definition.scale, definition.offset, definition.wrap)
+    first = start + (definition.first or 0) * stored.itemsize
+    columns = slice(first, first + math.prod(spec.shape) * stored.itemsize)
+    if integer_limits(spec.dtype) is None and spec.dtype.itemsize <= 2 and stored.itemsize == 1:
+        return LookUpValues(columns, stored, spec.dtype, values)
+    return CastValues(columns, stored, values, what)
 
 
 def layout_of(field: Bits, feature_offset: int) -> BitLayout:
@@ -156,88 +171,22 @@ def layout_of(field: Bits, feature_offset: int) -> BitLayout:
     )
 
 
-def _engine_of(schema: Schema, name: str, what: str, definition: Field, values: Mapping[str, AnyArray]) -> Engine:
-    """The engine of field ``name``, or of a part of it; ``what``: what it is called in errors."""
-    assert not isinstance(definition, Planes)
-    if isinstance(definition, Derived):
-        return DeriveField(what, definition, name, schema, values)
-    if isinstance(definition, Fill):
-        return FillValue(definition)
-    feature = schema.features[definition.feature]
-    fields = schema.row_dtype.fields
-    assert fields is not None
-    start = fields[definition.feature][1]
-    if isinstance(definition, Bits):
-        return bits_engine(layout_of(definition, start))
-    if isinstance(definition, Spread):
-        return SpreadValues(what, definition, feature, start)
-    columns, stored = slice(start, start + feature.num_bytes), feature.row_dtype.base
-    if isinstance(definition, Packed):
-        return CastValues(columns, stored, stored, Array(definition.feature), what)
-    spec = definition.spec(name, schema.features)
-    if definition.first is not None:
-        first = start + definition.first * stored.itemsize
-        columns = slice(first, first + math.prod(spec.shape) * stored.itemsize)
-    if integer_limits(spec.dtype) is None and spec.dtype.itemsize <= 2 and stored.itemsize == 1:
-        return LookUpValues(columns, stored, spec.dtype, definition)
-    return CastValues(columns, stored, spec.dtype, definition, what)
-
-
-class _SampledTimer:
-    """Chooses which calls are timed: all, if they take long; else one in sixteen, which stands for all sixteen.
-
-    For 512 chess boards, timing five fields takes 5 µs, and making them in compiled code 80 µs.
-    """
-
-    def __init__(self) -> None:
-        self._gap = 1
-        self._left = 1
-        self._began_ns = 0
-
-    def begin(self) -> int:
-        """For how many calls this one stands; 0: it is not timed."""
-        self._left -= 1
-        if self._left:
-            return 0
-        self._left = self._gap  # in case this call raises, so that it has no end
-        self._began_ns = time.monotonic_ns()
-        return self._gap
-
-    def end(self) -> None:
-        """A call that was timed is over."""
-        is_long = time.monotonic_ns() - self._began_ns > _LONG_NS
-        self._gap = self._left = 1 if is_long else _GAP
-
-
 class CastValues(Engine):
-    """``cast(value) * scale + offset``, each step in the dtype of the output, as TensorFlow computes it.
+    """Stored values, cast and scaled.
 
     ``decode`` raises WorkerError where integers do not hold the result, unless the field is to wrap.
     """
 
-    def __init__(
-        self, columns: slice, stored: np.dtype[Any], dtype: np.dtype[Any], definition: Array, what: str
-    ) -> None:
+    def __init__(self, columns: slice, stored: np.dtype[Any], values: ArrayValues, what: str) -> None:
         """``what``: what the field is called in errors."""
-        self._columns = columns
-        self._stored = stored
-        self._what = what
-        exact = ExactCast(stored, dtype, definition.scale, definition.offset)
-        self._exact = exact if exact.is_needed and not definition.wrap else None
-        self._scale = None if definition.scale is None else in_dtype(definition.scale, dtype)
-        self._offset = None if definition.offset is None else in_dtype(definition.offset, dtype)
+        self._columns, self._stored, self._values, self._what = columns, stored, values, what
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         stored = rows[:, self._columns].view(self._stored)
-        values = out.reshape(stored.shape)
-        if self._exact is not None and (lost := self._exact.find_lost(stored)):
-            raise WorkerError(f"{self._what}: expected {self._exact.expected}, found {lost}", hint=_HINT_WRAP)
-        with np.errstate(all="ignore"):  # what is too large becomes infinite, as in TensorFlow, without a warning
-            values[...] = stored
-            if self._scale is not None:
-                np.multiply(values, self._scale, out=values)
-            if self._offset is not None:
-                np.add(values, self._offset, out=values)
+        checked = self._values.checked
+        if checked is not None and (lost := checked.find_lost(stored)):
+            raise WorkerError(f"{self._what}: expected {checked.expected}, found {lost}", hint=_HINT_WRAP)
+        self._values.put(stored, out.reshape(stored.shape))
 
 
 class LookUpValues(Engine):
@@ -247,12 +196,11 @@ class LookUpValues(Engine):
     dtypes, the table would be four times slower than computing.
     """
 
-    def __init__(self, columns: slice, stored: np.dtype[Any], dtype: np.dtype[Any], definition: Array) -> None:
+    def __init__(self, columns: slice, stored: np.dtype[Any], dtype: np.dtype[Any], values: ArrayValues) -> None:
         self._columns = columns
         self._num_bytes = int(columns.stop - columns.start)
         self._table: AnyArray = np.empty(256, dtype)
-        every_byte = np.arange(256, dtype=np.uint8)[:, None]
-        CastValues(slice(0, 1), stored, dtype, definition, "").decode(every_byte, self._table)
+        values.put(np.arange(256, dtype=np.uint8).view(stored), self._table)
 
     @property
     def scratch_record_bytes(self) -> int:

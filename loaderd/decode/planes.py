@@ -17,11 +17,10 @@ import numpy as np
 from loaderd.errors import WorkerError
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
 from loaderd.schema import Feature, Fill, PackedBits, Shape, Spread
-from loaderd.schema.exact import ExactCast, text_of
-from loaderd.schema.representable import integer_limits
+from loaderd.schema.exact import SpreadValues
 
 
-class SpreadValues(Engine):
+class SpreadPlanes(Engine):
     """Each value of a feature, or one of them, on all places of a plane.
 
     ``decode`` raises WorkerError where the field's dtype, one of integers, does not hold a value.
@@ -31,8 +30,7 @@ class SpreadValues(Engine):
 
     def __init__(self, what: str, definition: Spread, feature: Feature, start: int) -> None:
         """``what``: what the field is called in errors. ``start``: the byte of a row where the feature begins."""
-        self._what = what
-        self._scale, self._dtype = definition.scale, definition.dtype
+        self._what, self._definition = what, definition
         self._stored = feature.row_dtype.base
         first, shape, num_bytes = definition.first, feature.row_dtype.shape, feature.num_bytes
         self._bit = -1
@@ -45,55 +43,32 @@ class SpreadValues(Engine):
             start, shape, num_bytes = start + first * self._stored.itemsize, (), self._stored.itemsize
         self._columns = slice(start, start + num_bytes)
         self._shape = (*shape, *(1 for _ in definition.shape))
-        self._limits = None if self._dtype.kind == "b" else integer_limits(self._dtype)
-        is_whole = self._scale.is_integer() and abs(self._scale) < 2**63
-        self._is_exact = is_whole and self._limits is not None and integer_limits(self._stored) is not None
-        """Whether it is computed in integers, as float64 does not hold all of them."""
+        self._arithmetic = SpreadValues(self._stored, definition.dtype, definition.scale)
         # Values of one byte come from a table of all 256; larger ones are computed.
         self._table: AnyArray | None = None
         if self._stored.itemsize == 1:
             values = self._values(np.arange(256, dtype=np.uint8))
-            if not self._lost(values):
-                self._table = self._scaled(values)
+            if not self._arithmetic.find_lost(values):
+                self._table = self._arithmetic.of(values)
 
     def _values(self, stored: Bytes) -> AnyArray:
         values: AnyArray = stored.view(self._stored) if self._bit < 0 else stored >> self._bit & np.uint8(1)
         return values
 
-    def _scaled(self, values: AnyArray) -> AnyArray:
-        if self._is_exact:
-            scaled: AnyArray = (values.astype(np.int64) * np.int64(self._scale)).astype(self._dtype)
-            return scaled
-        with np.errstate(all="ignore"):  # as in TensorFlow, without a warning
-            scaled = (values.astype(np.float64) * self._scale).astype(self._dtype)
-        return scaled
-
-    def _lost(self, values: AnyArray) -> str:
-        """As text, one of ``values`` that a dtype of integers does not hold once scaled; "" if there is none."""
-        if self._is_exact:
-            return ExactCast(self._stored, self._dtype, int(self._scale)).find_lost(values)
-        if self._limits is None:
-            return ""
-        with np.errstate(all="ignore"):
-            scaled = np.trunc(values.astype(np.float64) * self._scale)
-        least, largest = self._limits
-        is_lost = ~((scaled >= least) & (scaled < float(largest + 1)))
-        return text_of(values[is_lost][0]) if is_lost.any() else ""
-
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         stored = rows[:, self._columns]
-        if self._table is not None:
-            values = self._table[stored]
-        else:
-            values = self._values(stored)
-            if lost := self._lost(values):
-                scaled = "value" if self._scale == 1 else f"value * {self._scale:g}"
-                raise WorkerError(
-                    f"{self._what}: expected values of which {scaled} is within {self._dtype}, found {lost}",
-                    hint="Give the field a dtype that holds them, or another scale.",
-                )
-            values = self._scaled(values)
-        out[...] = values.reshape(len(rows), *self._shape)
+        planes = self._table[stored] if self._table is not None else self._computed(self._values(stored))
+        out[...] = planes.reshape(len(rows), *self._shape)
+
+    def _computed(self, values: AnyArray) -> AnyArray:
+        if lost := self._arithmetic.find_lost(values):
+            scale, dtype = self._definition.scale, self._definition.dtype
+            scaled = "value" if scale == 1 else f"value * {scale:g}"
+            raise WorkerError(
+                f"{self._what}: expected values of which {scaled} is within {dtype}, found {lost}",
+                hint="Give the field a dtype that holds them, or another scale.",
+            )
+        return self._arithmetic.of(values)
 
 
 class FillValue(Engine):

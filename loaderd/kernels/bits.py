@@ -20,23 +20,16 @@ square. A large record is cut into **sections** that are made alike, and maybe a
 stay in a core's nearest cache. Values are only chosen, never computed with, so all dtypes of one size share a loop;
 there is one for each number of lanes and size of a value.
 
-**By numpy** no bit is handled alone, either. All engines end with **expand**: a table has one row of finished values
-for each value that some bits can have together, and ``take`` copies rows of it into the batch::
+**By numpy**, a table has one row of finished values for each value that some bits can have together, and ``take``
+copies rows of it into the batch::
 
     bytes of a record          b0               b1               b2         …     uint8
     index of a row         b0 + offset[0]   b1 + offset[1]   b2 + offset[2] …     intp
     batch                  8 values         8 values         8 values       …     the field's dtype
 
-The offset of a byte says where its rows begin: bytes whose bits have other scales have rows of their own.
-
-=================  ================================================================  ========================
-engine             what it can do                                                    what it does to the bits
-                                                                                     before it expands them
-=================  ================================================================  ========================
-ExpandBytes        bits that keep to their byte: no channel order, or one so local   nothing
-GatherCodes        any channel order in groups of 2, 3 or 4 whole bytes              some shifts and masks
-ReorderBits        everything                                                        unpack, reorder, pack
-=================  ================================================================  ========================
+``ExpandBytes`` does it for bits that keep to their byte. ``GatherCodes`` does it for any channel order in groups of
+2, 3 or 4 whole bytes, with codes that are put together of their bits. ``PickBits`` does everything else: it unpacks
+a byte a bit, which takes three times as long.
 
 ``take`` copies items of 1, 2, 4, 8, 16 or 32 bytes at full speed (so eight values of up to four bytes each), and of
 48 (twelve values of four bytes) nearly so; with ``mode="clip"`` it writes to ``out`` without a buffer between.
@@ -114,20 +107,10 @@ class BitLayout:
         return source
 
     @property
-    def is_plain(self) -> bool:
-        """Whether bits follow each other, the most significant of a byte first."""
-        return not self.is_little and not self.plane_bytes
-
-    @property
     def keeps_to_bytes(self) -> bool:
         """Whether each value comes from the very byte that holds its place."""
         place = self.lead + np.arange(self.num_bits)
         return np.array_equal(self.source // 8, place // 8)
-
-    def in_stored_order(self, first_byte: int, num_bits: int) -> BitLayout:
-        """The layout of the first ``num_bits`` bits once they are in order, from ``first_byte`` on."""
-        order = np.arange(len(self.order))
-        return BitLayout(first_byte, 0, num_bits, order, self.scale)
 
 
 def bits_engine(layout: BitLayout) -> Engine:
@@ -136,14 +119,16 @@ def bits_engine(layout: BitLayout) -> Engine:
     if by_loop is not None:
         return by_loop
     if layout.keeps_to_bytes and not layout.plane_bytes:
-        return ExpandBytes(layout)
+        expand = ExpandBytes(layout)
+        return expand if expand.table_bytes <= _MAX_TABLE_BYTES else PickBits(layout)
     is_in_groups = (
-        layout.is_plain
+        not layout.is_little
+        and not layout.plane_bytes
         and layout.lead == 0
         and layout.group_bytes in _VALUES_PER_CODE
         and layout.num_bits % (8 * layout.group_bytes) == 0
     )
-    return GatherCodes(layout) if is_in_groups else ReorderBits(layout)
+    return GatherCodes(layout) if is_in_groups else PickBits(layout)
 
 
 # --------------------------------------------------------------------------------------------------- the loop
@@ -344,9 +329,8 @@ def _rows_of_values(bit: Bytes, scale: Bytes) -> AnyArray:
 class ExpandBytes(Engine):
     """Values straight from the bytes. Where the bits start or end inside a byte, via scratch memory.
 
-    Byte ``i`` of the layout becomes row ``offsets[i] + byte`` of the table, a void of eight values. Where bytes with
-    scales of their own would need too many rows, a row holds masks instead (all bits of a value set, or none), and
-    ``_masked``, uint8, (num_bytes * bytes of a row,), holds the values to be masked; elsewhere it is None.
+    Byte ``i`` of the layout becomes row ``offsets[i] + byte`` of the table, a void of eight values. Bytes whose bits
+    have other scales have rows of their own.
     """
 
     def __init__(self, layout: BitLayout) -> None:
@@ -356,16 +340,14 @@ class ExpandBytes(Engine):
         bit[layout.values] = layout.source % 8
         scale = np.zeros(layout.num_bytes * 8, layout.scale.dtype)
         scale[layout.values] = np.resize(layout.scale, layout.num_bits)
-        bits, scales = bit.reshape(-1, 8), scale.view(np.uint8).reshape(-1, 8 * itemsize)
         # Scales are told apart by their bytes: numpy cannot sort every dtype of ml_dtypes, and NaN equals nothing.
-        kinds, kind = np.unique(np.hstack([bits, scales]), axis=0, return_inverse=True)
-        self._masked: Bytes | None = None
-        if kinds.shape[0] * 256 * 8 * itemsize > _MAX_TABLE_BYTES:
-            self._masked = scales.reshape(-1)
-            kinds, kind = np.unique(np.hstack([bits, np.full_like(scales, 0xFF)]), axis=0, return_inverse=True)
+        bits_and_scales = np.hstack([bit.reshape(-1, 8), scale.view(np.uint8).reshape(-1, 8 * itemsize)])
+        kinds, kind = np.unique(bits_and_scales, axis=0, return_inverse=True)
         self._offsets: Indices = kind.reshape(-1) * 256
         self._has_offsets = bool(self._offsets.any())
-        self._table = _rows_of_values(kinds[:, :8], kinds[:, 8:].reshape(-1, 8, itemsize))
+        self.table_bytes = len(kinds) * 256 * 8 * itemsize
+        if self.table_bytes <= _MAX_TABLE_BYTES:
+            self._table = _rows_of_values(kinds[:, :8], kinds[:, 8:].reshape(-1, 8, itemsize))
         self._fills_bytes = layout.num_bits == 8 * layout.num_bytes
 
     @property
@@ -388,9 +370,6 @@ class ExpandBytes(Engine):
         values = out if self._fills_bytes else self._values[: len(rows)]
         expanded = values.reshape(-1).view(self._table.dtype)
         self._table.take(index, out=expanded.reshape(index.shape), mode="clip")
-        if self._masked is not None:
-            masked = values.reshape(-1).view(np.uint8).reshape(-1, self._masked.size)
-            np.bitwise_and(masked, self._masked, out=masked)
         if not self._fills_bytes:
             out.reshape(len(rows), -1)[...] = values[:, self._layout.values]
 
@@ -497,24 +476,23 @@ def _rows_of(is_set: AnyArray, scale: Bytes) -> AnyArray:
     return values.ravel().view(np.dtype((np.void, math.prod(values.shape[-2:]))))
 
 
-class ReorderBits(Engine):
-    """Any order at any place: unpack to a byte a bit, reorder, pack, and go on as :class:`ExpandBytes`."""
+class PickBits(Engine):
+    """Any order at any place: a byte a bit, each times the bytes of its scale as an unsigned integer."""
 
     def __init__(self, layout: BitLayout) -> None:
         self._layout = layout
         self._source = layout.source
-        self._expand = ExpandBytes(layout.in_stored_order(0, layout.num_bits))
+        self._unsigned = f"u{layout.scale.dtype.itemsize}"
+        self._scale = np.resize(layout.scale, layout.num_bits).view(self._unsigned)
 
     @property
     def scratch_record_bytes(self) -> int:
-        return 2 * self._layout.num_bits + self._expand.scratch_record_bytes
+        return 2 * self._layout.num_bits
 
     def reserve(self, max_records: int) -> None:
         self._bits = np.empty((max_records, self._layout.num_bits), np.uint8)
-        self._expand.reserve(max_records)
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         bits = self._bits[: len(rows)]
-        stored = np.unpackbits(rows[:, self._layout.columns], axis=1)
-        stored.take(self._source, axis=1, out=bits, mode="clip")
-        self._expand.decode(np.packbits(bits, axis=1), out)
+        np.unpackbits(rows[:, self._layout.columns], axis=1).take(self._source, axis=1, out=bits, mode="clip")
+        np.multiply(bits, self._scale, out=out.reshape(bits.shape).view(self._unsigned))

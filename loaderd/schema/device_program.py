@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.schema.exact import ExactCast
+from loaderd.schema.exact import ArrayValues, SpreadValues
 from loaderd.schema.features import Feature, PackedBits, Shape
 from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread, parts_of
 from loaderd.schema.representable import holds_numbers, in_dtype, integer_limits
@@ -212,31 +212,27 @@ def _mask(bit: npt.NDArray[np.intp], bit_order: str) -> npt.NDArray[np.uint8]:
 
 def _array(part: Array, stored: np.dtype[Any], dtype: np.dtype[Any], shape: Shape) -> Step | None:
     first, count = part.first or 0, math.prod(shape)
-    if part.scale is None and part.offset is None and stored == dtype:
+    is_plain = part.scale is None and part.offset is None
+    if is_plain and stored == dtype:
         return Cast(part.feature, first, count, dtype, None, None, 1, shape)
     if not (holds_numbers(stored) and holds_numbers(dtype)) or "c" in stored.kind + dtype.kind:
         return None
-    if _is_lossy(part, stored, dtype):
+    values = ArrayValues(stored, dtype, part.scale, part.offset, part.wrap)
+    if values.checked is not None:  # the workers look for values that the field's integers do not hold
         return None
     if stored.itemsize <= _MAX_TABLE_ITEMSIZE:
         # numpy says nowhere what it makes of bytes other than 0 and 1 as bool.
         if stored.kind == "b" or (stored.kind not in "iu" and integer_limits(dtype) is not None):
             return None
-        return LookUp(part.feature, first, count, _table(part, stored, dtype), 1, shape)
-    if stored.kind not in "iu":
-        return None
-    if dtype.kind in "iu":
-        scale = None if part.scale is None else int(part.scale)
-        offset = None if part.offset is None else int(part.offset)
+        table = np.empty(1 << 8 * stored.itemsize, dtype)
+        values.put(_every(stored), table)
+        return LookUp(part.feature, first, count, table, 1, shape)
+    if stored.kind in "iu" and dtype.kind in "iu":
+        scale, offset = (None if each is None else int(each) for each in (part.scale, part.offset))
         return Cast(part.feature, first, count, dtype, scale, offset, 1, shape)
-    if part.scale is None and part.offset is None and dtype in (np.float32, np.float64):
+    if stored.kind in "iu" and is_plain and dtype in (np.float32, np.float64):
         return Cast(part.feature, first, count, dtype, None, None, 1, shape)
     return None
-
-
-def _is_lossy(part: Array, stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether the workers look for values that the field's integers do not hold."""
-    return not part.wrap and ExactCast(stored, dtype, part.scale, part.offset).is_needed
 
 
 def _every(stored: np.dtype[Any]) -> AnyArray:
@@ -244,51 +240,26 @@ def _every(stored: np.dtype[Any]) -> AnyArray:
     return np.arange(1 << 8 * stored.itemsize).astype(f"u{stored.itemsize}").view(stored)
 
 
-def _table(part: Array, stored: np.dtype[Any], dtype: np.dtype[Any]) -> AnyArray:
-    """``cast(value) * scale + offset`` of all values, rounded as the workers round."""
-    with np.errstate(all="ignore"):
-        table = np.empty(1 << 8 * stored.itemsize, dtype)
-        table[...] = _every(stored)
-        if part.scale is not None:
-            np.multiply(table, in_dtype(part.scale, dtype), out=table)
-        if part.offset is not None:
-            np.add(table, in_dtype(part.offset, dtype), out=table)
-    return table
-
-
 def _spread(part: Spread, feature: Feature, stored: np.dtype[Any], shape: Shape) -> Step | None:
     if part.dtype.kind == "c":
         return None
-    repeat = math.prod(part.shape)
+    repeat, values = math.prod(part.shape), SpreadValues(stored, part.dtype, part.scale)
     if isinstance(feature, PackedBits):
         assert part.first is not None
-        with np.errstate(all="ignore"):
-            zero, one = (np.array([0.0, 1.0]) * part.scale).astype(part.dtype)
-        place = np.full(repeat, part.first)
-        if zero != 0 or _is_lost(np.array([0, 1], np.uint8), part):
+        bits = np.array([0, 1], np.uint8)
+        zero, one = values.of(bits)
+        if zero != 0 or values.find_lost(bits):
             return None  # 0 times infinity
-        return ExpandBits(
-            part.feature, place // 8, _mask(place % 8, part.bit_order), np.full(repeat, one, part.dtype), shape
-        )
+        place = np.full(repeat, part.first)
+        mask = _mask(place % 8, part.bit_order)
+        return ExpandBits(part.feature, place // 8, mask, np.full(repeat, one, part.dtype), shape)
     first, count = (0, math.prod(feature.shape)) if part.first is None else (part.first, 1)
     if stored.itemsize <= _MAX_TABLE_ITEMSIZE and stored.kind != "b":
         every = _every(stored)
-        if _is_lost(every, part):
-            return None
-        with np.errstate(all="ignore"):
-            table = (every.astype(np.float64) * part.scale).astype(part.dtype)
-        return LookUp(part.feature, first, count, table, repeat, shape)
+        return (
+            None if values.find_lost(every) else LookUp(part.feature, first, count, values.of(every), repeat, shape)
+        )
     # float64 holds integers of 32 bits, so that it makes no difference whether they come that way
     if stored.kind in "iu" and stored.itemsize == 4 and part.scale == 1 and part.dtype in (np.float32, np.float64):
         return Cast(part.feature, first, count, part.dtype, None, None, repeat, shape)
     return None
-
-
-def _is_lost(values: AnyArray, part: Spread) -> bool:
-    """Whether a dtype of integers does not hold one of ``values``, scaled: the workers look for such values."""
-    limits = integer_limits(part.dtype)
-    if limits is None or part.dtype.kind == "b":
-        return False
-    with np.errstate(all="ignore"):
-        scaled = np.trunc(values.astype(np.float64) * part.scale)
-    return not bool(((scaled >= limits[0]) & (scaled <= limits[1])).all())

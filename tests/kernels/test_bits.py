@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loaderd.decode.batch_decoder import layout_of
-from loaderd.kernels.bits import ExpandBytes, GatherCodes, ReorderBits, SelectBits, bits_engine
+from loaderd.kernels.bits import ExpandBytes, GatherCodes, PickBits, SelectBits, bits_engine
 from loaderd.schema import Bits
 from loaderd.schemas import chess_eval
 from tests.helpers.guarded import guarded
@@ -141,11 +141,11 @@ REVERSED = tuple(reversed(range(24)))
         pytest.param(ExpandBytes, Bits("d", (10,), 1536), id="ten flags"),
         pytest.param(ExpandBytes, Bits("d", (64, 24), 3), id="start inside a byte"),
         pytest.param(ExpandBytes, Bits("d", (50, 4), 8, (3, 2, 1, 0), (1, 2, 3, 4)), id="order inside a byte"),
-        pytest.param(ReorderBits, Bits("d", (64, 24), 4, REVERSED), id="order, start inside a byte"),
-        pytest.param(ReorderBits, Bits("d", (5, 12), 0, (*range(1, 12), 0)), id="half a group at the end"),
-        pytest.param(ReorderBits, Bits("d", (3, 6), 0, (5, 0, 1, 2, 3, 4)), id="no whole group, in all its bytes"),
-        pytest.param(ReorderBits, Bits("d", (3, 12), 5, (*range(1, 12), 0)), id="whole groups of bytes, not of bits"),
-        pytest.param(ReorderBits, Bits("d", (19, 19, 22), 0, (*range(1, 22), 0)), id="22 channels, reordered"),
+        pytest.param(PickBits, Bits("d", (64, 24), 4, REVERSED), id="order, start inside a byte"),
+        pytest.param(PickBits, Bits("d", (5, 12), 0, (*range(1, 12), 0)), id="half a group at the end"),
+        pytest.param(PickBits, Bits("d", (3, 6), 0, (5, 0, 1, 2, 3, 4)), id="no whole group, in all its bytes"),
+        pytest.param(PickBits, Bits("d", (3, 12), 5, (*range(1, 12), 0)), id="whole groups of bytes, not of bits"),
+        pytest.param(PickBits, Bits("d", (19, 19, 22), 0, (*range(1, 22), 0)), id="22 channels, reordered"),
     ],
 )
 def test_the_geometry_chooses_the_engine(engine: type, field: Bits, kernels: str) -> None:
@@ -158,7 +158,7 @@ def test_the_geometry_chooses_the_engine(engine: type, field: Bits, kernels: str
     [
         pytest.param(ExpandBytes, Bits("d", (), 1546, dtype="bool"), id="one bit"),
         pytest.param(ExpandBytes, Bits("d", (5,), 1, (4, 3, 2, 1, 0)), id="reversed inside a byte"),
-        pytest.param(ReorderBits, Bits("d", (9, 9, 40), 0, (39, *range(39))), id="neighbours four bytes apart"),
+        pytest.param(PickBits, Bits("d", (9, 9, 40), 0, (39, *range(39))), id="neighbours four bytes apart"),
         pytest.param(ExpandBytes, Bits("d", (8,)), id="a row of two bytes"),
     ],
 )
