@@ -361,11 +361,10 @@ def _difference(one: Schema, other: Schema) -> str:
 def _schema_hint(got: Any) -> str:
     if callable(got) and not isinstance(got, type):
         return f"Call it: {getattr(got, '__name__', 'it')}()."
-    if isinstance(got, str):
-        return "The ready-made schemas are functions, such as loaderd.schemas.chess_eval()."
-    if isinstance(got, Mapping):
-        return "Of what tf.io.parse_example takes, loaderd_tf.schema_from_features(features, …) makes one."
-    return "Of a TFRecord shard, `loaderd inspect SHARD --features` proposes one."
+    return (
+        "Of what tf.io.parse_example takes, loaderd_tf.schema_from_features(features, …) makes one; of a TFRecord "
+        "shard, `loaderd inspect SHARD --features` proposes one."
+    )
 
 
 @dataclass(frozen=True)

@@ -49,31 +49,27 @@ MEMORY_HINT = (
 )
 
 
-# What tf.data, PyTorch's DataLoader and others call it, and what to give a loader.
+# What tf.data and PyTorch's DataLoader call it, and what to give a loader.
 _OTHER_NAMES = {
-    **dict.fromkeys(("drop_remainder", "drop_last", "drop_last_batch"), 'remainder="drop"'),
-    **dict.fromkeys(("num_workers", "num_parallel_calls", "num_parallel_reads", "worker_count"), "workers="),
-    **dict.fromkeys(("num_epochs", "repeat"), "epochs="),
-    **dict.fromkeys(("cycle", "infinite", "resampled"), "epochs=None"),
-    **dict.fromkeys(("buffer_size", "shuffle_buffer", "shuffle_buffer_size"), "shuffle=Shuffle(window_records=…)"),
-    **dict.fromkeys(("shardshuffle", "sampler", "batch_sampler"), "shuffle=, and shard=(i, n)"),
-    **dict.fromkeys(("num_shards", "nshards", "shard_index", "rank", "world_size", "num_replicas"), "shard=(i, n)"),
-    **dict.fromkeys(("nodesplitter", "workersplitter", "split_by_node"), "shard=(i, n)"),
-    **dict.fromkeys(("file_pattern", "filenames", "files", "path", "paths", "urls", "dataset"), "shards="),
-    **dict.fromkeys(("compression", "compression_type"), "nothing: compression is recognized by content"),
-    **dict.fromkeys(
-        ("prefetch", "prefetch_factor", "persistent_workers", "multiprocessing_context"),
-        "nothing: workers live and work ahead by themselves",
-    ),
-    **dict.fromkeys(("generator", "worker_init_fn"), "seed="),
-    **dict.fromkeys(("features", "collate_fn", "parser_fn"), "schema="),
-    **dict.fromkeys(("transform", "transforms", "map_fn"), "a field Derived of schema="),
-    **dict.fromkeys(("pin_memory", "pin_memory_device"), "device= of loaderd_torch.batches"),
+    "drop_remainder": 'remainder="drop"',
+    "drop_last": 'remainder="drop"',
+    "num_workers": "workers=",
+    "num_parallel_calls": "workers=",
+    "num_epochs": "epochs=",
+    "repeat": "epochs=",
+    "buffer_size": "shuffle=Shuffle(window_records=…)",
+    "sampler": "shuffle=, and shard=(i, n)",
+    "num_shards": "shard=(i, n)",
+    "filenames": "shards=",
+    "dataset": "shards=",
+    "compression_type": "nothing: compression is recognized by content",
+    "prefetch": "nothing: workers live and work ahead by themselves",
+    "prefetch_factor": "nothing: workers live and work ahead by themselves",
+    "features": "schema=",
+    "collate_fn": "schema=",
+    "transform": "a field Derived of schema=",
     "device": "device= of batches of loaderd_torch, loaderd_jax or loaderd_tf",
     "unpack": "unpack= of loaderd.Loader",
-    "handler": 'on_corrupt="skip_record"',
-    "timeout": "stall_timeout=",
-    "batch": "batch_size=",
 }
 
 

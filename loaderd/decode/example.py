@@ -20,11 +20,12 @@ Besides the values, the parser says where they lie: from that :mod:`loaderd.deco
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from loaderd.schema import Feature, Float, Int64, PackedBits, Raw
+import numpy as np
+
+from loaderd.schema import Feature, Float, Int64, PackedBits
 
 _DELIMITED_1 = 0x0A  # field 1, length-delimited: Example.features, Features.feature, the name of an entry, packed
 _DELIMITED_2 = 0x12  # field 2, length-delimited: the Feature of an entry
@@ -37,6 +38,10 @@ _MAX_VARINT_BYTES = 10
 _UINT64 = (1 << 64) - 1
 _MAX_NAMES = 16
 _REMEDY_MISSING = "Change the schema to what the records hold, or give the feature a default."
+_REMEDY_LENGTH = (
+    "Change the schema to what the records hold. If lengths differ, give the feature room for the longest and a pad, "
+    'such as Int64((64,), pad=-1) or Raw("S16", pad=True).'
+)
 _REMEDY_LISTS = (
     "Of a tf.train.SequenceExample, only the context is read. Write each step as a tf.train.Example of its own, or "
     "the list as one feature: Int64((64,), pad=-1) pads lists that are shorter."
@@ -165,13 +170,9 @@ def feature_lists(record: bytes) -> list[str]:
 
 
 def _plain(kind: str, record: bytes, value: Value) -> tuple[bytes | float | int, ...]:
-    match kind:
-        case "bytes":
-            return tuple(record[span.start : span.stop] for span in value.spans)
-        case "float":
-            return tuple(number for (number,) in struct.iter_unpack("<f", value.data))
-        case _:
-            return tuple(number for (number,) in struct.iter_unpack("<q", value.data))
+    if kind == "bytes":
+        return tuple(record[span.start : span.stop] for span in value.spans)
+    return tuple(np.frombuffer(value.data, "<f4" if kind == "float" else "<i8").tolist())
 
 
 def _entries(record: bytes, field: int = _DELIMITED_1) -> Iterator[tuple[bytes, int, int]]:
@@ -235,29 +236,10 @@ def _wrong_length(name: str, feature: Feature, num_bytes: int) -> _Mismatch:
     if isinstance(feature, PackedBits):
         return _Mismatch(f"feature {name!r} of {length}", found)
     if feature.pad is None:
-        remedy = (
-            f"Change the schema to what the records hold. If lengths differ, {_padding(feature, num_bytes)} pads."
-        )
-        return _Mismatch(f"feature {name!r} of {length}", found, remedy)
+        return _Mismatch(f"feature {name!r} of {length}", found, _REMEDY_LENGTH)
     if num_bytes < feature.num_bytes:
         return _Mismatch(f"feature {name!r} of whole values of {feature.value_dtype}", found)
-    remedy = f"If that is right, make room for it: {_padding(feature, num_bytes)}."
-    return _Mismatch(f"feature {name!r} of at most {length}", found, remedy)
-
-
-def _padding(feature: Raw | Int64 | Float, num_bytes: int) -> str:
-    """As Python, a feature that has room for ``num_bytes`` and pads what is shorter."""
-    dtype, shape = feature.value_dtype, feature.shape
-    most = -(-num_bytes // dtype.itemsize)
-    if dtype.kind in "SU":
-        width = max(feature.num_bytes, num_bytes) // (1 if dtype.kind == "S" else 4)
-        return f'Raw("{dtype.kind}{width}", pad=True)'
-    if most > feature.num_values:
-        shape = (most,)
-    pad = feature.pad if feature.pad is not None else -1 if isinstance(feature, Int64) else 0
-    stored = [repr(dtype.name if dtype.isnative else dtype.str)] if isinstance(feature, Raw) else []
-    options = [*stored, *([str(shape)] if shape else []), f"pad={pad}"]
-    return f"{type(feature).__name__}({', '.join(options)})"
+    return _Mismatch(f"feature {name!r} of at most {length}", found, _REMEDY_LENGTH)
 
 
 def _default(record: bytes, name: str, feature: Feature, names: list[bytes]) -> Value:

@@ -16,22 +16,15 @@ CRCs and frames are for the one, and rows and bits for the other.
 
 from __future__ import annotations
 
-import logging
-import os
-
 from loaderd.kernels.bits import select_code
 from loaderd.kernels.crc import SEAM
 from loaderd.kernels.frames import WALK
 from loaderd.kernels.llvm import compile_together
 from loaderd.kernels.rows import PUT
 
-_logger = logging.getLogger("loaderd")
 _CHESS_LANES, _FLOAT_BYTES = 24, 4
 
 
 def compile_kernels() -> None:
     """Compile what nearly all workers run, so that forks of this process need not."""
-    kernels = os.environ.get("LOADERD_KERNELS", "")
-    if kernels not in ("", "numpy", "compiled"):
-        _logger.warning('LOADERD_KERNELS must be "numpy" or "compiled", got %r: it is ignored', kernels)
     compile_together(WALK, SEAM, PUT, select_code(_CHESS_LANES, _FLOAT_BYTES))

@@ -44,8 +44,7 @@ def test_options_are_those_of_a_loader():
         ("num_workers", "workers="),
         ("compression_type", "nothing: compression is recognized by content"),
         ("on_corupt", "on_corrupt="),
-        ("multiprocessing_context", "nothing: workers live and work ahead by themselves"),
-        ("split_by_node", "shard=(i, n)"),
+        ("num_shards", "shard=(i, n)"),
     ],
 )
 @pytest.mark.parametrize(

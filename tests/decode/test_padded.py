@@ -136,46 +136,23 @@ def test_ids_of_several_lengths_are_read_by_templates(monkeypatch: pytest.Monkey
     assert all(not row[len(values) :].any() for row, values in zip(rows["f"], floats, strict=True))
 
 
-ONE = {"i": int64_list(5), "f": float_list(0.5), "b": bytes_list(b"abcdefg")}
-
-
 @pytest.mark.parametrize(
     ("feature", "value", "expected", "found", "remedy"),
     [
-        (Int64((4,)), int64_list(1, 2), "feature 'x' of 4 values", "2 values", "Int64((4,), pad=-1)"),
-        (Int64((4,)), int64_list(*range(7)), "feature 'x' of 4 values", "7 values", "Int64((7,), pad=-1)"),
-        (Int64(), int64_list(), "feature 'x' of 1 value", "0 values", "Int64(pad=-1)"),
-        (Int64(), int64_list(1, 2), "feature 'x' of 1 value", "2 values", "Int64((2,), pad=-1)"),
-        (Float((4,)), float_list(1), "feature 'x' of 4 values", "1 value", "Float((4,), pad=0)"),
-        (Raw("S8"), bytes_list(b"123456789"), "feature 'x' of 8 bytes", "9 bytes", 'Raw("S9", pad=True)'),
-        (Raw("U2"), bytes_list(b"a\0\0\0"), "feature 'x' of 8 bytes", "4 bytes", 'Raw("U2", pad=True)'),
-        (Raw("uint8", (3,)), bytes_list(b"12345"), "feature 'x' of 3 bytes", "5 bytes", "Raw('uint8', (5,), pad=0)"),
-        (Raw(">u2"), bytes_list(b"1234"), "feature 'x' of 2 bytes", "4 bytes", "Raw('>u2', (2,), pad=0)"),
-        (
-            Int64((4,), pad=3),
-            int64_list(*range(5)),
-            "feature 'x' of at most 4 values",
-            "5 values",
-            "Int64((5,), pad=3)",
-        ),
-        (Raw("S2", pad=True), bytes_list(b"abc"), "feature 'x' of at most 2 bytes", "3 bytes", 'Raw("S3", pad=True)'),
+        (Int64((4,)), int64_list(1, 2), "feature 'x' of 4 values", "2 values", "and a pad"),
+        (Int64(), int64_list(), "feature 'x' of 1 value", "0 values", "and a pad"),
+        (Float((4,)), float_list(1), "feature 'x' of 4 values", "1 value", "and a pad"),
+        (Raw("S8"), bytes_list(b"123456789"), "feature 'x' of 8 bytes", "9 bytes", "and a pad"),
+        (Int64((4,), pad=3), int64_list(*range(5)), "feature 'x' of at most 4 values", "5 values", "room for the"),
         (Raw("<f4", (2,), pad=0), bytes_list(b"12345"), "feature 'x' of whole values of float32", "5 bytes", ""),
         (PackedBits(16), bytes_list(b"abc"), "feature 'x' of 2 bytes", "3 bytes", ""),
     ],
 )
-def test_another_length_is_named_with_its_remedy(
-    feature: Any, value: bytes, expected: str, found: str, remedy: str
-) -> None:
-    record = example(entry("x", value))
-    fault = parse_example(record, {"x": feature})
+def test_another_length_is_named(feature: Any, value: bytes, expected: str, found: str, remedy: str) -> None:
+    fault = parse_example(example(entry("x", value)), {"x": feature})
     assert isinstance(fault, RecordFault)
     assert (fault.expected, fault.found) == (expected, found)
-    assert remedy in fault.remedy
-    if remedy:  # it reads the record
-        made = eval(f"loaderd.{remedy}", {"loaderd": loaderd})
-        assert not isinstance(parse_example(record, {"x": made}), RecordFault)
-    else:
-        assert fault.remedy == "Change the schema to what the records hold."
+    assert fault.remedy.startswith("Change the schema to what the records hold.") and remedy in fault.remedy
 
 
 def test_a_record_without_the_feature_needs_a_default_all_the_same() -> None:
@@ -237,7 +214,7 @@ def test_padded_features_through_a_loader(tmp_path: Path) -> None:
     short = Schema({**features, "moves": loaderd.Int64((20,))}, fields)
     with pytest.raises(RecordMismatchError, match="expected feature 'moves' of 20 values, found") as caught:
         loaderd.Loader(paths, short, batch_size=50, workers=1)
-    assert "If lengths differ, Int64((20,), pad=-1) pads." in caught.value.hint
+    assert "If lengths differ, give the feature room for the longest and a pad" in caught.value.hint
 
 
 def test_bits_have_one_length() -> None:

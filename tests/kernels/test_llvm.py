@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from loaderd.kernels.llvm import compile_together, compiled
-from loaderd.kernels.table import compile_kernels
 
 _CODE = "define i64 @name(i64 %n) {\n  %result = operation i64 %n, %n\n  ret i64 %result\n}\n"
 
@@ -25,13 +24,3 @@ def test_a_function_is_compiled_where_it_can_be(monkeypatch: pytest.MonkeyPatch)
     assert compiled(_BROKEN) is None
     monkeypatch.setenv("LOADERD_KERNELS", "numpy")
     assert compiled(_TWICE) is None
-
-
-@pytest.mark.parametrize("kernels", ["", "numpy", "compiled", "nunpy"])
-def test_kernels_that_there_are_not_are_warned_of(
-    kernels: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("LOADERD_KERNELS", kernels)
-    compile_kernels()
-    warned = ['LOADERD_KERNELS must be "numpy" or "compiled", got \'nunpy\': it is ignored']
-    assert caplog.messages == (warned if kernels == "nunpy" else [])
