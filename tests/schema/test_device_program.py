@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 
 from loaderd import schemas as ready_made
-from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.schema import Array, Raw, Schema, Spread, packed_schema
+from tests.helpers.decoding import decoded, random_rows
 from tests.schema.any_schema import schemas
-
-AnyArray = npt.NDArray[Any]
-
-
-def decoded(schema: Schema, rows: npt.NDArray[np.uint8]) -> dict[str, AnyArray]:
-    out = {name: np.empty((len(rows), *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
-    with np.errstate(all="ignore"):
-        BatchDecoder(schema).decode(rows, out)
-    return out
 
 
 def check(schema: Schema) -> None:
-    rows = np.random.default_rng(0).integers(0, 256, (9, schema.row_bytes), np.uint8)
-    expected = decoded(schema, rows)
-    found = schema.device_program().run(decoded(packed_schema(schema, for_device=True), rows))
+    rows = random_rows(schema, 9)
+    with np.errstate(all="ignore"):
+        expected = decoded(schema, rows)
+        found = schema.device_program().run(decoded(packed_schema(schema, for_device=True), rows))
     assert list(found) == list(expected)
     for name, values in expected.items():
         assert (found[name].dtype, found[name].shape) == (values.dtype, values.shape), name

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 
-from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.schema import (
     Array,
     Bits,
@@ -25,21 +21,12 @@ from loaderd.schema import (
     packed_schema,
     unpacking_schema,
 )
-from loaderd.schemas import chess_eval, mnist
+from loaderd.schemas import chess_eval
+from tests.helpers.decoding import decoded, random_rows, rows_of
 from tests.schema.any_schema import checksum, schemas
 
-AnyArray = npt.NDArray[Any]
 
-
-def decoded(schema: Schema, rows: npt.NDArray[np.uint8]) -> dict[str, AnyArray]:
-    out = {name: np.empty((len(rows), *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
-    with np.errstate(all="ignore"):
-        BatchDecoder(schema).decode(rows, out)
-    return out
-
-
-def check(schema: Schema, **stored: AnyArray) -> None:
-    """``stored``: what the nine records hold of some features, in place of random bytes."""
+def check(schema: Schema) -> None:
     packed, unpacking = packed_schema(schema), unpacking_schema(schema)
     assert packed.features == schema.features
     assert (packed.row_bytes, packed.stored_fingerprint) == (schema.row_bytes, schema.stored_fingerprint)
@@ -50,16 +37,11 @@ def check(schema: Schema, **stored: AnyArray) -> None:
     assert all(isinstance(feature, (PackedBits, Raw)) for feature in unpacking.features.values())
     assert not any(isinstance(definition, Derived) for definition in unpacking.fields.values())
 
-    rows = np.random.default_rng(0).integers(0, 256, (9, schema.row_bytes), np.uint8)
-    for name, values in stored.items():
-        rows.view(schema.row_dtype)[name] = values.reshape(9, -1)
-    sent = decoded(packed, rows)
-    received = np.zeros(len(rows), unpacking.row_dtype)
-    for name, values in sent.items():
-        received[name] = values
-    found = decoded(unpacking, received.view(np.uint8).reshape(len(rows), -1))
-    for name, values in decoded(schema, rows).items():
-        assert found[name].tobytes() == values.tobytes(), name
+    rows = random_rows(schema, 9)
+    with np.errstate(all="ignore"):
+        found = decoded(unpacking, rows_of(unpacking, **decoded(packed, rows)))
+        for name, values in decoded(schema, rows).items():
+            assert found[name].tobytes() == values.tobytes(), name
 
 
 @given(schemas())
@@ -75,12 +57,6 @@ def test_chess(dtype: str) -> None:
         "d": FieldSpec((194,), np.dtype("uint8")),
         "score": FieldSpec((), np.dtype("float32")),
     }
-
-
-def test_mnist() -> None:
-    check(mnist(), label=np.arange(9))
-    # The label is stored in eight bytes, and delivered in four.
-    assert packed_schema(mnist()).fields == {"image_raw": Array("image_raw"), "label": Array("label", dtype="int32")}
 
 
 def test_what_would_take_more_bytes_stored_is_finished() -> None:
