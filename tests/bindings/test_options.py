@@ -44,7 +44,7 @@ def test_options_are_those_of_a_loader():
         ("num_workers", "workers="),
         ("compression_type", "nothing: compression is recognized by content"),
         ("on_corupt", "on_corrupt="),
-        ("num_shards", "shard=(i, n)"),
+        ("buffer_size", "shuffle=Shuffle(window_records=…)"),
     ],
 )
 @pytest.mark.parametrize(
