@@ -5,26 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderd.cli.fixed_shard import (
-    WRAPPED,
-    StoredFormat,
-    kind_of,
-    list_values,
-    record_of,
-    skipped_members,
-    stored_in,
-    stored_of,
-)
 from loaderd.cli.parallel_scan import count, say
 from loaderd.cli.proposal import propose
 from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
-from loaderd.cli.sample import FeatureSummary, Sample, find_record, range_of, sample_shards, take_sample
-from loaderd.decode.example import Listed, RecordFault, list_features
+from loaderd.cli.sample import Sample, range_of, sample_shards
+from loaderd.cli.stored_records import StoredFormat, kind_of, list_values, read_record, stored_in, stored_of
+from loaderd.decode.example import RecordFault, list_features
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.formats.compression import OnRead
 from loaderd.formats.index_cache import IndexCache
@@ -34,11 +25,9 @@ from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable_line, redacted
 from loaderd.schema import FixedRecords, Schema
-from loaderd.schema.grids import Values
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.snapshots import Progress
 from loaderd.storage.files import list_with_progress
-from loaderd.storage.names import some_of
 from loaderd.storage.shard_file import ShardFile
 
 if TYPE_CHECKING:
@@ -51,10 +40,6 @@ drawn as grids: ■ above 0, □ below 0. For records of a fixed size, --schema 
 Leela Chess Zero and KataGo are recognized. The exit status is 0, or 2 if that cannot be shown.
 """
 _EXAMPLE = "example: loaderd inspect shards/00000.tfrecord --schema chess_eval --record 7 --png board.png"
-
-
-_PNG_NEEDS_SCHEMA = "--png needs --schema, which says what the planes are"
-_SHOWN_NAMES = 5
 
 
 def add_to(commands: Commands) -> None:
@@ -95,89 +80,51 @@ def add_to(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The exit status: 0; 2 if what is asked for cannot be shown."""
-    with closing(ProgressDisplay(None)) as display:
-        return _run(arguments, display)
-
-
-def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> int:
     try:
-        if arguments.features and arguments.schema is None:
-            _propose(list_with_progress(arguments.shards, display), arguments, display)
-            return 0
-        file = list_with_progress(arguments.shards[0], display)[0]
-
-        def on_read(offset: int) -> None:
-            display(Progress("reading the shard", done_bytes=offset, num_bytes=file.size_bytes))
-
-        schema = None if arguments.schema is None else load_schema(arguments.schema)
-        stored = stored_in(file) if schema is None else stored_of(schema, arguments.schema)
-        if stored is not None:
-            _show_fixed(file, arguments, stored, on_read)
-        elif arguments.record is not None or schema is not None:
-            _show_record(file, arguments, schema, on_read)
-        elif arguments.png is not None:
-            raise OptionError(_PNG_NEEDS_SCHEMA)
-        else:
-            _show_shard(file, arguments, on_read)
+        with closing(ProgressDisplay(None)) as display:
+            _run(arguments, display)
     except LoaderdError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
 
 
-def _propose(files: Sequence[ShardFile], arguments: argparse.Namespace, display: ProgressDisplay) -> None:
-    """Print a schema for the records of all shards; the first one that is not empty says of which kind they are."""
-    num_records = as_count(arguments.sample, "--sample")
-    first = next((file for file in files if file.size_bytes), files[0])
-    stored = stored_in(first)
-    if stored is None:
-        say(propose(sample_shards(files, num_records, display)).rstrip("\n"))
+def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> None:
+    if arguments.features:
+        if arguments.schema is not None:
+            raise OptionError("--features proposes a schema, so it does not go with --schema")
+        _propose(list_with_progress(arguments.shards, display), arguments, display)
         return
-    others = []
-    for done, file in enumerate(files):
-        display(Progress("looking into shards", done, len(files)))
-        if file.size_bytes and (found := stored_in(file)) != stored:
-            what = "TFRecord, or of a kind that is not recognized" if found is None else found.named
-            others.append(f"# {file.name!a} is of another kind: {readable_line(what)}.")
-    text = [f'"""A schema proposed by loaderd."""\n\n# From {first.name!a}.', *others, stored.python]
-    say("\n".join(text).rstrip("\n"))
+    file = list_with_progress(arguments.shards[0], display)[0]
 
+    def on_read(offset: int) -> None:
+        display(Progress("reading the shard", done_bytes=offset, num_bytes=file.size_bytes))
 
-# ---------------------------------------------------------------------------------------------- the shard
-
-
-def _show_shard(file: ShardFile, arguments: argparse.Namespace, on_read: OnRead) -> None:
-    sample = take_sample(file, as_count(arguments.sample, "--sample"), on_read)
-    index = _index_of(file, None, on_read)
+    schema = None if arguments.schema is None else load_schema(arguments.schema)
+    stored = stored_in(file) if schema is None else stored_of(schema, arguments.schema)
+    records = None if stored is None else stored.records
+    index = _index_of(file, records, on_read)
     about: dict[str, Any] = {
         "shard": redacted(file.uri),
         "bytes": file.size_bytes,
         "compression": index.compression,
         "records": index.num_records,
         "damages": [damage.to_wire() for damage in index.damages],
-        "sample": {
-            "records": len(sample.sizes),
-            "record_bytes": [min(sample.sizes, default=0), max(sample.sizes, default=0)],
-            "no_examples": [number for number, _ in sample.faults],
-        },
-        "features": {name: _summary(found) for name, found in sample.features.items()},
     }
+    if not arguments.json:
+        _say_shard(about, index)
+    if stored is not None:
+        _show_format(about, index, stored, arguments)
+        schema = stored.schema
+    wants_record = (arguments.schema, arguments.record, arguments.png) != (None, None, None)
+    if wants_record:
+        _show_record(about, file, index, records, schema, arguments)
+    elif stored is None:
+        sample = Sample()
+        sample.add(file, as_count(arguments.sample, "--sample"), on_read)
+        _show_sample(about, sample, arguments)
     if arguments.json:
         say(json.dumps(about))
-        return
-    records = count(index.num_records, "healthy record")
-    say(f"{readable_line(file.uri)}: {records}, {file.size_bytes:,} bytes, compression {index.compression}")
-    if index.damages:
-        say(f"{count(len(index.damages), 'damage')}, the first: {index.damages[0]}")
-    if not index.num_records and not sample.sizes:
-        say("If this is no TFRecord file: --schema says what records of a fixed size are.")
-        return
-    low, high = about["sample"]["record_bytes"]
-    say(f"The first {count(len(sample.sizes), 'record')}: {range_of((low, high))} bytes each")
-    for number, fault in sample.faults[:1]:
-        found = readable_line(fault.found)
-        say(f"{len(sample.faults)} of them are no tf.train.Example; the first is record {number}: {found}")
-    _show_features(sample)
 
 
 def _index_of(file: ShardFile, records: FixedRecords | None, on_read: OnRead) -> ShardIndex:
@@ -187,14 +134,90 @@ def _index_of(file: ShardFile, records: FixedRecords | None, on_read: OnRead) ->
     return make_index(file, records, DEFAULT_BLOCK_RECORDS, on_read)
 
 
-def _show_features(sample: Sample) -> None:
+def _propose(files: Sequence[ShardFile], arguments: argparse.Namespace, display: ProgressDisplay) -> None:
+    """Print a schema for the records of all shards; the first one that is not empty says of which kind they are."""
+    num_records = as_count(arguments.sample, "--sample")
+    files = [file for file in files if file.size_bytes] or files
+    stored = stored_in(files[0])
+    if stored is None:
+        say(propose(sample_shards(files, num_records, display), len(files)).rstrip("\n"))
+        return
+    text = [f'"""A schema proposed by loaderd."""\n\n# From {files[0].name!a}.']
+    for done, file in enumerate(files):
+        display(Progress("looking into shards", done, len(files)))
+        found = stored_in(file)
+        if found != stored:
+            kind = "TFRecord, or of a kind that is not recognized" if found is None else found.named
+            text.append(f"# {file.name!a} is of another kind: {readable_line(kind)}.")
+    say("\n".join([*text, stored.python]).rstrip("\n"))
+
+
+# ---------------------------------------------------------------------------------------------- the shard
+
+
+def _say_shard(about: dict[str, Any], index: ShardIndex) -> None:
+    records, num_bytes = count(index.num_records, "healthy record"), about["bytes"]
+    say(f"{readable_line(about['shard'])}: {records}, {num_bytes:,} bytes, compression {index.compression}")
+    if index.damages:
+        say(f"{count(len(index.damages), 'damage')}, the first: {index.damages[0]}")
+
+
+def _show_format(
+    about: dict[str, Any], index: ShardIndex, stored: StoredFormat, arguments: argparse.Namespace
+) -> None:
+    """What is known of records of a fixed size."""
+    records = stored.records
+    kinds = {name: kind_of(records, name) for name in records}
+    about |= {
+        "record_bytes": records.record_bytes,
+        "schema": stored.named,
+        "blocks": index.counts.tolist(),
+        "features": {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in kinds.items()},
+    }
+    if arguments.json:
+        return
+    say(f"Schema: {stored.named}; {records.record_bytes:,} bytes a record")
+    if index.num_records:
+        sizes = range_of(about["blocks"])
+        say(f"{count(len(index.counts), 'member' if index.compression == 'tar' else 'block')} of {sizes} records")
+    rows = [
+        (name, f"{dtype}, bits" if name in records.bits else dtype, f"{shape}")
+        for name, (dtype, shape) in kinds.items()
+    ]
+    _show_table([("feature", "type", "shape"), *rows])
+
+
+def _show_sample(about: dict[str, Any], sample: Sample, arguments: argparse.Namespace) -> None:
+    """What the first records of a TFRecord shard are like."""
+    num_records, sizes = len(sample.sizes), sample.sizes or [0]
+    about["sample"] = {
+        "records": num_records,
+        "record_bytes": [min(sizes), max(sizes)],
+        "no_examples": [number for number, _ in sample.faults],
+    }
+    about["features"] = {
+        name: {
+            "types": sorted(found.kinds),
+            "records": found.records,
+            "values": [min(found.lengths), max(found.lengths)],
+            "bytes": [min(found.byte_lengths), max(found.byte_lengths)] if found.byte_lengths else None,
+        }
+        for name, found in sample.features.items()
+    }
+    if arguments.json:
+        return
+    if not num_records:
+        say("If this is no TFRecord file: --schema says what records of a fixed size are.")
+        return
+    say(f"The first {count(num_records, 'record')}: {range_of(sizes)} bytes each")
+    for number, fault in sample.faults[:1]:
+        text = readable_line(fault.found)
+        say(f"{len(sample.faults)} of them are no tf.train.Example; the first is record {number}: {text}")
     rows = [("feature", "type", "values", "bytes of each", "in records")]
     for name, found in sample.features.items():
-        sizes = range_of(found.byte_lengths) if found.byte_lengths else ""
-        values = range_of(found.lengths)
-        rows.append(
-            (name, "/".join(sorted(found.kinds)), values, sizes, f"{found.records:,} of {len(sample.sizes):,}")
-        )
+        num_bytes = range_of(found.byte_lengths) if found.byte_lengths else ""
+        in_records = f"{found.records:,} of {num_records:,}"
+        rows.append((name, "/".join(sorted(found.kinds)), range_of(found.lengths), num_bytes, in_records))
     _show_table(rows)
 
 
@@ -205,105 +228,37 @@ def _show_table(rows: Sequence[tuple[str, ...]]) -> None:
         say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _summary(found: FeatureSummary) -> dict[str, Any]:
-    return {
-        "types": sorted(found.kinds),
-        "records": found.records,
-        "values": [min(found.lengths), max(found.lengths)],
-        "bytes": [min(found.byte_lengths), max(found.byte_lengths)] if found.byte_lengths else None,
-    }
-
-
-# ------------------------------------------------------------------------------------ records of a fixed size
-
-
-def _show_fixed(file: ShardFile, arguments: argparse.Namespace, stored: StoredFormat, on_read: OnRead) -> None:
-    if arguments.features:
-        raise OptionError("--features proposes a schema, so it does not go with --schema")
-    records = stored.records
-    index = _index_of(file, records, on_read)
-    about: dict[str, Any] = {
-        "shard": redacted(file.uri),
-        "bytes": file.size_bytes,
-        "compression": index.compression,
-        "records": index.num_records,
-        "record_bytes": records.record_bytes,
-        "schema": stored.named,
-        "blocks": [int(count) for count in index.counts],
-        "skipped": skipped_members(file, index),
-        "damages": [damage.to_wire() for damage in index.damages],
-        "features": {name: dict(zip(("dtype", "shape"), kind_of(records, name), strict=True)) for name in records},
-        "record": None,
-        "values": {},
-        "fields": {},
-    }
-    number, values, fields = 0, dict[str, Listed](), dict[str, Values]()
-    if index.num_records or arguments.record is not None or arguments.png is not None:
-        number, record = record_of(file, index, records, _number(arguments))
-        values = list_values(records, record)
-        if stored.schema is not None and (arguments.schema, arguments.record, arguments.png) != (None, None, None):
-            fields = decode(file, number, record, stored.schema)
-        if arguments.png is not None:
-            if stored.schema is None:
-                raise OptionError(_PNG_NEEDS_SCHEMA)
-            write_png(fields, arguments.png)
-    if arguments.json:
-        if values:
-            about["record"] = number
-        about["values"] = {name: [plain(value) for value in listed.values] for name, listed in values.items()}
-        about["fields"] = {name: plain_array(value) for name, value in fields.items()}
-        say(json.dumps(about))
-        return
-    _say_fixed(about, index)
-    if values:
-        _show_table([("feature", "type", "shape", f"record {number}"), *_feature_rows(records, values)])
-    show_fields(fields)
-
-
-def _say_fixed(about: dict[str, Any], index: ShardIndex) -> None:
-    """Print what is in the shard, without its records."""
-    records = count(index.num_records, "healthy record")
-    wrapped = f"{WRAPPED[index.compression]} of {about['bytes']:,} bytes"
-    say(f"{readable_line(about['shard'])}: {records} of {about['record_bytes']:,} bytes, {wrapped}")
-    say(f"Schema: {about['schema']}")
-    blocks = count(len(about["blocks"]), "member" if index.compression == "tar" else "block")
-    low, high = min(about["blocks"], default=0), max(about["blocks"], default=0)
-    sizes = count(high, "record") if low == high else f"{range_of((low, high))} records"
-    skipped = some_of([readable_line(name) for name in about["skipped"]], _SHOWN_NAMES)
-    say(f"{blocks} of {sizes}" + (f"; skipped: {skipped}" if skipped else ""))
-    if index.damages:
-        say(f"{count(len(index.damages), 'damage')}, the first: {index.damages[0]}")
-
-
-def _feature_rows(records: FixedRecords, values: dict[str, Listed]) -> Iterator[tuple[str, ...]]:
-    for name, listed in values.items():
-        dtype, shape = kind_of(records, name)
-        text = listed_text(listed).removeprefix(f"{listed.kind} ")
-        yield name, f"{dtype}, bits" if name in records.bits else dtype, str(shape), text
-
-
 # ---------------------------------------------------------------------------------------------- a record
 
 
-def _number(arguments: argparse.Namespace) -> int | None:
-    return None if arguments.record is None else as_count(arguments.record, "--record", "an integer from 0 on", 0)
-
-
-def _show_record(file: ShardFile, arguments: argparse.Namespace, schema: Schema | None, on_read: OnRead) -> None:
-    number, record = find_record(file, _number(arguments), on_read)
-    features = list_features(record)
-    if isinstance(features, RecordFault):
-        raise mismatch(file, number, features)
+def _show_record(
+    about: dict[str, Any],
+    file: ShardFile,
+    index: ShardIndex,
+    records: FixedRecords | None,
+    schema: Schema | None,
+    arguments: argparse.Namespace,
+) -> None:
+    """The values of a record as they are stored, and what is delivered for it."""
+    if arguments.png is not None and schema is None:
+        raise OptionError("--png needs --schema, which says what the planes are")
+    wanted = arguments.record
+    if wanted is not None:
+        wanted = as_count(wanted, "--record", "an integer from 0 on", 0)
+    number, record = read_record(file, index, records, wanted)
+    values = list_features(record) if records is None else list_values(records, record)
+    if isinstance(values, RecordFault):
+        raise mismatch(file, number, values)
     fields = {} if schema is None else decode(file, number, record, schema)
     if arguments.png is not None:
         write_png(fields, arguments.png)
-    if arguments.json:
-        stored = {name: [plain(value) for value in listed.values] for name, listed in features.items()}
-        decoded = {name: plain_array(value) for name, value in fields.items()}
-        about = {"shard": redacted(file.uri), "record": number, "bytes": len(record)}
-        say(json.dumps({**about, "features": stored, "fields": decoded}))
-        return
-    say(f"{readable_line(file.uri)}: record {number}, {len(record):,} bytes")
-    for name, listed in features.items():
-        say(f"  {readable_line(name)}: {listed_text(listed)}")
-    show_fields(fields)
+    about |= {
+        "record": number,
+        "values": {name: [plain(value) for value in listed.values] for name, listed in values.items()},
+        "fields": {name: plain_array(value) for name, value in fields.items()},
+    }
+    if not arguments.json:
+        say(f"Record {number}, {len(record):,} bytes")
+        for name, listed in values.items():
+            say(f"  {readable_line(name)}: {listed_text(listed)}")
+        show_fields(fields)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loaderd.cli.fixed_shard import quoted
 from loaderd.cli.sample import FeatureSummary, Sample, range_of
+from loaderd.cli.stored_records import quoted
 from loaderd.errors import OptionError
 from loaderd.redaction import readable_line
 from loaderd.storage.names import some_of
@@ -17,14 +17,14 @@ _SHOWN_SHARDS = 3
 _MOST_OTHERS = 10
 
 
-def propose(sample: Sample) -> str:
+def propose(sample: Sample, num_shards: int) -> str:
     """A module with a ``schema``, and comments where the sample leaves a choice.
 
     A feature that has no place in a row of fixed size is left out, with a comment that says why. Raises OptionError
     if none is left.
     """
     features, fields, left_out = [], [], []
-    parsed = len(sample.sizes) - len(sample.faults)
+    parsed = sample.examples_in.total()
     float_lengths = {
         length for found in sample.features.values() if found.kinds == {"float"} for length in found.lengths
     }
@@ -36,7 +36,8 @@ def propose(sample: Sample) -> str:
         missing = parsed - found.records
         stored, delivered, remarks = _lines(name, found, missing > 0, float_lengths)
         if missing:
-            where = some_of([f"{shard!a}" for shard in found.missing_in], _SHOWN_SHARDS)
+            lacking = [shard for shard, examples in sample.examples_in.items() if found.records_in[shard] < examples]
+            where = some_of([f"{shard!a}" for shard in lacking], _SHOWN_SHARDS)
             remarks.append(f"{missing} of {parsed} records lack it and get the default. They are in {where}")
         features += [f"        # {remark}." for remark in remarks]
         features.append(f"        {quoted(name)}: {stored},")
@@ -45,7 +46,7 @@ def propose(sample: Sample) -> str:
     if not features:
         why = " ".join(note.removeprefix("# ") for note in notes) or "the records hold no features."
         raise OptionError(f"no feature of the {len(sample.sizes)} records looked at can be read: {why}")
-    shards = f"{len(sample.shards)} of {sample.num_shards} shards" if sample.num_shards > 1 else "a shard"
+    shards = f"{len(sample.examples_in)} of {num_shards} shards" if num_shards > 1 else "a shard"
     text = [f'"""A schema proposed by loaderd from {len(sample.sizes)} records of {shards}.', ""]
     text += ["It has not seen the other records: their lists may be longer, and they may lack features.", '"""']
     text += ["", "import loaderd", "", *notes, "schema = loaderd.Schema(", "    features={", *features, "    },"]

@@ -15,7 +15,7 @@ from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.decode.example import Listed, RecordFault
 from loaderd.decode.example_rows import RowParser
 from loaderd.decode.fixed_rows import FixedParser
-from loaderd.errors import OptionError, RecordMismatchError, WorkerError
+from loaderd.errors import OptionError, RecordMismatchError
 from loaderd.schema import Schema
 from loaderd.schema.features import is_numpys
 from loaderd.schema.grids import Values, draw, picture, planes_of, stacked
@@ -52,12 +52,7 @@ def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[
     for fault in parser.parse(buffer, starts, lengths, rows, place):
         raise mismatch(file, number, fault)
     out = {name: np.empty((1, *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
-    try:
-        BatchDecoder(schema).decode(rows, out)
-    except WorkerError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C, while a field was derived
-            raise error.__cause__ from None
-        raise
+    BatchDecoder(schema).decode(rows, out)
     return {name: values[0, ...] for name, values in out.items()}
 
 

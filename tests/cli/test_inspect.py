@@ -73,14 +73,14 @@ def test_the_first_healthy_record_is_shown_unless_another_is_asked_for(tmp_path:
     )
     command = [path, "--schema", "counted:schema"]
     testing.damage(path, record=0)
-    assert f"{path}: record 1, " in inspect(*command, folder=tmp_path).stdout
-    assert "No record before it is healthy" in inspect(path, "--record", 0).stderr
+    assert "Record 1, " in inspect(*command, folder=tmp_path).stdout
+    assert "The last healthy one is 2" in inspect(path, "--record", 0).stderr
     path.write_bytes(b"")
-    assert f"{path.name} has no healthy record" in inspect(*command, folder=tmp_path).stderr
+    assert "The last healthy one is none" in inspect(*command, folder=tmp_path).stderr
 
 
 def test_a_record_is_shown_as_it_is_stored_and_as_it_is_delivered(shard: Path, tmp_path: Path):
-    stored = json.loads(inspect(shard, "--record", 7, "--json").stdout)["features"]
+    stored = json.loads(inspect(shard, "--record", 7, "--json").stdout)["values"]
     assert stored["move"] == [21, 22, 23] and stored["number"] == [7] and stored["id"] == [b"game-0".hex()]
     command = [shard, "--record", 7, "--schema", "boards:schema"]
     fields = json.loads(inspect(*command, "--json", folder=tmp_path).stdout)["fields"]
@@ -222,7 +222,7 @@ def test_what_cannot_be_shown_is_said(shard: Path, tmp_path: Path):
         "import loaderd\nschema = loaderd.Schema({'score': loaderd.Float()}, {'score': loaderd.Array('score')})\n"
     )
     for arguments, said in [
-        ([shard, "--record", 300], "The last healthy one before it is 299"),
+        ([shard, "--record", 300], "The last healthy one is 299"),
         ([shard, "--schema", "loaderd.schemas:mnist"], "record 0: expected feature 'image_raw'"),
         ([shard, "--schema", "nowhere:schema"], "--schema nowhere:schema cannot be loaded"),
         ([shard, "--png", "x.png"], "--png needs --schema"),

@@ -1,4 +1,4 @@
-"""What ``loaderd inspect`` finds in a shard of records of a fixed size: what they are, what wraps them, a record."""
+"""What ``loaderd inspect`` finds in a shard: of which kind its records are, and one of them as it is stored."""
 
 from __future__ import annotations
 
@@ -10,30 +10,23 @@ import numpy as np
 
 from loaderd.decode.example import Listed
 from loaderd.errors import CorruptRecordError, Damage, OptionError, at_damage
+from loaderd.formats.blocks import BlockReader
 from loaderd.formats.detect import detect_schema
 from loaderd.formats.fixed_blocks import FixedBlockReader
 from loaderd.formats.kinds import ZIP_MAGIC
 from loaderd.formats.npz import arrays_of
+from loaderd.formats.reader import Reader
 from loaderd.formats.shard_index import ShardIndex
-from loaderd.formats.tar import find_members
 from loaderd.schema import FixedRecords, Schema
 from loaderd.storage.files import open_shard
-from loaderd.storage.shard_file import Block, OpenFile, ShardFile
+from loaderd.storage.shard_file import Block, ShardFile
 
-WRAPPED = {
-    "none": "one behind the other in a file",
-    "gzip": "compressed with gzip to a file",
-    "zstd": "compressed with zstd to a file",
-    "tar": "in a tar",
-    "npz": "as rows of an npz",
-}
-"""How a shard wraps its records, in words."""
 _NO_SCHEMA = "none is known, so these are the arrays of the npz"
 
 
 @dataclass(frozen=True)
 class StoredFormat:
-    """What the records of a shard are. ``schema``: None for an npz of which nothing is known but its arrays.
+    """What records of a fixed size are. ``schema``: None for an npz of which nothing is known but its arrays.
 
     ``named``: the schema in words. ``python``: the text of a module with the schema, or with one that reads all
     arrays; "" if the user gave the schema.
@@ -55,53 +48,50 @@ def stored_in(file: ShardFile) -> StoredFormat | None:
 
     Raises ShardReadError, SchemaError and StorageError.
     """
-    told = detect_schema(file)
-    if told is not None:
-        assert told.schema.records is not None
-        module = f"import loaderd\n\nschema = {told.made_by}\n"
-        return StoredFormat(told.schema.records, told.schema, f"{told.made_by}, told by the content", module)
+    detected = detect_schema(file)
+    if detected is not None:
+        assert detected.schema.records is not None
+        module = f"import loaderd\n\nschema = {detected.made_by}\n"
+        named = f"{detected.made_by}, recognized by the content"
+        return StoredFormat(detected.schema.records, detected.schema, named, module)
     with closing(open_shard(file)) as opened:
-        records = _npz_records(file, opened)
-    return None if records is None else StoredFormat(records, None, _NO_SCHEMA, _as_python(records))
+        head = bytearray(len(ZIP_MAGIC))
+        if not opened.read_at(0, memoryview(head)) or head != ZIP_MAGIC:
+            return None
+        records = FixedRecords(np.dtype(list(arrays_of(file, opened).items())))
+    return StoredFormat(records, None, _NO_SCHEMA, _as_python(records))
 
 
-def _npz_records(file: ShardFile, opened: OpenFile) -> FixedRecords | None:
-    head = bytearray(len(ZIP_MAGIC))
-    if not opened.read_at(0, memoryview(head)) or head != ZIP_MAGIC:
-        return None
-    return FixedRecords(np.dtype(list(arrays_of(file, opened).items())))
+def read_record(
+    file: ShardFile, index: ShardIndex, records: FixedRecords | None, number: int | None
+) -> tuple[int, bytes]:
+    """(number, bytes) of record ``number``; None: the first healthy one. Raises OptionError if it is not healthy.
 
-
-def skipped_members(file: ShardFile, index: ShardIndex) -> list[str]:
-    """The members of a tar that hold no records."""
-    names: list[str] = []
-    if index.compression == "tar":
-        with closing(open_shard(file)) as opened:
-            list(find_members(file.uri, opened, file.size_bytes, names.append))
-    return names
-
-
-def record_of(file: ShardFile, index: ShardIndex, records: FixedRecords, number: int | None) -> tuple[int, bytes]:
-    """(number, bytes) of record ``number``; None: the first healthy one. Raises OptionError if it is not healthy."""
-    if number is None:
-        number = int(index.first_records[0]) if index.num_records else 0
+    ``records``: None for TFRecord.
+    """
     blocks = [Block(0, *index.block(position)) for position in range(len(index.counts))]
+    if number is None:
+        number = blocks[0].first_record if blocks else 0
     block = next((one for one in blocks if 0 <= number - one.first_record < one.num_records), None)
     if block is None:
-        last = max((one.first_record + one.num_records - 1 for one in blocks), default=-1)
+        last = blocks[-1].first_record + blocks[-1].num_records - 1 if blocks else "none"
         raise OptionError(
             f"--record must be a healthy record of {file.name}, got {number}",
-            hint=f"The last healthy one is {last}; loaderd verify names damaged ones."
-            if last >= 0
-            else "It has none.",
+            hint=f"The last healthy one is {last}; loaderd verify names damaged ones.",
         )
+    files, compressions = [file], [index.compression]
+    reader: Reader = (
+        BlockReader(files, compressions) if records is None else FixedBlockReader(records, files, compressions)
+    )
     place = number - block.first_record
-    with closing(FixedBlockReader(records, [file], [index.compression])) as reader:
-        for found in reader.read(block, place, place + 1):
-            if isinstance(found, Damage):
-                raise at_damage(CorruptRecordError, found, hint="It has been damaged since it was indexed.")
-            start = int(found.payload_starts[number - found.first_record])
-            return number, found.buffer[start : start + records.record_bytes].tobytes()
+    with closing(reader):
+        for piece in reader.read(block, place, place + 1):
+            if isinstance(piece, Damage):
+                raise at_damage(CorruptRecordError, piece, hint="It has been damaged since it was indexed.")
+            if 0 <= number - piece.first_record < piece.num_records:
+                start = int(piece.payload_starts[number - piece.first_record])
+                length = int(piece.payload_lengths[number - piece.first_record])
+                return number, piece.buffer[start : start + length].tobytes()
     raise AssertionError("a reader delivers what is in a block, or the damage")
 
 
@@ -112,10 +102,12 @@ def list_values(records: FixedRecords, record: bytes) -> dict[str, Listed]:
     for name in records:
         values = np.asarray(row[name])
         is_bytes = name in records.bits or values.dtype.kind in "SV"
-        kind = "bits" if name in records.bits else str(values.dtype)
         if values.dtype.kind in "mM":
             values = values.astype(str)
-        found[name] = Listed(kind, (values.tobytes(),) if is_bytes else tuple(values.reshape(-1).tolist()))
+        kind = "bits" if name in records.bits else kind_of(records, name)[0]
+        found[name] = Listed(
+            f"{kind} {values.shape}", (values.tobytes(),) if is_bytes else tuple(values.reshape(-1).tolist())
+        )
     return found
 
 
