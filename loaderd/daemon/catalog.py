@@ -14,15 +14,14 @@ import logging
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, cast
 
 from loaderd.daemon.indexing.local_data import LocalData, digest_names
-from loaderd.daemon.indexing.local_preparation import LocalPreparation
-from loaderd.daemon.indexing.preparation import Prepare
+from loaderd.daemon.indexing.preparation import LocalPreparation, Prepare
 from loaderd.daemon.indexing.shard_manifest import Manifest, Manifests
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription
@@ -48,7 +47,6 @@ _MOST_EARLIER = 4
 HOW_TRAININGS_END = "trainings that run on it end when the server is started again after shards were added"
 
 
-@dataclass
 class ServedDataset:
     """The data set ``name`` of ``target``. ``options``: those that it sets itself, and how many workers there are.
 
@@ -56,29 +54,39 @@ class ServedDataset:
     the shards that there are; None: they are not known yet.
     """
 
-    name: str
-    dataset: AnyDataset
-    options: StreamOptions
-    preparation: LocalPreparation
-    target: str
-    manifests: Manifests | None
-    current: Manifest | None
-    kept: str = ""
-    """The key of ``current``, if it was kept."""
-    is_ready: bool = False
-    _earlier: dict[str, LocalPreparation] = field(default_factory=dict)
-    """By key, the data of earlier manifests that consumers came back to, the last one at the end."""
-    _failure: LoaderdError | None = None
-    """The error of the last preparation that is finished; None: it succeeded, or none is finished."""
-    _lines: ProgressLines = field(init=False)
-    _retry_at_s: float = 0.0
-    _failure_logged: str = ""
-    _retries: Backoff = field(default_factory=lambda: Backoff(5.0, 300.0))
+    def __init__(
+        self,
+        name: str,
+        target: str,
+        dataset: AnyDataset,
+        options: StreamOptions,
+        worker_manager: WorkerManager,
+        manifests: Manifests | None,
+        current: Manifest | None,
+    ) -> None:
+        self.name = name
+        self.dataset = dataset
+        self.options = options
+        self.current = current
+        self.kept = ""
+        """The key of ``current``, if it was kept."""
+        self.is_ready = False
+        self._target = target
+        self._worker_manager = worker_manager
+        self._manifests = manifests
+        self.preparation = self._prepared(found_before=self._found_before)
+        self._earlier: dict[str, LocalPreparation] = {}
+        """By key, the data of earlier manifests that consumers came back to, the last one at the end."""
+        self._failure: LoaderdError | None = None
+        """The error of the last preparation that is finished; None: it succeeded, or none is finished."""
+        self._lines = ProgressLines(partial(_logger.info, "%s: %s", name))
+        self._retry_at_s = 0.0
+        self._retries = Backoff(5.0, 300.0)
 
-    def __post_init__(self) -> None:
-        self._lines = ProgressLines(partial(_logger.info, "%s: %s", self.name))
+    def _prepared(self, **of: Any) -> LocalPreparation:
+        return LocalPreparation(self.dataset, self.options, self._worker_manager, **of)
 
-    def advance(self, worker_manager: WorkerManager) -> list[str]:
+    def advance(self) -> list[str]:
         """Go on with all preparations, and log how far the first one is; returns their warnings."""
         if self.preparation.progress is not None:
             self._lines(self.preparation.progress)
@@ -96,7 +104,7 @@ class ServedDataset:
         if warnings:
             self._lines.said()
         if self.preparation.finished:
-            self._retry_if_failed(worker_manager)
+            self._retry_if_failed()
         return warnings
 
     def _log_what_there_is(self, data: LocalData) -> None:
@@ -107,29 +115,31 @@ class ServedDataset:
         _logger.info("%s: a consumer with batches of %d takes %s", self.name, TYPICAL_BATCH_SIZE, takes)
 
     def _note(self, data: LocalData) -> list[str]:
-        """Keep a manifest of the shards of ``data``; returns a warning where that fails."""
-        self.current = manifest = Manifest.of(self.target, data.digests, self.preparation.fixed_sets)
-        if self.manifests is None or not data.digests:
+        self.current = manifest = Manifest.of(self._target, data.digests, self.preparation.fixed_sets)
+        if self._manifests is None or not data.digests:
             return []
-        if error := self.manifests.add(manifest):
+        if error := self._manifests.add(manifest):
             return [f"the list of its shards cannot be kept ({error}): {HOW_TRAININGS_END}"]
         self.kept = manifest.key
         return []
 
     @property
     def _found_before(self) -> list[list[str] | None] | None:
-        """The shards that the data set is to have, if they were found before."""
-        return _uris_of(self.current, self.dataset)
+        """The shards that the data set is to have, if they were found before.
 
-    def _manifests_of(self, of: Mapping[str, Any]) -> list[Manifest]:
-        """The manifests of the shards that a position belongs to, by its ``of``. Marks them as used."""
+        None also if the user's module joins other sets by now.
+        """
+        current = self.current
+        return current.uris if current is not None and current.fits(self.dataset) else None
+
+    def _manifest_of(self, of: Mapping[str, Any]) -> Manifest | None:
+        """The manifest of the shards that a position belongs to. Marks it as used."""
         digests = self._digests_in(of)
-        if self.manifests is None or digests is None:
-            return []
-        grows = [leaf.grows for leaf in self.dataset.leaves()]
-        found = [each for each in self.manifests.find(self.target, digests) if each.fits(grows)]
-        self.manifests.touch(self.target, digests)
-        return found
+        if self._manifests is None or digests is None:
+            return None
+        self._manifests.touch(self._target, digests)
+        found = self._manifests.find(self._target, digests)
+        return found if found is not None and found.fits(self.dataset) else None
 
     def _digests_in(self, of: Mapping[str, Any]) -> dict[str, str] | None:
         """What a position's ``of``, which anybody may have sent, says of the shards; None: nothing."""
@@ -137,7 +147,7 @@ class ServedDataset:
         is_there = bool(digests) and all(isinstance(value, str) for value in digests.values())
         return cast("dict[str, str]", digests) if is_there else None
 
-    def earlier(self, of: Mapping[str, Any], worker_manager: WorkerManager) -> LocalPreparation | None:
+    def earlier(self, of: Mapping[str, Any]) -> LocalPreparation | None:
         """The preparation of the shards of a position, by its ``of``; None: those that there are now will do.
 
         Call it when :attr:`preparation` is finished. Also None if no manifest says which shards these were.
@@ -145,14 +155,13 @@ class ServedDataset:
         data = self.preparation.data
         if data is not None and data.digests == self._digests_in(of):
             return None
-        manifests = self._manifests_of(of)
-        if not manifests:
+        manifest = self._manifest_of(of)
+        if manifest is None:
             return None
-        found = self._earlier.pop(manifests[0].key, None)
+        found = self._earlier.pop(manifest.key, None)
         if found is None or found.error is not None:
-            known = self.preparation.indexes or None
-            found = LocalPreparation(self.dataset, self.options, worker_manager, known=known, manifests=manifests)
-        self._earlier[manifests[0].key] = found
+            found = self._prepared(known=self.preparation.indexes or None, manifest=manifest)
+        self._earlier[manifest.key] = found
         for key in [key for key, each in self._earlier.items() if each.finished][:-_MOST_EARLIER]:
             del self._earlier[key]
         return found
@@ -160,10 +169,10 @@ class ServedDataset:
     def mark_used(self, of: Mapping[str, Any]) -> None:
         """Note that a stream whose positions have this ``of`` goes on."""
         digests = self._digests_in(of)
-        if self.manifests is not None and digests is not None:
-            self.manifests.touch(self.target, digests)
+        if self._manifests is not None and digests is not None:
+            self._manifests.touch(self._target, digests)
 
-    def _retry_if_failed(self, worker_manager: WorkerManager) -> None:
+    def _retry_if_failed(self) -> None:
         """Prepare again after a failure, less and less often: storage may come back, or missing shards be added."""
         now_s = time.monotonic()
         failure, before = self.preparation.error, self._failure
@@ -172,32 +181,26 @@ class ServedDataset:
             self._retries.reset()
         elif failure is not before:
             self._retry_at_s = now_s + self._retries.next_s()
-            if str(failure) != self._failure_logged:
-                self._failure_logged = str(failure)
+            if str(failure) != str(before):
                 _logger.error("%s: failed: %s", self.name, failure)
         elif now_s >= self._retry_at_s:
-            self.preparation = LocalPreparation(
-                self.dataset, self.options, worker_manager, found_before=self._found_before
-            )
+            self.preparation = self._prepared(found_before=self._found_before)
 
-    def prepare(
-        self, description: StreamDescription, worker_manager: WorkerManager
-    ) -> tuple[LocalPreparation, Prepare | None]:
+    def prepare(self, description: StreamDescription) -> tuple[LocalPreparation, Prepare | None]:
         """The preparation of a stream's data; and, if the data set grows, a function that makes another one."""
         if not self.dataset.grows:
             return self.preparation, None
         start = Position() if description.start is None else Position.from_json(description.start)
-        manifests = self._manifests_of(start.of)  # of the sets in it that do not grow
+        manifest = self._manifest_of(start.of)  # of the sets in it that do not grow
 
         def prepare(listing: Listing | None, known: Mapping[ShardFile, ShardIndex] | None = None) -> LocalPreparation:
             dataset, options = description.dataset, description.options
-            before = None if manifests else self._found_before
-            return LocalPreparation(dataset, options, worker_manager, listing, known, before, manifests)
+            before = None if manifest is not None else self._found_before
+            return LocalPreparation(dataset, options, self._worker_manager, listing, known, before, manifest)
 
         return prepare(start.listing), prepare
 
     def welcome(self) -> Welcome:
-        """What a consumer must know to ask for batches."""
         schema = self.dataset.leaves()[0].schema
         return welcome_to(self.dataset, unpacking_schema(schema), schema.row_bytes)
 
@@ -253,12 +256,6 @@ class ServedDataset:
         return slots + options.num_windows * options.window_records(schema.row_bytes) * schema.row_bytes
 
 
-def _uris_of(manifest: Manifest | None, dataset: AnyDataset) -> list[list[str] | None] | None:
-    """The shards of a manifest; None if the user's module joins other sets by now."""
-    fits = manifest is not None and manifest.fits([leaf.grows for leaf in dataset.leaves()])
-    return manifest.uris if manifest is not None and fits else None
-
-
 def load_catalog(
     targets: Sequence[str],
     workers: int | None,
@@ -273,9 +270,9 @@ def load_catalog(
     catalog: dict[str, ServedDataset] = {}
     for target, (name, dataset) in zip(targets, imported_datasets(targets).items(), strict=True):
         options = stream_options(dataset, workers)
-        manifest = None if manifests is None else manifests.get(current.get(name, ""))
-        preparation = LocalPreparation(dataset, options, worker_manager, found_before=_uris_of(manifest, dataset))
-        catalog[name] = ServedDataset(name, dataset, options, preparation, target, manifests, manifest)
+        key = current.get(name)
+        manifest = None if manifests is None or key is None else manifests.get(key)
+        catalog[name] = ServedDataset(name, target, dataset, options, worker_manager, manifests, manifest)
     return catalog
 
 

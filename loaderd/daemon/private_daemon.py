@@ -24,8 +24,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from loaderd.daemon.indexing.local_preparation import LocalPreparation
-from loaderd.daemon.indexing.preparation import Preparation, Prepare
+from loaderd.daemon.indexing.preparation import LocalPreparation, Preparation, Prepare
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
@@ -38,7 +37,7 @@ from loaderd.redaction import redacted
 from loaderd.storage.shard_file import ShardFile
 
 if TYPE_CHECKING:
-    from loaderd.daemon.indexing.remote_preparation import RemotePreparation
+    from loaderd.daemon.indexing.remote_data import RemotePreparation
     from loaderd.remote.source import RemoteStream
 
 _STREAM = 0
@@ -92,7 +91,7 @@ class PrivateDaemon(Daemon):
 
     def _ask(self, listing: Listing | None, belongs_to: Mapping[str, Any] | None = None) -> RemotePreparation:
         # Imported only here: few streams have their records elsewhere.
-        from loaderd.daemon.indexing.remote_preparation import RemotePreparation
+        from loaderd.daemon.indexing.remote_data import RemotePreparation
 
         return RemotePreparation(lambda: self._remote, self._worker_manager, listing, belongs_to)
 

@@ -271,7 +271,7 @@ class ServerDaemon(Daemon):
         number = self._next_session
         self._next_session += 1
         description = served.stream(wanted, message.start, self._limits.max_memory)
-        prepared, prepare = served.prepare(description, self._worker_manager)
+        prepared, prepare = served.prepare(description)
         of = {} if message.start is None else Position.from_json(message.start).of
         session = Session(
             number,
@@ -281,7 +281,7 @@ class ServerDaemon(Daemon):
             self._event_loop.post,
             prepared=prepared,
             prepare=prepare,
-            earlier=None if prepare is not None else partial(served.earlier, of, self._worker_manager),
+            earlier=None if prepare is not None else partial(served.earlier, of),
             num_members=wanted.consumers if wanted.is_group else 0,
             log=partial(_logger.warning, "%s, stream %d: %s", served.name, number),
         )
@@ -341,7 +341,7 @@ class ServerDaemon(Daemon):
     def _prepare(self) -> None:
         for served in self._catalog.values():
             kept = served.kept
-            for text in served.advance(self._worker_manager):
+            for text in served.advance():
                 _logger.warning("%s: %s", served.name, text)
             if served.kept != kept:
                 self._tell_supervisor()  # before a consumer hears of these shards: the next daemon must know them

@@ -141,7 +141,6 @@ def _working_directory() -> str:
 
 
 def not_started(module: str, error: OSError) -> DaemonError:
-    """What is raised where a process that runs ``module`` cannot be started."""
     if error.errno in _NOT_A_PROGRAM and error.filename != os.devnull:
         return DaemonError(
             f"cannot start a process for {module}: sys.executable must be a Python that can be run, "

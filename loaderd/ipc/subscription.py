@@ -63,7 +63,6 @@ class Subscription:
 
     @property
     def is_group(self) -> bool:
-        """Whether several consumers have one stream."""
         return self.sharing == "mirrored"
 
     @property
@@ -95,7 +94,6 @@ class Subscription:
                 )
 
     def to_wire(self) -> dict[str, Any]:
-        """Plain values, for a message."""
         return {**asdict(self), "shard": list(self.shard)}
 
     @classmethod

@@ -136,13 +136,12 @@ News = Granted | Withdrawn | UseColumn
 
 
 class ListTask(NamedTuple):
-    """Daemon: list the shards of set ``set`` (counted from 0): paths, globs, URIs. Its result: a list of ShardFile.
+    """Daemon: list the shards of ``sets``: paths, globs, URIs of each. Its result: of each, a list of ShardFile.
 
     ``storage``: a pickle of ``options.Storage``.
     """
 
-    set: int
-    shards: list[str]
+    sets: list[list[str]]
     storage: bytes
     task: int = -1
 
@@ -152,8 +151,7 @@ class ListTask(NamedTuple):
     @property
     def names(self) -> str:
         """The shards, in words: all of them would be too long."""
-        more = f" and {len(self.shards) - 1} more" if len(self.shards) > 1 else ""
-        return redacted(self.shards[0]) + more
+        return some_of([redacted(name) for names in self.sets for name in names], 1)
 
 
 class AskTask(NamedTuple):

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from loaderd.daemon.indexing.local_data import digest_names
-from loaderd.daemon.indexing.shard_manifest import Manifest, Manifests, choose_by
+from loaderd.daemon.indexing.shard_manifest import Manifest, Manifests
 from loaderd.dataset import AnyDataset
 from loaderd.errors import LoaderdError, OptionError, ServerError, WorkerError
 from loaderd.ipc.worker_messages import MOST_ROW_FAULTS
@@ -235,12 +235,12 @@ class ServedDataset:
             return current
         manifests = self._manifests
         key = ("position", *digests.values())
-        if key not in self._listings and not await self._in_thread(lambda: manifests.find(self._target, digests)):
+        if key not in self._listings and await self._in_thread(lambda: manifests.find(self._target, digests)) is None:
             return current  # the consumer says what differs
 
         async def open_earlier() -> ServedListing:
             found = await self._in_thread(lambda: manifests.find(self._target, digests))
-            served = await self._open(None, lambda listed: choose_by(found, listed)[1])
+            served = await self._open(None, None if found is None else found.choose)
             self._add(("digest", served.digest), served)
             return served
 

@@ -48,7 +48,6 @@ class FileRows:
         self._loader.close()
 
     def begin(self, task: LoadTask) -> None:
-        """Begin to fetch what a load will read, where it is far away."""
         if self._loader.reader.fetches:
             self._loader.reader.begin([block for block, _ in self._wanted(task.slices, task.places)])
 

@@ -55,7 +55,6 @@ class PageProducer:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is a message that must be read first."""
         return self.page.news(self.seat) != self._news
 
     def received(self, message: News, memory: npt.NDArray[np.uint8] | None = None) -> None:

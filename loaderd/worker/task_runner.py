@@ -98,7 +98,6 @@ class TaskRunner:
         self._slots = [slot_layout.views(slots.bytes, slot) for slot in range(num_slots)]
 
     def close(self) -> None:
-        """Read nothing more. The memory goes with the object."""
         self.rows.close()
 
     def probe(self, task: CheckTask) -> tuple[Kernels, list[str]]:
@@ -126,7 +125,6 @@ class TaskRunner:
         self._decode(self._slots[slot], segments, omit)
 
     def try_out(self, task: TrialTask) -> None:
-        """Decode a batch, and forget it."""
         # The slots are other batches'.
         room = {name: np.empty_like(view) for name, view in self._slots[0].items()}
         num_rows = sum(stop - start for _, start, stop, _ in task.segments)

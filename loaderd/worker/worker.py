@@ -58,7 +58,7 @@ from loaderd.shm.page import STORAGE_COUNTERS, Counter, Page, barrier, ring, sil
 from loaderd.stages import Stage
 from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards
-from loaderd.storage.shard_file import is_remote
+from loaderd.storage.shard_file import ShardFile, is_remote
 from loaderd.worker.file_rows import FileRows
 from loaderd.worker.page_producer import Claim, PageProducer
 from loaderd.worker.task_runner import TaskRunner, index_group
@@ -146,7 +146,6 @@ class Worker:
             self._poll.register(self._bell, select.POLLIN)
 
     def _begin(self, task: WorkerTask) -> None:
-        """Begin to fetch what a task needs from far away, before its turn comes."""
         if isinstance(task, LoadTask) and task.stream in self._streams:
             self._streams[task.stream].runner.rows.begin(task)
         elif isinstance(task, IndexTask):
@@ -374,7 +373,6 @@ class Worker:
         self._channel.send(Ended(task.task, results[0] if error is None else error))
 
     def _count_storage(self, stream: _Stream) -> None:
-        """Count on a stream's page what was asked of storage for it."""
         rows = stream.runner.rows
         if isinstance(rows, FileRows):
             for counter, amount in zip(STORAGE_COUNTERS, astuple(rows.access.take_counts()), strict=True):
@@ -382,7 +380,7 @@ class Worker:
 
     def _result_of(self, task: WorkerTask) -> Any:
         if isinstance(task, ListTask):
-            return list_shards(task.shards, self._tell, self._access_of(task.storage))
+            return self._list(task)
         if isinstance(task, AskTask):
             from loaderd.remote.ask_once import ask_table  # for those who need it
 
@@ -395,6 +393,17 @@ class Worker:
         if isinstance(task, CheckTask):
             return runner.probe(task)
         return runner.try_out(task)
+
+    def _list(self, task: ListTask) -> list[list[ShardFile]]:
+        listed: list[list[ShardFile]] = []
+        access = self._access_of(task.storage)
+        for names in task.sets:
+            tell = partial(self._tell_more, sum(map(len, listed)))
+            listed.append(list_shards(names, tell, access))
+        return listed
+
+    def _tell_more(self, before: int, more: int) -> None:
+        self._tell(before + more)
 
     def _error_of(self, do: Callable[[], object], what: str) -> LoaderdError | None:
         """Call ``do``, which is ``what``; return what goes wrong as an error of loaderd's, or None."""

@@ -24,7 +24,7 @@ class Preparation:
         listing: Listing | None = None,
         known: Any = None,
         found_before: Any = None,
-        manifests: Any = (),
+        manifest: Any = None,
     ) -> None:
         self.listing, self.found_before = listing, found_before
         self.rounds = 0
@@ -55,17 +55,15 @@ def served(monkeypatch: pytest.MonkeyPatch) -> ServedDataset:
     monkeypatch.setattr(ServedDataset, "_log_what_there_is", lambda *_: None)
     leaves = [SimpleNamespace(grows=grows) for grows in (True, False)]
     grows = cast(Any, SimpleNamespace(grows=True, leaves=lambda: leaves, names=lambda: ["a", "b"]))
-    return ServedDataset(
-        "train", grows, cast(Any, None), cast(Any, Preparation(None, None, None)), "sets:train", None, None
-    )
+    return ServedDataset("train", "sets:train", grows, cast(Any, None), cast(Any, None), None, None)
 
 
 def test_an_early_consumer_has_the_same_shards_as_others_in_later_epochs(served: ServedDataset):
     """It came while the server listed them."""
     description = cast(Any, SimpleNamespace(dataset=None, options=None, start=None))
-    first, prepare = cast(Any, served.prepare(description, cast(Any, None)))
+    first, prepare = cast(Any, served.prepare(description))
     assert first.found_before is None
     digests = {"b shards": "1 records in 1 shards, digest 0"}
     cast(Any, served.preparation).data = SimpleNamespace(left_out="", digests=digests)
-    served.advance(cast(Any, None))
+    served.advance()
     assert prepare(None, {}).found_before == [None, ["/fixed/0"]]

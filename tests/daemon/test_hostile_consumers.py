@@ -13,7 +13,7 @@ import pytest
 
 import loaderd
 from loaderd.daemon.delivery.consumers import Consumers
-from loaderd.daemon.indexing.local_preparation import LocalPreparation
+from loaderd.daemon.indexing.preparation import LocalPreparation
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import ServerError

@@ -41,7 +41,7 @@ def test_what_is_waited_for_is_said_and_given_up(
         loaderd.Loader(uri, SCHEMA, batch_size=10, storage=loaderd.Storage(retry_s=7))
     (warning,) = (record.message for record in caplog.records)
     assert warning.startswith(
-        f"{uri} is being listed, and the storage has not answered for 5 s; that is given up after 7 s. "
+        f"{uri} is being listed, and the storage has not answered for 5 s. "
         f"Asked was 127.0.0.1:{listener.getsockname()[1]}, with no credentials"
     )
     assert caught.value.message.startswith(f"{uri}: it cannot be listed, for the storage does not answer (tried for ")

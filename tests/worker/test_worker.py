@@ -154,8 +154,8 @@ def test_a_stream_ends_while_a_worker_waits_for_news_of_it(daemon: Daemon):
     daemon.channel.send(Detach(0))
     failed = daemon.hear()
     assert isinstance(failed, Ended) and isinstance(failed.result, LoaderdError) and failed.task == 7
-    daemon.channel.send(ListTask(0, [file.uri for file in daemon.data.files], pickle.dumps(DEFAULT_STORAGE), 8))
-    assert daemon.hear() == Ended(8, daemon.data.files), "it goes on"
+    daemon.channel.send(ListTask([[file.uri for file in daemon.data.files]], pickle.dumps(DEFAULT_STORAGE), 8))
+    assert daemon.hear() == Ended(8, [daemon.data.files]), "it goes on"
 
 
 class _Handler(FileSystemHandler):  # type: ignore[misc]
@@ -185,8 +185,8 @@ def test_storage_is_accessed_in_one_way_by_all_tasks_and_streams(
     daemon = Daemon(*write_numbered([100]), numbered_schema, storage)
     others = [pickle.dumps(Storage(retry_s=5), protocol) for protocol in (2, 4)]
     for number, one in enumerate([pickled, pickled, *others], 8):
-        daemon.channel.send(ListTask(0, [file.uri for file in daemon.data.files], one, number))
-        assert daemon.hear() == Ended(number, daemon.data.files)
+        daemon.channel.send(ListTask([[file.uri for file in daemon.data.files]], one, number))
+        assert daemon.hear() == Ended(number, [daemon.data.files])
     daemon.close()
     assert daemon.failed is None
     assert [each.filesystem is None for each in made] == [False, True]

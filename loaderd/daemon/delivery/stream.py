@@ -28,7 +28,6 @@ from loaderd.daemon.delivery.notes import Note, UnreadNotices, note_of
 from loaderd.daemon.delivery.poison_records import PoisonSearch
 from loaderd.daemon.delivery.storage_outage import StorageOutage
 from loaderd.daemon.delivery.windows import Windows
-from loaderd.daemon.indexing.error_context import ErrorContext
 from loaderd.daemon.pool.tasks import (
     HINT_OF_DEATHS,
     MAX_DEATHS,
@@ -80,13 +79,13 @@ class Stream(TaskSource):
         num_arenas: int,
         num_workers: int,
         skip_damaged: bool,
-        error_context: ErrorContext,
+        error_context: Callable[..., LoaderdError],
         limits_mismatches: bool = False,
         tasks_per_worker: int = TASKS_PER_WORKER,
         number: int = 0,
         places_of: Callable[[Sequence[Slice]], Iterable[FilePlace]] = lambda slices: (),
     ) -> None:
-        """``places_of``: where slices are read, as in LoadTask."""
+        """``error_context``: makes an error name records, as in ``LocalData``. ``places_of``: as in LoadTask."""
         self._tasks_per_worker = tasks_per_worker
         self._number = number
         self.notes: deque[Note] = deque()
@@ -416,7 +415,7 @@ class Stream(TaskSource):
     def _make_without(self, batch: BatchRange, guilty: Mapping[int, LoaderdError], survived: bool = False) -> None:
         """Have a batch that nobody may make now made without rows, or break it.
 
-        ``survived``: as in ``ErrorContext``.
+        ``survived``: as in ``error_context``.
         """
         for (row, why), record in zip(guilty.items(), self._windows.records_of(batch, list(guilty)), strict=True):
             self._windows.mark_bad(*batch.place_of(row), self._error_context([record], why, survived=survived))

@@ -109,7 +109,6 @@ def _column(parts: list[npt.NDArray[Any]]) -> Int64s:
 
 
 def conditions_of(by_record: Sequence[HashSplit], index: ShardIndex) -> list[Condition]:
-    """The conditions that splits by records make for the records of a shard."""
     return [operation.condition(index.file.name) for operation in by_record]
 
 

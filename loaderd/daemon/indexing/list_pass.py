@@ -1,14 +1,13 @@
-"""The shards of each set, listed by the workers.
+"""The shards of all sets, listed by a worker.
 
 Storage may never answer, and then only the end of the process ends the call. So the daemon itself asks storage for
 nothing: it is never stuck in a call, can say what it waits for, and ends when the training does.
 
-Pure: a source of tasks that the scheduler asks like any other.
+Pure: a source of one task that the scheduler asks like any other.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from loaderd.daemon.pool.tasks import Task, TaskSource
@@ -18,51 +17,41 @@ from loaderd.storage.shard_file import HINT_STORAGE, ShardFile
 
 
 class ListPass(TaskSource):
-    """Gives out a task for each of ``sets``; ``files`` fills up.
+    """Has the shards of ``sets`` listed: the names of each, which a ``Dataset`` has checked.
 
-    ``sets``: the names of the shards of each, which a ``Dataset`` has checked. ``stall_timeout``: after how many
-    seconds without progress a worker is ended; then the listing fails.
+    ``stall_timeout``: after how many seconds without progress a worker is ended; then the listing fails. ``storage``:
+    as in ListTask.
     """
 
     def __init__(
         self, sets: Sequence[str | Sequence[str]], stall_timeout: float | None, storage: bytes = b""
     ) -> None:
-        """``storage``: as in ListTask."""
-        self._storage = storage
-        self.sets = sets
-        self.files: dict[int, list[ShardFile]] = {}
+        self.files: list[list[ShardFile]] | None = None
+        """Those of each set; None: it is not finished, or failed."""
         self.error: LoaderdError | None = None
-        self._waiting = deque(range(len(sets)))
-        self._begun: dict[Task, int] = {}
+        self.num_found = 0
+        self._work: ListTask | None = ListTask(
+            [[names] if isinstance(names, str) else list(names) for names in sets], storage
+        )
         self._stall_timeout = stall_timeout
 
     @property
     def finished(self) -> bool:
-        return self.error is not None or len(self.files) == len(self.sets)
-
-    @property
-    def num_found(self) -> int:
-        return sum(map(len, self.files.values())) + sum(self._begun.values())
+        return self.error is not None or self.files is not None
 
     def advanced(self, task: Task, done_bytes: int) -> None:
-        """So many shards (``done_bytes``) of the task's set were found."""
-        self._begun[task] = done_bytes
+        """So many shards (``done_bytes``) were found."""
+        self.num_found = done_bytes
 
     def next_task(self) -> Task | None:
-        if not self._waiting:
-            return None
-        number = self._waiting.popleft()
-        names = self.sets[number]
-        shards = [names] if isinstance(names, str) else list(names)
-        return Task(self, ListTask(number, shards, self._storage), survives_stalls=False)
+        work, self._work = self._work, None
+        return None if work is None else Task(self, work, survives_stalls=False)
 
-    def done(self, task: Task, result: list[ShardFile]) -> None:
-        assert isinstance(task.work, ListTask)
-        self._begun.pop(task, None)
-        self.files[task.work.set] = result
+    def done(self, task: Task, result: list[list[ShardFile]]) -> None:
+        self.files = result
 
     def failed(self, task: Task, error: LoaderdError) -> None:
-        self.error = self.error or error
+        self.error = error
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
         assert isinstance(task.work, ListTask)

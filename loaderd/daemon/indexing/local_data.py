@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.daemon.indexing.block_table import BlockTable
-from loaderd.daemon.indexing.error_context import naming
 from loaderd.daemon.indexing.index_pass import MAX_NAMED_DAMAGES, MAX_REPORTED_DAMAGES, damage_error
 from loaderd.dataset import AnyDataset, Dataset, joined_text
 from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, WorkerError
@@ -30,6 +29,7 @@ from loaderd.storage.names import some_of
 from loaderd.storage.shard_file import ShardFile, is_remote
 
 _MOST_NAMED = 3
+_UNKNOWN = -1
 
 _Entry = tuple[str, str, int, str] | None
 """A set's entry in a listing: see :func:`_entry`."""
@@ -133,7 +133,6 @@ class LocalData:
 
     @property
     def is_far_away(self) -> bool:
-        """Whether any shard is not read from a file system of this machine."""
         return any(is_remote(file.uri) for file in self.files)
 
     @property
@@ -156,7 +155,7 @@ class LocalData:
     def error_context(self, records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
         """The ``error`` that workers met at ``records``, with the shards, blocks and records named.
 
-        ``survived``: as in ``ErrorContext``.
+        ``survived``: as in :func:`naming`.
         """
         numbers: dict[int, list[int]] = {}
         for part in records:
@@ -175,7 +174,6 @@ class LocalData:
         return f"{self.files[of.shard].uri}: {which}, of {where}"
 
     def _numbers(self, part: Slice) -> list[int]:
-        """The numbers that the records of ``part`` have in their shard."""
         block, left, _ = self._place(part.block)
         low, high, conditions = left or (block.first_record, block.first_record + block.num_records, [])
         numbers: list[int] = numbers_that(conditions, low, high)[part.first : part.stop].tolist()
@@ -185,6 +183,20 @@ class LocalData:
         """(number in its set, set) of a block."""
         of_set = bisect_right(self._block_ends, block)
         return block - (self._block_ends[of_set - 1] if of_set else 0), of_set
+
+
+def naming(error: LoaderdError, named: str, shard: str, record: int = _UNKNOWN, *, survived: bool) -> WorkerError:
+    """``error`` with the records that are ``named`` behind it; the first is ``record`` of ``shard``.
+
+    ``survived``: the worker lives; it cannot make a row of the first record.
+    """
+    if survived:
+        which, expected = "Called with one record at a time, it fails first at", "a record of which a row can be made"
+    else:
+        which, expected = "It holds", "records that workers survive"
+    damage = Damage(shard, record, _UNKNOWN, expected, error.message)
+    text = f"{error.message}. {which}{named}"
+    return WorkerError(text, hint=error.hint, damage=damage, traceback=error.traceback)
 
 
 def digest_names(dataset: AnyDataset) -> list[str]:

@@ -4,11 +4,11 @@ A position says by digests which records it belongs to. The manifest with these 
 So a server that is started or reloaded after shards were added lists all of them for new trainings, and goes on with
 the shards of then where a training comes back.
 
-Each manifest is a file in the server's state folder: ``<data set>-<digests>-<shards>.json``, each part a hash. The
-time of its last change is when it was used last. Files that are no longer used are deleted.
+Each manifest is a file in the server's state folder: ``<data set>-<digests>.json``, each part a hash. The time of its
+last change is when it was used last; of each data set, the last ones that were used are kept.
 
-The folder and its files must be this user's, and nobody else's. A file is checked all the same, and it only chooses
-among the shards that the data set's own patterns match: it cannot name others. It holds no secrets of URIs.
+The folder and its files must be this user's, and nobody else's. A file only chooses among the shards that the data
+set's own patterns match: it cannot name others. It holds no secrets of URIs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import json
 import logging
 import os
 import stat
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from loaderd.dataset import AnyDataset
 from loaderd.errors import OptionError, ServerError
 from loaderd.redaction import redacted
 from loaderd.storage.local_file import write_whole
@@ -33,9 +33,7 @@ from loaderd.storage.shard_file import ShardFile
 _logger = logging.getLogger("loaderd")
 
 MOST_MANIFESTS = 64
-"""Of each data set, the last ones that were used are kept."""
-UNUSED_S = 30 * 24 * 3600.0
-"""A manifest that was not used for so long is deleted."""
+"""Of each data set."""
 
 _SUFFIX = ".json"
 _MAX_BYTES = 1 << 28
@@ -60,16 +58,16 @@ class Manifest:
     @property
     def key(self) -> str:
         """The name of its file, without the suffix."""
-        return f"{_prefix(self.dataset, self.digests)}{_hash(self.uris)}"
+        return _key(self.dataset, self.digests)
 
     @property
     def uris(self) -> list[list[str] | None]:
         """The URIs of the shards of each set, without secrets; None of one that grows."""
         return [None if shards is None else [uri for uri, *_ in shards] for shards in self.sets]
 
-    def fits(self, grows: Sequence[bool]) -> bool:
+    def fits(self, dataset: AnyDataset) -> bool:
         """Whether it is of as many sets, and the same of them grow."""
-        return [shards is None for shards in self.sets] == list(grows)
+        return [shards is None for shards in self.sets] == [leaf.grows for leaf in dataset.leaves()]
 
     def choose(self, listed: Sequence[list[ShardFile]]) -> list[list[ShardFile]]:
         """The shards of the manifest among those ``listed`` for each set. Raises OptionError if some are gone."""
@@ -98,23 +96,17 @@ class Manifest:
         )
 
     def encode(self) -> bytes:
-        return json.dumps({"dataset": self.dataset, "digests": dict(self.digests), "sets": self.sets}).encode()
+        return json.dumps([self.dataset, dict(self.digests), self.sets]).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Manifest:
         """The way back from :meth:`encode`. Raises ValueError for anything else."""
         try:
-            values = json.loads(content)
-            dataset, digests, sets = values["dataset"], values["digests"], values["sets"]
-            sets = [None if shards is None else [(uri, size, time) for uri, size, time in shards] for shards in sets]
-        except (KeyError, TypeError, RecursionError) as error:
+            dataset, digests, sets = json.loads(content)
+            shards = [None if each is None else [(str(uri), size, time) for uri, size, time in each] for each in sets]
+            return cls(dataset, dict(digests), shards)
+        except (TypeError, RecursionError) as error:
             raise ValueError(f"it is no manifest: {error!r:.200}") from None
-        texts = [dataset, *digests, *digests.values()] if isinstance(digests, dict) else [None]
-        numbers = [number for shards in sets for _, *rest in shards or () for number in rest]
-        uris = [uri for shards in sets for uri, *_ in shards or ()]
-        if not all(type(text) is str for text in (*texts, *uris)) or not all(type(each) is int for each in numbers):
-            raise ValueError("it is no manifest: a value has another type")
-        return cls(dataset, digests, sets)
 
 
 class Manifests:
@@ -142,35 +134,31 @@ class Manifests:
         os.close(self._fd)
 
     def add(self, manifest: Manifest) -> OSError | None:
-        """Keep a manifest, and delete those that are not used; returns the error where that fails."""
+        """Keep a manifest, and delete those that were not used for longest; returns the error where that fails."""
         try:
             write_whole(manifest.key + _SUFFIX, manifest.encode(), 0o600, self._fd)
-            self._delete_unused(_prefix(manifest.dataset))
+            for name in self._names_of(manifest.dataset)[MOST_MANIFESTS:]:
+                os.unlink(name, dir_fd=self._fd)
         except OSError as error:
             return error
         return None
 
-    def find(self, dataset: str, digests: Mapping[str, str]) -> list[Manifest]:
-        """The manifests with these digests, the one that was used last in front: the same records may have moved."""
-        manifests = self._sound(self._names(_prefix(dataset, digests)))
-        return [manifest for manifest in manifests if (manifest.dataset, manifest.digests) == (dataset, digests)]
+    def find(self, dataset: str, digests: Mapping[str, str]) -> Manifest | None:
+        return self.get(_key(dataset, digests))
 
     def get(self, key: str) -> Manifest | None:
         """The manifest with this key; None: there is none that can be used."""
-        return next(self._sound(name for name in self._names() if name == key + _SUFFIX), None)
+        try:
+            return Manifest.decode(self._read(key + _SUFFIX))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            _logger.warning("%s/%s is not used: %s", self._folder, key + _SUFFIX, error)
+            return None
 
     def touch(self, dataset: str, digests: Mapping[str, str]) -> None:
-        """Note that the shards with these digests are in use now."""
-        for name in self._names(_prefix(dataset, digests)):
-            with contextlib.suppress(OSError):
-                os.utime(name, dir_fd=self._fd, follow_symlinks=False)
-
-    def _sound(self, names: Iterable[str]) -> Iterator[Manifest]:
-        for name in names:
-            try:
-                yield Manifest.decode(self._read(name))
-            except (OSError, ValueError) as error:
-                _logger.warning("%s/%s is not used: %s", self._folder, name, error)
+        with contextlib.suppress(OSError):
+            os.utime(_key(dataset, digests) + _SUFFIX, dir_fd=self._fd, follow_symlinks=False)
 
     def _read(self, name: str) -> bytes:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -183,38 +171,14 @@ class Manifests:
                 raise ValueError(f"it must have at most {_MAX_BYTES} bytes, found {status.st_size}")
             return file.read(status.st_size)
 
-    def _names(self, prefix: str = "") -> list[str]:
-        """The files whose names begin so, the one that was used last in front."""
+    def _names_of(self, dataset: str) -> list[str]:
+        """The files of a data set, the one that was used last in front."""
         used_ns = {}
         for name in os.listdir(self._fd):
-            if name.startswith(prefix):
+            if name.startswith(_hash(dataset)):
                 with contextlib.suppress(OSError):  # another server has deleted it
                     used_ns[name] = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mtime_ns
         return sorted(used_ns, key=used_ns.__getitem__, reverse=True)
-
-    def _delete_unused(self, prefix: str) -> None:
-        """Delete what nobody has used for long, and of the data set of ``prefix`` all but the last ones."""
-        names = self._names()
-        since_s = time.time() - UNUSED_S
-        surplus = [name for name in names if name.startswith(prefix)][MOST_MANIFESTS:]
-        for name in names:
-            with contextlib.suppress(OSError):
-                if name in surplus or os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mtime < since_s:
-                    os.unlink(name, dir_fd=self._fd)
-
-
-def choose_by(
-    manifests: Sequence[Manifest], listed: Sequence[list[ShardFile]]
-) -> tuple[Manifest, list[list[ShardFile]]]:
-    """The first of the manifests whose shards are all among those ``listed``, and these. Raises as ``choose``."""
-    first_error: OptionError | None = None
-    for manifest in manifests:
-        try:
-            return manifest, manifest.choose(listed)
-        except OptionError as error:
-            first_error = first_error or error
-    assert first_error is not None
-    raise first_error
 
 
 def _described(files: Iterable[ShardFile]) -> Shards:
@@ -225,10 +189,8 @@ def _hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def _prefix(dataset: str, digests: Mapping[str, str] | None = None) -> str:
-    """With what the names of the files of a data set begin; with ``digests``, of those that have these."""
-    of_digests = "" if digests is None else f"{_hash(sorted(digests.items()))}-"
-    return f"{_hash(dataset)}-{of_digests}"
+def _key(dataset: str, digests: Mapping[str, str]) -> str:
+    return f"{_hash(dataset)}-{_hash(sorted(digests.items()))}"
 
 
 def _require_own(status: os.stat_result) -> None:

@@ -97,11 +97,9 @@ class Scheduler:
         ]
 
     def is_ready(self, worker: int) -> bool:
-        """Whether ``worker`` has started, and is attached to all streams."""
         return self._workers[worker].ready
 
     def ticks_of(self, worker: int) -> int:
-        """For how many ticks nothing has come from ``worker``."""
         return self._workers[worker].ticks
 
     def tasks_of(self, worker: int) -> list[Task]:

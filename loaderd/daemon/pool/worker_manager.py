@@ -55,34 +55,26 @@ _MIN_START_TIMEOUT_S = 60.0
 
 
 class Attachable(Protocol):
-    """A stream that workers are to know of."""
+    """A stream that workers are to know of: see ``delivery.opened_stream``."""
 
     number: int
 
     @property
-    def page(self) -> Page:
-        """What workers and the consumer say of its batches."""
+    def page(self) -> Page: ...
 
-    def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
-        """What the worker of a seat needs, and the descriptors that go with it."""
+    def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]: ...
 
-    def granted_message(self) -> Granted:
-        """What a worker that is attached now may make. Consumers are told first what there is to tell."""
+    def granted_message(self) -> Granted: ...
 
-    def attach_failed(self, error: LoaderdError) -> None:
-        """A worker cannot be attached to the stream."""
+    def attach_failed(self, error: LoaderdError) -> None: ...
 
-    def is_under_way(self, key: int) -> bool:
-        """Whether a claim of this key is of a batch that may be made."""
+    def is_under_way(self, key: int) -> bool: ...
 
-    def received(self, seat: int, message: FillFailed | OutageReport) -> None:
-        """The worker of a seat says that a batch cannot be made, or how long its requests have had no answer."""
+    def received(self, seat: int, message: FillFailed | OutageReport) -> None: ...
 
-    def read_hangs(self, seat: int, for_s: float) -> None:
-        """For how long a read of the worker of a seat has not returned; 0: it has, or there is none."""
+    def read_hangs(self, seat: int, for_s: float) -> None: ...
 
-    def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
-        """The worker of a seat is lost: give up its claims, so that others make these batches, if anybody may."""
+    def lose_claims(self, seat: int, reason: str, stalled: bool) -> None: ...
 
 
 class WorkerManager:
@@ -138,7 +130,6 @@ class WorkerManager:
         self._event_loop.post(worker, message, fds)
 
     def tell_all(self, message: Message) -> None:
-        """Have all present workers know something."""
         for worker in self.pool.numbers:
             self._event_loop.post(worker, message)
 

@@ -61,7 +61,6 @@ class WorkerPool:
         return number, WorkerChannel(sock), pidfd
 
     def achieved(self) -> None:
-        """Some worker has done something."""
         self._policy.achieved()
         self._first_fruitless = self._next_number
 
@@ -102,7 +101,6 @@ class WorkerPool:
 
     @property
     def bells(self) -> list[int]:
-        """The bell of each seat, whichever worker has the seat."""
         return self._bells
 
     def end(self) -> None:

@@ -197,7 +197,7 @@ def test_a_task_that_need_not_survive_a_stall_is_given_up_after_one(survives: bo
 
 def test_who_hangs_at_a_stream_that_it_was_told_of_may_not_have_begun_its_task():
     """It takes over the stream first. If another worker stalls at the task, it is the task's fault."""
-    listing = OneTask(ListTask(0, ["s3://bucket/*"], b""), survives_stalls=False)
+    listing = OneTask(ListTask([["s3://bucket/*"]], b""), survives_stalls=False)
     scheduler = scheduler_of(listing, workers=1)
     for worker in (0, 1):
         if worker:
