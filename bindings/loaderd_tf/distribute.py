@@ -15,14 +15,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any
 
 import tensorflow as tf
 
 import loaderd
 from loaderd.client.elements import Structure
 from loaderd.errors import OptionError
-from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require, suggests_options
+from loaderd.options import (
+    DEFAULT_STORAGE,
+    OnCorrupt,
+    Refresh,
+    Remainder,
+    Unpack,
+    as_count,
+    require,
+    suggests_options,
+)
 from loaderd_tf.dataset_attributes import attach
 from loaderd_tf.graphs import unconverted
 from loaderd_tf.keras_calls import check_one_host
@@ -51,7 +60,7 @@ def distribute(
     global_batch_size: int,
     structure: Structure = None,
     prefetch: int = 2,
-    unpack: Literal["worker", "device"] = "worker",
+    unpack: Unpack = "worker",
     epochs: int | None = 1,
     shuffle: bool | loaderd.Shuffle = True,
     seed: int | None = 0,

@@ -36,7 +36,8 @@ from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
 from loaderd_tf.device import has_gpu, is_host
 from loaderd_tf.graphs import unconverted
-from loaderd_tf.structure import check_element, refuse_packed
+from loaderd_tf.structure import check_element
+from loaderd_tf.unpack import Unpacker
 
 _from_dlpack = tf.experimental.dlpack.from_dlpack
 
@@ -68,8 +69,7 @@ def batches(
     Raises OptionError for a field or a device that does not exist, and in a ``tf.function`` that is being traced.
     """
     check_loader(loader)
-    refuse_packed(loader)
-    structure, prefetch = check_element(structure, prefetch, device, loader.schema)
+    structure, prefetch = check_element(structure, prefetch, device, loader.unpacked_schema)
     return Batches(loader, structure, None if device is None or is_host(device) else device, prefetch)
 
 
@@ -82,19 +82,25 @@ class Batches(Elements):
         self._device = device
         self._waits = DeviceCopyTimer(loader, prefetch)
         self._pins = False
-        self._fields = {name: _reader_of(loader.schema.specs[name].dtype) for name in self._names}
+        self._unpack: Callable[[_Tensors], _Tensors] | None = None
+        inputs = {name: loader.unpacked_schema.specs[name] for name in self._names}
+        if loader.unpack == "device":
+            unpacker = Unpacker(loader.unpacked_schema, self._names)
+            inputs = unpacker.inputs
+            self._unpack = unpacker.compiled()
+        self._fields = {name: _reader_of(spec.dtype) for name, spec in inputs.items()}
 
     @unconverted
     def __iter__(self) -> Iterator[Any]:
         _check_eager()
         self._pins = has_gpu()
         if self._device is None:
-            return self.loader._iterate(lambda batch: lambda: self._pack(self._tensors(batch)))
+            return self.loader._iterate(lambda batch: lambda: self._element(self._tensors(batch)))
         return self.loader._iterate(partial(self._begin_copy, _Copier(self._device)), self._prefetch)
 
     def _begin_copy(self, copier: _Copier, batch: loaderd.Batch) -> Callable[[], Any]:
         wait, num_records = copier.begin(self._tensors(batch)), batch.num_records
-        return lambda: self._pack(self._copied(wait, num_records))
+        return lambda: self._element(self._copied(wait, num_records))
 
     def _copied(self, wait: Callable[[], tuple[_Tensors, int]], num_records: int) -> _Tensors:
         began_ns = time.perf_counter_ns()
@@ -102,6 +108,12 @@ class Batches(Elements):
         self._waits.took(took_ns, num_records)
         self._waits.waited(time.perf_counter_ns() - began_ns, num_records)
         return tensors
+
+    def _element(self, tensors: _Tensors) -> Any:
+        if self._unpack is not None:
+            with tf.device(self._device or "/CPU:0"):
+                tensors = self._unpack(tensors)
+        return self._pack(tensors)
 
     def _tensors(self, batch: loaderd.Batch) -> _Tensors:
         _check_eager()

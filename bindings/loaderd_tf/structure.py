@@ -9,21 +9,9 @@ import tensorflow as tf
 
 import loaderd
 from loaderd.client.elements import Structure, checked_structure, field_names
-from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
 from loaderd.options import as_count, require
 from loaderd_tf.device import check_device
-
-
-def refuse_packed(loader: Loader) -> None:
-    """Raise OptionError for a loader of packed batches."""
-    require(
-        loader.unpack == "worker",
-        "unpack",
-        '"worker" for a loader that TensorFlow takes batches of',
-        loader.unpack,
-        'loaderd_tf.make_dataset(…, unpack="device") gives packed elements; loaderd_tf.Unpack is the layer for them.',
-    )
 
 
 def check_element(structure: Structure, prefetch: Any, device: Any, schema: loaderd.Schema) -> tuple[Structure, int]:
@@ -40,11 +28,12 @@ def check_element(structure: Structure, prefetch: Any, device: Any, schema: load
     prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
     structure = _without_lists(checked_structure(structure, schema))
     for name in field_names(structure):
-        _check_dtype(name, schema.specs[name].dtype)
+        check_dtype(name, schema.specs[name].dtype)
     return structure, prefetch
 
 
-def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+def check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    """Raise OptionError unless TensorFlow has this dtype."""
     try:
         tf.as_dtype(dtype)
     except TypeError:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,17 +23,16 @@ import loaderd
 from loaderd.client.elements import Structure, check_loader, field_names, packer
 from loaderd.client.loader import Loader, as_dataset
 from loaderd.client.shutdown import program_has_ended
-from loaderd.dataset import with_schema
 from loaderd.errors import OptionError
-from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, as_count, require, suggests_options
+from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, Unpack, as_count, suggests_options
 from loaderd_tf.dataset_attributes import attach
 from loaderd_tf.device import copy_ns, has_gpu, is_host
 from loaderd_tf.graph_loader import GraphLoader, cardinality
 from loaderd_tf.graphs import check_process, keep_with_graph, unconverted
 from loaderd_tf.iterators import with_own_iterators
 from loaderd_tf.map_python import call_for_each, while_true
-from loaderd_tf.structure import check_element, refuse_packed
-from loaderd_tf.unpack import check_unpacked, packed_schema
+from loaderd_tf.structure import check_element
+from loaderd_tf.unpack import packed_schema
 
 # Beside what is prefetched: one batch held by the step, the one that it takes next, the one that comes in, and some
 # for whatever the user makes of the data set. A slot that is never filled takes no memory.
@@ -50,7 +49,7 @@ def make_dataset(
     structure: Structure = None,
     prefetch: int = 2,
     device: str | None = None,
-    unpack: Literal["worker", "device"] = "worker",
+    unpack: Unpack = "worker",
     epochs: int | None = 1,
     shuffle: bool | loaderd.Shuffle = True,
     seed: int | None = 0,
@@ -82,19 +81,14 @@ def make_dataset(
 
     ``unpack="device"``: an element holds the fields of ``packed_schema(schema)``, stored features as far as
     possible, and the model makes the fields of ``schema`` of them, by :func:`loaderd_tf.unpack` or the layer
-    :class:`loaderd_tf.Unpack`. ``structure`` then names fields of ``packed_schema(schema)``. Raises OptionError where
-    every field is left to the workers or comes as it is stored.
+    :class:`loaderd_tf.Unpack`. ``structure`` then names fields of ``packed_schema(schema)``.
     """
-    is_known = isinstance(unpack, str) and unpack in ("worker", "device")
-    require(is_known, "unpack", '"worker" or "device"', unpack)
     if isinstance(shards, tf.data.Dataset):
         hint = "In place of list_files(…) and the like, give the glob itself: the files are listed in a fixed order."
         raise OptionError(f"shards must be a path, a glob, a URI or a list of them, got {shards!r}", hint=hint)
     dataset = as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh, storage, shard)
-    if unpack == "device":
-        check_unpacked(dataset.schema)
-        dataset = with_schema(dataset, packed_schema(dataset.schema))
-    structure, prefetch = check_element(structure, prefetch, device, dataset.schema)
+    delivered = packed_schema(dataset.schema) if unpack == "device" else dataset.schema
+    structure, prefetch = check_element(structure, prefetch, device, delivered)
     batch_size = as_count(batch_size, "batch_size")
     if held_batches is None:
         held_batches = prefetch + _HELD_BY_CONSUMER
@@ -110,6 +104,7 @@ def make_dataset(
         stall_timeout=stall_timeout,
         report=report,
         start=start,
+        unpack=unpack,
     )
     return from_loader(loader, structure=structure, prefetch=prefetch, device=device)
 
@@ -128,14 +123,14 @@ def from_loader(
     None: a dict, name -> tensor, in the schema's order. ``device``: such as ``"/GPU:0"``: batches are copied there
     ahead, so that ``prefetch`` of them lie there while the model works on another. On the host, TensorFlow takes
     nothing ahead, as the workers are ahead; ``make_dataset`` has slots for a ``.prefetch(prefetch)`` of your own.
-    Raises OptionError for a field or device that does not exist.
+    Of a loader with ``unpack="device"``, elements are packed, as :func:`make_dataset` says. Raises OptionError for a
+    field or device that does not exist.
 
     The data set has the attribute ``loader``, and its methods ``close()``, ``statistics()`` and ``diagnose()``. What
     is made of it by ``map()`` or the like is another object, which has none of them: keep this one.
 
     """
     check_loader(loader)
-    refuse_packed(loader)
     structure, prefetch = check_element(structure, prefetch, device, loader.schema)
     device = None if device is None or is_host(device) else device
     names = field_names(structure)

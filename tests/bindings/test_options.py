@@ -183,18 +183,6 @@ def test_a_namedtuple_stays_one(numbered: Numbered):
     assert isinstance(dataset.element_spec[0], Pair) and bits.shape == (20, 32) and np.array_equal(ids, again)
 
 
-@pytest.mark.parametrize("join", [lambda a, b: loaderd.Mix({"a": 0.5, "b": 0.5}, {"a": a, "b": b}), loaderd.Concat])
-def test_sets_that_are_joined_are_unpacked_on_the_device(numbered: Numbered, join: Any):
-    sets = [loaderd.Dataset(path, numbered.schema) for path in numbered.write([60, 60])]
-    joined = join(*sets) if join is not loaderd.Concat else join(sets)
-    dataset = loaderd_tf.make_dataset(joined, batch_size=40, unpack="device", workers=1)
-    assert dataset.element_spec["bits"] == tf.TensorSpec([None, 4], tf.uint8)
-    for element in dataset:
-        fields = loaderd_tf.unpack(element, numbered.schema)
-        assert np.array_equal(fields["bits"] @ (2.0 ** np.arange(31, -1, -1)[:, None]), fields["id"][:, None])
-    dataset.close()
-
-
 def test_a_data_set_has_its_loader(numbered: Numbered):
     dataset = loaderd_tf.make_dataset(numbered.write([40]), numbered.schema, batch_size=20, workers=1)
     text = "<Loader of 40 records in 1 shards: bits, id, in batches of 20; at batch 0 of epoch 0>"
