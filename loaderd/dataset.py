@@ -185,7 +185,6 @@ class _Combined:
         return any(part.grows for part in self.parts().values())
 
     def leaves(self) -> list[Dataset]:
-        """The data sets that this one is made of, in order."""
         return [leaf for part in self.parts().values() for leaf in part.leaves()]
 
     def names(self) -> list[str]:
@@ -216,11 +215,9 @@ class Concat(_Combined):
         return {str(number): part for number, part in enumerate(self.sets)}
 
     def with_leaves(self, change: Callable[[Dataset], Dataset]) -> Concat:
-        """The same data set, with each of :meth:`leaves` replaced by what ``change`` returns for it."""
         return Concat([part.with_leaves(change) for part in self.sets])
 
     def combine(self, leaves: Iterator[RowSequence]) -> RowSequence:
-        """The rows of this data set, from those of each of :meth:`leaves` in order."""
         return ConcatRows([part.combine(leaves) for part in self.sets])
 
 
@@ -303,11 +300,9 @@ class Mix(_Combined):
         return dict(self.sets)
 
     def with_leaves(self, change: Callable[[Dataset], Dataset]) -> Mix:
-        """The same data set, with each of :meth:`leaves` replaced by what ``change`` returns for it."""
         return replace(self, sets={name: part.with_leaves(change) for name, part in self.sets.items()})
 
     def combine(self, leaves: Iterator[RowSequence]) -> RowSequence:
-        """The rows of this data set, from those of each of :meth:`leaves` in order."""
         rows = [part.combine(leaves) for part in self.sets.values()]
         anew = [part.grows for part in self.sets.values()]
         return MixRows(rows, self.epoch_records or sum(one.num_records for one in rows), self.schedule, anew)

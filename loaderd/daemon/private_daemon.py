@@ -32,7 +32,7 @@ from loaderd.errors import DaemonError, LoaderdError
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.ipc.messages import AskState, Message, Notice, Open, ShardsFound, State, UseServers
 from loaderd.plan.passes import Listing
-from loaderd.plan.positions import Position, listing_in
+from loaderd.plan.positions import Position
 from loaderd.redaction import redacted
 from loaderd.storage.shard_file import ShardFile
 
@@ -75,7 +75,7 @@ class PrivateDaemon(Daemon):
             ) from None
         self._start = message.start
         self._worker_manager.stall_timeout = wanted.options.stall_timeout
-        listing = listing_in(message.start)
+        listing = None if message.start is None else Position.from_json(message.start).listing
         if isinstance(wanted, StreamDescription):
             self._shards = message.shards
 

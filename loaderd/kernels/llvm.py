@@ -54,10 +54,6 @@ def compile_together(*codes: str) -> None:
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly("".join(codes)), machine)
         engine.finalize_object()
     except Exception as error:
-        if len(codes) > 1:  # if one cannot be compiled, the others may be
-            for code in codes:
-                compile_together(code)
-            return
         _cannot_be_used(error)
         _functions.update(dict.fromkeys(codes))
         return

@@ -3,7 +3,7 @@
 ===========  ======================  =========================  ==================================================
 loop         by the loop             by numpy                   what it does
 ===========  ======================  =========================  ==================================================
-``walk``     ``frames``              ``_walk_by_numpy``         finds the frames of a TFRecord file from its anchors
+``walk``     ``frames``              ``frames.walk``            finds the frames of a TFRecord file from its anchors
 ``seam``     ``crc``                 ``_seam_by_numpy``         prepares records for one CRC over all of them
 ``put``      ``rows.PutByLoop``      ``rows.PutByNumpy``        checks records of one layout, and writes their rows
 ``select``   ``bits.SelectBits``     ``bits.ExpandBytes``, …    turns packed bits into values

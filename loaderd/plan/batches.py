@@ -96,9 +96,9 @@ class BatchPlan:
         return self._steps_in(self.first)
 
     def _steps_in(self, share: HostShare) -> int:
-        if self.remainder == "drop":
-            return share.smallest_size // self.batch_size
-        return -(-share.largest_size // self.batch_size)
+        if self.remainder == "drop":  # of the host with the fewest rows; else of that with the most
+            return share.rest.size // share.num_hosts // self.batch_size
+        return -(-split_evenly(share.rest.size, share.num_hosts, 0) // self.batch_size)
 
     @cached_property
     def num_steps(self) -> int | None:

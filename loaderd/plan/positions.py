@@ -93,11 +93,6 @@ class Position:
             ) from None
 
 
-def listing_in(start: str | None) -> Listing | None:
-    """The shards that a position, as JSON, belongs to; None: all there are. Raises OptionError."""
-    return None if start is None else Position.from_json(start).listing
-
-
 def order_of(options: StreamOptions, window_records: int) -> dict[str, Any]:
     """What a position says in ``of`` of the order of a stream with windows of so many rows."""
     order = f"in blocks of {options.block_records}, " if options.shuffle else "none, "
@@ -169,10 +164,6 @@ class PassSequence:
         epochs = self._options.epochs
         return Pass(epoch, None if epochs is None else epochs - epoch % epochs, past, self.listing)
 
-    def _usual_first_epoch(self, epoch: int) -> int:
-        epochs = self._options.epochs
-        return 0 if epochs is None else epoch - epoch % epochs
-
     def is_whole(self, pass_: Pass, step: int) -> bool:
         """Whether all batches of the pass come from ``step`` on, and the pass has all of its ``epochs`` epochs."""
         return step == 0 and not pass_.past and pass_.epochs == self._options.epochs
@@ -223,7 +214,8 @@ class PassSequence:
         was_hosts, was_batch_size = position.hosts or num_hosts, position.batch_size or batch_size
         first_epoch = position.first_epoch
         if first_epoch is None:
-            first_epoch = self._usual_first_epoch(position.epoch)
+            epochs = self._options.epochs
+            first_epoch = 0 if epochs is None else position.epoch - position.epoch % epochs
         pass_ = self._pass_from(first_epoch, position.past)
         was_pass = pass_ if position.epochs is None else pass_._replace(epochs=position.epochs or None)
         if (was_hosts, was_batch_size) == (num_hosts, batch_size) and self._agree(pass_, was_pass, position):
@@ -263,18 +255,13 @@ class PassSequence:
                 f"the position does not exist: there is no batch {position.batch} in epoch {position.epoch}",
                 hint=f"A whole epoch has {batches.steps_per_epoch} batches of {batches.batch_size}, counted from 0.",
             )
-        check_step(step)
+        require(step <= MAX_STEP, "the number of a batch in its pass", f"at most {MAX_STEP}", step, _SHORTER)
         return step
 
 
 def check_epoch(epoch: int) -> None:
     """Raise OptionError where no pass can begin in an epoch, whatever the data are."""
     require(epoch < MAX_EPOCHS, "the epoch to begin with", f"at most {MAX_EPOCHS - 1}", epoch)
-
-
-def check_step(step: int) -> None:
-    """Raise OptionError where no pass can have a batch of this number, whatever the data are."""
-    require(step <= MAX_STEP, "the number of a batch in its pass", f"at most {MAX_STEP}", step, _SHORTER)
 
 
 def position_of_pass(text: str | bytes) -> Position:

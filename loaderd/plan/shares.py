@@ -102,16 +102,6 @@ class HostShare:
         return split_evenly(self.rest.size, self.num_hosts, self.host)
 
     @cached_property
-    def largest_size(self) -> int:
-        """Rows that the host with the most gets."""
-        return split_evenly(self.rest.size, self.num_hosts, 0)
-
-    @cached_property
-    def smallest_size(self) -> int:
-        """Rows that the host with the fewest gets."""
-        return self.rest.size // self.num_hosts
-
-    @cached_property
     def num_windows(self) -> int:
         """Windows; none of them is empty."""
         return self.num_parts + (self._num_rounds if self._tail_size else 0)
@@ -155,10 +145,10 @@ class HostShare:
         if row < lead:
             part = bisect_right(part_ends, row) - 1
             return part, part_ends[part], part_ends[part + 1] - part_ends[part]
-        larger, small = self._tail_sizes
+        larger, small = self._tail_size % self._num_rounds, self._tail_size // self._num_rounds
         of_larger = larger * (small + 1)
         row -= lead
-        if row < of_larger:
+        if row < of_larger:  # these windows have a row more than those behind them
             number = row // (small + 1)
             return self.num_parts + number, lead + number * (small + 1), small + 1
         number = (row - of_larger) // small
@@ -206,11 +196,6 @@ class HostShare:
     @cached_property
     def _tail_size(self) -> int:
         return split_evenly(self.rest.num_tail, self.num_hosts, self._tail_host)
-
-    @cached_property
-    def _tail_sizes(self) -> tuple[int, int]:
-        """(windows with a row more, rows of the others) of the tail."""
-        return self._tail_size % self._num_rounds, self._tail_size // self._num_rounds
 
     @cached_property
     def _num_rounds(self) -> int:

@@ -50,11 +50,6 @@ class ExpandBits:
     value: AnyArray
     shape: Shape
 
-    def run(self, stored: AnyArray) -> AnyArray:
-        """(n, \\*shape) of the feature's bytes: uint8, (n, bytes)."""
-        is_set = (stored[:, self.byte] & self.mask) != 0
-        return np.where(is_set, self.value, np.zeros((), self.value.dtype)).reshape(-1, *self.shape)
-
     def __str__(self) -> str:
         values = "…".join(map(str, (self.byte.min(), self.byte.max()))) if self.byte.size else "none"
         return (
@@ -75,12 +70,6 @@ class LookUp:
     table: AnyArray
     repeat: int
     shape: Shape
-
-    def run(self, stored: AnyArray) -> AnyArray:
-        """(n, \\*shape) of the feature's values: (n, values)."""
-        values = np.ascontiguousarray(stored[:, self.first : self.first + self.count])
-        index = values.view(f"u{values.dtype.itemsize}")
-        return np.repeat(self.table[index], self.repeat, axis=1).reshape(-1, *self.shape)
 
     def __str__(self) -> str:
         return (
@@ -104,16 +93,6 @@ class Cast:
     offset: int | None
     repeat: int
     shape: Shape
-
-    def run(self, stored: AnyArray) -> AnyArray:
-        """(n, \\*shape) of the feature's values: (n, values)."""
-        values = stored[:, self.first : self.first + self.count].astype(self.dtype)
-        with np.errstate(all="ignore"):
-            if self.scale is not None:
-                values = values * self.dtype.type(self.scale)
-            if self.offset is not None:
-                values = values + self.dtype.type(self.offset)
-        return np.repeat(values, self.repeat, axis=1).reshape(-1, *self.shape)
 
     def __str__(self) -> str:
         scaled = "" if self.scale is None else f" times {self.scale}"
@@ -146,22 +125,6 @@ class DeviceProgram:
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {step}" for name, steps in self.steps.items() for step in steps)
-
-    def run(self, packed: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """The fields of packed ones, in numpy: what every other library's result is compared with.
-
-        ``packed``: the fields of :func:`~loaderd.schema.packed.packed_schema`, each (n, …).
-        """
-        n = len(next(iter(packed.values())))
-        flat = {name: values.reshape(n, -1) for name, values in packed.items()}
-        fields = {}
-        for name, steps in self.steps.items():
-            parts = [
-                np.full((n, *step.shape), step.value) if isinstance(step, Constant) else step.run(flat[step.feature])
-                for step in steps
-            ]
-            fields[name] = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        return fields
 
 
 def steps_of(name: str, definition: Field, features: Mapping[str, Feature]) -> tuple[Step, ...] | None:

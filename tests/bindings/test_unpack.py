@@ -17,9 +17,9 @@ from loaderd_tf.unpack import Unpacker
 import loaderd
 from loaderd import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
 from loaderd.errors import OptionError
+from tests.helpers.decoding import decoded
 from tests.helpers.numbered import SCHEMA, Numbered
 from tests.schema.any_schema import schemas
-from tests.schema.test_device_program import decoded
 
 MODES = {"eager": None, "graph": False, "xla": True}
 OF_ONE_OR_TWO_BYTES = ["bfloat16", "float16", "int16", "uint8"]

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 import loaderd
 from loaderd.errors import OptionError
 from loaderd.schema import Schema, packed_schema
+from tests.helpers.decoding import decoded
 from tests.schema.any_schema import schemas
-from tests.schema.test_device_program import decoded
 
 jax = pytest.importorskip("jax", reason="JAX is not installed: make test-torch")
 loaderd_jax = pytest.importorskip("loaderd_jax")

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 
 import loaderd
 from loaderd.schema import Schema, packed_schema
+from tests.helpers.decoding import decoded
 from tests.schema.any_schema import schemas
-from tests.schema.test_device_program import decoded
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
 loaderd_torch = pytest.importorskip("loaderd_torch")

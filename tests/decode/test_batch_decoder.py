@@ -7,39 +7,18 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import OptionError, WorkerError
 from loaderd.randomness import RecordRandom
-from loaderd.schema import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
+from loaderd.schema import Array, Bits, Derived, Float, Int64, PackedBits, Raw, Schema
 from loaderd.schemas import chess_eval, mnist
+from tests.helpers.decoding import AnyArray, Rows, rows_of
+from tests.helpers.decoding import decoded as decode
 
-AnyArray = npt.NDArray[Any]
 pytestmark = pytest.mark.usefixtures("kernels")
-
-
-def rows_of(schema: Schema, **features: Any) -> npt.NDArray[np.uint8]:
-    """Rows, (n, row_bytes), that hold these values, (n, …) each."""
-    rows = np.zeros(len(next(iter(features.values()))), schema.row_dtype)
-    for name, values in features.items():
-        rows[name] = values
-    return rows.view(np.uint8).reshape(len(rows), schema.row_bytes)
-
-
-def decode(schema: Schema, rows: npt.NDArray[np.uint8]) -> dict[str, AnyArray]:
-    """Decode into the middle of a buffer, and check that the decoder leaves the rest of it alone."""
-    out, buffers = {}, []
-    for name, spec in schema.specs.items():
-        size = len(rows) * spec.record_bytes
-        buffer = np.full(64 + size + 64, 0xA5, np.uint8)
-        buffers.append((buffer[:64], buffer[64 + size :]))
-        out[name] = buffer[64 : 64 + size].view(spec.dtype).reshape(len(rows), *spec.shape)
-    BatchDecoder(schema).decode(rows, out)
-    assert all((guard == 0xA5).all() for pair in buffers for guard in pair)
-    return out
 
 
 def assert_equal(found: AnyArray, expected: Any) -> None:
@@ -74,7 +53,7 @@ def chess_in_tensorflow(d: AnyArray, s: AnyArray, dtype: str, a: float, k: float
     }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int8", "int32"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_chess_eval_is_what_tensorflow_computes(dtype: str) -> None:
     schema = chess_eval(value_a=0.7, value_k=500.0, value_b=40.0, dtype=dtype)
     features = chess_features(1300)  # three chunks, the last one partial
@@ -86,7 +65,7 @@ def test_chess_eval_is_what_tensorflow_computes(dtype: str) -> None:
     np.testing.assert_allclose(found["score"], expected["score"], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_mnist_is_what_tensorflow_computes(dtype: str) -> None:
     # Four images with every byte at every place a few times over.
     images = np.random.default_rng(2).permuted(np.tile(np.arange(256, dtype=np.uint8), 4 * 784), axis=0)
@@ -114,13 +93,6 @@ def test_mnist_is_what_tensorflow_computes(dtype: str) -> None:
             id="big-endian, another shape",
         ),
         pytest.param(
-            Raw("bfloat16", (3,)),
-            np.array([[1.5, -2, 0], [3, 4, 5]]),
-            Array("f", dtype="float32", scale=2),
-            np.array([[3, -4, 0], [6, 8, 10]], np.float32),
-            id="bfloat16 to float32",
-        ),
-        pytest.param(
             Raw("int8", (2,)),
             np.array([[-128, 127], [-1, 0]]),
             Array("f", dtype="bfloat16", offset=1),
@@ -134,16 +106,12 @@ def test_mnist_is_what_tensorflow_computes(dtype: str) -> None:
             np.array([[1, -1]], np.int32),
             id="truncated",
         ),
-        pytest.param(Float(), np.array([0.1, 7]), Array("f"), np.array([0.1, 7], np.float32), id="float as stored"),
         pytest.param(
             Int64((1, 2)),
             np.array([[[2**40, -3]]]),
             Array("f", scale=-2, offset=1),
             np.array([[[1 - 2**41, 7]]]),
             id="int64 arithmetic",
-        ),
-        pytest.param(
-            Int64(), np.array([0, 5, -1]), Array("f", dtype="bool"), np.array([False, True, True]), id="bool"
         ),
         pytest.param(
             Float(),
@@ -161,26 +129,16 @@ def test_array_fields(feature: Any, values: AnyArray, field: Array, expected: An
     assert_equal(decode(schema, rows_of(schema, f=values))["x"], expected)
 
 
-def test_packed_fields_are_the_stored_bytes() -> None:
-    schema = Schema({"a": PackedBits(3), "b": PackedBits(17)}, {"p": Packed("b")})
-    stored = np.random.default_rng(3).integers(0, 256, (600, 3), dtype=np.uint8)
-    assert_equal(decode(schema, rows_of(schema, b=stored))["p"], stored)
-
-
 # --------------------------------------------------------------------------------------------- derived fields
 
 
 def derived_schema(function: Callable[..., Any], **keywords: Any) -> Schema:
     """``y``, float32, is derived from the delivered ``x`` (4 bits, float32) and the intermediate ``z`` (int64)."""
     derived = Derived(function, ("x", "z"), **{"shape": (), "dtype": "float32", **keywords})
-    return Schema(
-        {"d": PackedBits(4), "s": Int64()},
-        {"x": Bits("d", shape=(4,)), "y": derived},
-        {"z": Array("s")},
-    )
+    return Schema({"d": PackedBits(4), "s": Int64()}, {"x": Bits("d", shape=(4,)), "y": derived}, {"z": Array("s")})
 
 
-def derived_rows(schema: Schema, num_records: int) -> npt.NDArray[np.uint8]:
+def derived_rows(schema: Schema, num_records: int) -> Rows:
     rng = np.random.default_rng(4)
     bits = rng.integers(0, 256, (num_records, 1), dtype=np.uint8)
     return rows_of(schema, d=bits, s=rng.integers(-9, 10, num_records))
@@ -252,25 +210,6 @@ def test_random_fields_draw_by_the_key_of_their_row() -> None:
         assert_equal(backwards[name], values[::-1])
 
 
-def test_what_a_raising_function_was_called_with_names_the_random_numbers() -> None:
-    schema = derived_schema(lambda x, z, random: 1 / 0, random=True)
-    with pytest.raises(WorkerError) as caught:
-        decode(schema, derived_rows(schema, 3))
-    assert "(x: float32 (3, 4), z: int64 (3,)) and a RecordRandom; the first" in caught.value.hint
-
-
-def test_what_nothing_reads_is_not_computed() -> None:
-    def explode(z: AnyArray) -> AnyArray:
-        raise AssertionError("must not be called")
-
-    schema = Schema(
-        {"s": Int64()},
-        {"x": Array("s")},
-        {"z": Derived(explode, "s2", (), "int8"), "s2": Array("s"), "z2": Derived(explode, "z", (), "int8")},
-    )
-    assert_equal(decode(schema, rows_of(schema, s=np.arange(5)))["x"], np.arange(5))
-
-
 @pytest.mark.parametrize("victim", ["x", "z"])
 def test_a_derived_function_cannot_write_to_its_inputs(victim: str) -> None:
     def corrupt(x: AnyArray, z: AnyArray) -> AnyArray:
@@ -303,7 +242,7 @@ class Untold(Exception):
         raise RuntimeError("no text")
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Untold()])
+@pytest.mark.parametrize("error", [SystemExit(3), Untold()])
 def test_a_function_is_named_whatever_it_raises(error: BaseException) -> None:
     def end(x: AnyArray, z: AnyArray) -> AnyArray:
         raise error

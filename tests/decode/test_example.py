@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import loaderd.decode.example
 from loaderd.decode.example import Example, RecordFault, feature_lists, list_features, parse_example
 from loaderd.schema import Feature, Float, Int64, Raw, Schema
-from loaderd.schemas import chess_eval, mnist
 from tests.decode.example_wire import (
     REQUIRED,
     SCHEMA,
@@ -22,8 +21,6 @@ from tests.decode.example_wire import (
     bytes_list,
     entry,
     example,
-    float_list,
-    floats,
     int64_list,
     is_valid_protobuf,
     messages,
@@ -33,7 +30,6 @@ from tests.decode.example_wire import (
 )
 from tests.helpers.record_bytes import field, varint
 
-CHESS = chess_eval()
 D, S, F = REQUIRED
 tensorflow_reads = TensorFlowParser(SCHEMA, example(*REQUIRED))
 
@@ -109,51 +105,6 @@ def test_arbitrary_bytes(record: bytes) -> None:
     check(record)
 
 
-def chess_record(random: np.random.Generator) -> bytes:
-    bits, score = random.bytes(194), int(random.integers(-3000, 3000))
-    features = {
-        "d": tf.train.Feature(bytes_list=tf.train.BytesList(value=[bits])),
-        "s": tf.train.Feature(int64_list=tf.train.Int64List(value=[score])),
-    }
-    return bytes(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
-
-
-def test_chess_records_of_tensorflow() -> None:
-    random = np.random.default_rng(0)
-    records = [chess_record(random) for _ in range(50)]
-    tensorflow = TensorFlowParser(CHESS, records[0])
-    assert all(check(record, CHESS, tensorflow) for record in records)
-
-
-def test_mnist_records_of_tensorflow() -> None:
-    features = {
-        "height": tf.train.Feature(int64_list=tf.train.Int64List(value=[28])),
-        "image_raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes(range(196)) * 4])),
-        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[9])),
-    }
-    record = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-    assert check(record, mnist(), TensorFlowParser(mnist(), record))
-
-
-@pytest.mark.slow
-def test_mutated_records() -> None:
-    random = np.random.default_rng(1)
-    real = chess_record(random)
-    tensorflow_chess = TensorFlowParser(CHESS, real)
-    everything = example(
-        *REQUIRED,
-        entry("comment", bytes_list(b"a", b"bc")),
-        entry("r", bytes_list(b"1234")),
-        entry("v", int64_list(1, -2, 300)),
-        entry("é", unpacked_float_list(2.5)),
-    )
-    read = 0
-    for _ in range(1200):
-        read += check(mutations(real, random), CHESS, tensorflow_chess)
-        read += check(mutations(everything, random))
-    assert 100 < read < 2300
-
-
 def test_every_truncation() -> None:
     record = example(*REQUIRED, entry("v", unpacked_int64_list(1, 2, -3)))
     assert [length for length in range(len(record) + 1) if check(record[:length])] == [len(record)]
@@ -163,8 +114,6 @@ def test_every_truncation() -> None:
 
 LAYOUTS: dict[str, tuple[bytes, dict[str, Any]]] = {
     "as TensorFlow writes": (example(D, S, F), {"d": [*b"abc"], "s": [-7], "f": [1.0, 2.0]}),
-    "defaults": (example(D, S, F), {"r": [258, 772], "v": [-1, -1, -1], "é": [0.5]}),
-    "another order": (example(F, S, D), {"d": [*b"abc"], "s": [-7], "f": [1.0, 2.0]}),
     "extra features": (example(entry("x", int64_list(1)), D, entry("y", b""), S, F), {"s": [-7]}),
     "an extra feature that is no Feature": (example(entry("x", b"\xff\xff"), D, S, F), {"s": [-7]}),
     "unpacked": (
@@ -172,7 +121,6 @@ LAYOUTS: dict[str, tuple[bytes, dict[str, Any]]] = {
         {"f": [3.0, 4.0], "v": [5, -6, 7000]},
     ),
     "a non-minimal value": (example(D, F, entry("s", field(0x1A, field(0x0A, varint(5, 4))))), {"s": [5]}),
-    "a value of ten bytes": (example(D, F, entry("s", field(0x1A, field(0x0A, varint(5, 9))))), {"s": [5]}),
     "a tenth byte of seven bits": (
         example(D, F, entry("s", field(0x1A, field(0x0A, b"\xff" * 9 + b"\x7e")))),
         {"s": [2**63 - 1]},
@@ -182,12 +130,10 @@ LAYOUTS: dict[str, tuple[bytes, dict[str, Any]]] = {
         {"s": [9]},
     ),
     "the last of two": (example(D, entry("s", int64_list(1)), F, entry("s", int64_list(2))), {"s": [2]}),
-    "the last that is not empty": (example(D, entry("s", int64_list(1)), F, entry("s", b"")), {"s": [1]}),
     "one of the wrong kind before": (
         example(entry("s", bytes_list(b"x")), D, F, entry("s", int64_list(2))),
         {"s": [2]},
     ),
-    "features in two parts": (example(D) + example(S, F), {"d": [*b"abc"], "s": [-7]}),
     "unknown fields": (b"\x10\x05" + example(D) + field(0x12, b"?") + example(S, F) + b"\x1d1234", {"s": [-7]}),
     "the Feature before its name": (
         example(D, F, field(0x0A, field(0x12, int64_list(4)) + field(0x0A, b"s"))),
@@ -197,10 +143,6 @@ LAYOUTS: dict[str, tuple[bytes, dict[str, Any]]] = {
     "a second packed span, not read": (
         example(D, F, entry("s", field(0x1A, field(0x0A, b"\x05") + field(0x0A, b"\x06")))),
         {"s": [5]},
-    ),
-    "an unpacked value behind a packed one, not read": (
-        example(D, S, entry("f", field(0x12, field(0x0A, floats(1, 2)) + b"\x0d" + floats(3)))),
-        {"f": [1.0, 2.0]},
     ),
     "a second list, not read": (example(D, F, entry("s", int64_list(5) + int64_list(6))), {"s": [5]}),
     "a list of another kind behind, not read": (
@@ -216,21 +158,13 @@ def test_layout(layout: str) -> None:
     assert values_of(record).items() >= expected.items()
 
 
-def test_a_memoryview_reads_like_bytes() -> None:
-    record = example(*REQUIRED)
-    assert parse_example(memoryview(record), SCHEMA.features) == parse_example(record, SCHEMA.features)
-
-
 # ------------------------------------------------------------------------------------------------- faults
 
 FAULTS: dict[str, tuple[list[bytes], str, str]] = {
     "size": ([entry("d", bytes_list(b"abcd")), S, F], "feature 'd' of 3 bytes", "4 bytes"),
-    "size of one": ([entry("d", bytes_list(b"a")), S, F], "feature 'd' of 3 bytes", "1 byte"),
     "no value": ([entry("d", bytes_list()), S, F], "one value in feature 'd'", "0 values"),
     "two values": ([entry("d", bytes_list(b"abc", b"abc")), S, F], "one value in feature 'd'", "2 values"),
     "count": ([D, S, F, entry("v", int64_list(1, 2, 3, 4))], "feature 'v' of 3 values", "4 values"),
-    "count of unpacked": ([D, S, entry("f", unpacked_float_list(1))], "feature 'f' of 2 values", "1 value"),
-    "scalar": ([D, entry("s", int64_list()), F], "feature 's' of 1 value", "0 values"),
     "missing": ([entry("image", bytes_list(b"")), S], "feature 'd'", "features ['image', 's']"),
     "all missing": ([], "feature 'd'", "no features"),
     "many": (
@@ -239,8 +173,6 @@ FAULTS: dict[str, tuple[list[bytes], str, str]] = {
         f"features {[f'n{i}' for i in range(16)]} and 4 more",
     ),
     "empty": ([D, entry("s", b""), F], "feature 's'", "that feature without a list"),
-    "float": ([D, entry("s", float_list(1)), F], "an int64 list in feature 's'", "a float list"),
-    "int64": ([entry("d", int64_list(1)), S, F], "a bytes list in feature 'd'", "an int64 list"),
     "bytes": ([D, S, entry("f", bytes_list(b"x"))], "a float list in feature 'f'", "a bytes list"),
     "unknown kind": ([D, S, F, entry("v", b"\x22\x00")], "a list in feature 'v'", "tag 0x22 at byte 63"),
     "varint": ([field(0x1A, b"")], "a tf.train.Example", "tag 0x1a at byte 2"),

@@ -135,18 +135,6 @@ def test_consecutive_varints() -> None:
     check(RowParser(schema), records, schema)
 
 
-def test_mnist_keeps_its_extra_features_free(plain_parses: list[int]) -> None:
-    """Values that the schema does not read may differ without a new template."""
-    schema = Schema({"label": Int64()}, {"label": Array("label")})
-    random = np.random.default_rng(4)
-    records = [
-        example(entry("label", int64_list(i % 10)), entry("image_raw", bytes_list(random.bytes(784))))
-        for i in range(100)
-    ]
-    check(RowParser(schema), records, schema)
-    assert plain_parses == [0]
-
-
 # ---------------------------------------------------------------------------------------------- every input
 
 

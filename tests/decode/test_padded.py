@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loaderd
-from loaderd.decode import example_rows
 from loaderd.decode.example import RecordFault, parse_example
 from loaderd.decode.example_rows import RowParser
 from loaderd.errors import RecordMismatchError, SchemaError
-from loaderd.schema import Array, Float, Int64, Packed, PackedBits, Raw, Schema, packed_schema, unpacking_schema
+from loaderd.schema import Array, Float, Int64, PackedBits, Raw, Schema, packed_schema, unpacking_schema
 from loaderd.schema.wire import from_wire, to_wire
 from tests.decode.example_wire import (
     PADDED,
+    bytes_list,
     concatenated,
     entry,
     example,
@@ -65,10 +64,6 @@ def games(draw: st.DrawFn) -> tuple[bytes, dict[str, Any]]:
     return example(*draw(st.permutations(entries))), held
 
 
-def bytes_list(value: bytes) -> bytes:
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value])).SerializeToString()  # type: ignore[no-any-return]
-
-
 def padded(held: dict[str, Any]) -> dict[str, list[Any]]:
     """The values of a row, one after the other."""
     found: dict[str, list[Any]] = {}
@@ -98,42 +93,6 @@ def test_records_of_any_length_as_a_plain_loop_pads_them(kinds: list[Any], seed:
             assert np.array_equal(row[name].ravel(), expected[name], equal_nan=name == "clocks"), name
         assert name_bytes.tobytes() == expected["name"][0]
         assert title_bytes.tobytes() == expected["title"][0].encode("utf-32-le")
-
-
-@settings(max_examples=50)
-@given(st.lists(games(), min_size=1, max_size=9))
-def test_what_is_padded_is_what_tensorflow_reads(kinds: list[Any]) -> None:
-    records = [record for record, _ in kinds]
-    rows = rows_of(RowParser(GAMES), records, GAMES)
-    spec = {"moves": tf.io.RaggedFeature(tf.int64), "clocks": tf.io.RaggedFeature(tf.float32)}
-    parsed = tf.io.parse_example(records, spec)
-    for name, room, pad in (("moves", 6, -1), ("clocks", 5, float("nan"))):
-        expected = [values + [pad] * (room - len(values)) for values in parsed[name].to_list()]
-        assert np.array_equal(expected, rows[name].reshape(-1, room), equal_nan=True)
-
-
-def test_ids_of_several_lengths_are_read_by_templates(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = []
-    parse = example_rows.parse_example
-    monkeypatch.setattr(example_rows, "parse_example", lambda *args: plain.append(args) or parse(*args))
-    schema = Schema({"id": Raw("S16", pad=True), "f": Float((9,), pad=0)}, {"id": Array("id")})
-    rng = np.random.default_rng(0)
-    names = [b"id-%d" % number for number in rng.integers(100, 10**6, 2000)]
-    floats = [rng.random(rng.integers(0, 4), np.float32) for _ in names]
-    records = [
-        example(entry("id", bytes_list(name)), entry("f", float_list(*values)))
-        for name, values in zip(names, floats, strict=True)
-    ]
-    parser = RowParser(schema)
-    rows_of(parser, records, schema)
-    del plain[:]
-    rows = rows_of(parser, records, schema)
-    assert len(plain) < 20  # of lengths that hardly any record has
-    assert rows["id"].tolist() == names
-    assert [row[: len(values)].tolist() for row, values in zip(rows["f"], floats, strict=True)] == [
-        values.tolist() for values in floats
-    ]
-    assert all(not row[len(values) :].any() for row, values in zip(rows["f"], floats, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -215,9 +174,3 @@ def test_padded_features_through_a_loader(tmp_path: Path) -> None:
     with pytest.raises(RecordMismatchError, match="expected feature 'moves' of 20 values, found") as caught:
         loaderd.Loader(paths, short, batch_size=50, workers=1)
     assert "If lengths differ, give the feature room for the longest and a pad" in caught.value.hint
-
-
-def test_bits_have_one_length() -> None:
-    with pytest.raises(TypeError):
-        PackedBits(8, pad=True)  # type: ignore[call-arg]
-    assert Schema({"b": PackedBits(8)}, {"b": Packed("b")}).row_bytes == 8

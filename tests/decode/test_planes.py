@@ -7,44 +7,45 @@ from typing import Any
 import numpy as np
 import pytest
 
-import loaderd
-from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import SchemaError
-from loaderd.schema import Schema, packed_schema, unpacking_schema
+from loaderd.schema import (
+    Array,
+    Bits,
+    Fill,
+    FixedRecords,
+    Float,
+    Int64,
+    PackedBits,
+    Planes,
+    Raw,
+    Schema,
+    Spread,
+    packed_schema,
+    unpacking_schema,
+)
 from loaderd.schema.wire import from_wire, to_wire
+from tests.helpers.decoding import decoded, random_rows, rows_of
 
 KERNELS = pytest.mark.parametrize("kernels", ["compiled", "numpy"])
 
 
-def decoded(schema: Schema, rows: Any) -> dict[str, Any]:
-    out = {name: np.full((len(rows), *spec.shape), 7, spec.dtype) for name, spec in schema.specs.items()}
-    BatchDecoder(schema).decode(rows.view(np.uint8).reshape(len(rows), -1), out)
-    return out
-
-
-def rows_of(schema: Schema, count: int, seed: int = 0) -> Any:
-    rng = np.random.default_rng(seed)
-    return np.frombuffer(rng.bytes(count * schema.row_bytes), schema.row_dtype)
+def as_bytes(rows: Any) -> Any:
+    return rows.view(np.uint8).reshape(len(rows), -1)
 
 
 BOARD = Schema(
+    {"b": PackedBits(3 * 64), "rights": Raw("u1", (4,)), "clock": Int64(), "mean": Float()},
     {
-        "b": loaderd.PackedBits(3 * 64),
-        "rights": loaderd.Raw("u1", (4,)),
-        "clock": loaderd.Int64(),
-        "mean": loaderd.Float(),
-    },
-    {
-        "board": loaderd.Planes(
+        "board": Planes(
             [
-                loaderd.Bits("b", (3, 8, 8), bit_order="little"),
-                loaderd.Spread("rights", (8, 8)),
-                loaderd.Spread("clock", (1, 8, 8), scale=1 / 7),
-                loaderd.Fill(0.5, (2, 8, 8)),
-                loaderd.Spread("mean", (1, 8, 8)),
+                Bits("b", (3, 8, 8), bit_order="little"),
+                Spread("rights", (8, 8)),
+                Spread("clock", (1, 8, 8), scale=1 / 7),
+                Fill(0.5, (2, 8, 8)),
+                Spread("mean", (1, 8, 8)),
             ]
         ),
-        "second": loaderd.Array("rights", "float32", shape=(), first=1),
+        "second": Array("rights", "float32", shape=(), first=1),
     },
 )
 
@@ -52,9 +53,9 @@ BOARD = Schema(
 @KERNELS
 def test_planes_of_several_features(kernels: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOADERD_KERNELS", kernels)
-    rows = rows_of(BOARD, 600).copy()
+    rows = random_rows(BOARD, 600).view(BOARD.row_dtype)[:, 0]
     rows["mean"] = np.random.default_rng(1).random(600)
-    found = decoded(BOARD, rows)
+    found = decoded(BOARD, as_bytes(rows))
     board = found["board"]
     assert board.shape == (600, 11, 8, 8)
     assert (board[:, :3].reshape(600, -1) == np.unpackbits(rows["b"], axis=1, bitorder="little")).all()
@@ -66,15 +67,11 @@ def test_planes_of_several_features(kernels: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_planes_travel_packed_and_are_finished_by_the_consumer():
-    rows = rows_of(BOARD, 20).copy()
-    rows["mean"] = 0.25
+    rows = random_rows(BOARD, 20)
+    rows.view(BOARD.row_dtype)["mean"] = 0.25
     packed, unpacking = packed_schema(BOARD), unpacking_schema(BOARD)
     assert packed.record_bytes < BOARD.record_bytes / 50
-    sent = decoded(packed, rows)
-    again = np.zeros(20, unpacking.row_dtype)
-    for name, values in sent.items():
-        again[name] = values
-    for name, values in decoded(unpacking, again).items():
+    for name, values in decoded(unpacking, rows_of(unpacking, **decoded(packed, rows))).items():
         assert values.tobytes() == decoded(BOARD, rows)[name].tobytes()
 
 
@@ -92,29 +89,26 @@ PAIR = [("a", "u1"), ("b", "u1")]
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: loaderd.Bits("b", (8,), bit_order="middle"), "bit_order must be"),
-        (lambda: loaderd.Bits("b", (2, 9), plane_bytes=1), "planes of 1 bytes must begin at a whole byte and hold"),
-        (lambda: loaderd.Array("b", first=3), "first needs a shape"),
-        (lambda: loaderd.Planes([]), "parts must be Bits, Array, Spread, Fill, Derived or Planes"),
+        (lambda: Bits("b", (8,), bit_order="middle"), "bit_order must be"),
+        (lambda: Bits("b", (2, 9), plane_bytes=1), "planes of 1 bytes must begin at a whole byte and hold"),
+        (lambda: Array("b", first=3), "first needs a shape"),
+        (lambda: Planes([]), "parts must be Bits, Array, Spread, Fill, Derived or Planes"),
+        (lambda: Schema({"r": Raw("u1", (4,))}, {"f": Array("r", shape=(2,), first=3)}), "values 3…4"),
         (
-            lambda: Schema({"r": loaderd.Raw("u1", (4,))}, {"f": loaderd.Array("r", shape=(2,), first=3)}),
-            "values 3…4",
-        ),
-        (
-            lambda: Schema(BOARD.features, {"f": loaderd.Planes([loaderd.Fill(0, (1, 2)), loaderd.Fill(0, (1, 3))])}),
+            lambda: Schema(BOARD.features, {"f": Planes([Fill(0, (1, 2)), Fill(0, (1, 3))])}),
             "must differ in their first axis only",
         ),
-        (lambda: loaderd.FixedRecords("f4"), "dtype must be a structured one"),
-        (lambda: loaderd.FixedRecords(rows_of(BOARD, 1).dtype, bits=["x"]), "bits must name fields of"),
-        (lambda: loaderd.FixedRecords(PAIR, bits=5), r"bits must name fields of the dtype, \['a', 'b'\], got \[5\]"),
-        (lambda: loaderd.FixedRecords(PAIR, expect={5: 1, "c": 2}), r"expect must name fields of .*, got \[5, 'c'\]"),
-        (lambda: loaderd.FixedRecords(PAIR, expect=["a"]), r"expect must be a mapping of fields .*, got \['a'\]"),
-        (lambda: loaderd.FixedRecords([*PAIR, *PAIR]), "dtype must be one of numpy's, .*occurs more than once"),
+        (lambda: FixedRecords("f4"), "dtype must be a structured one"),
+        (lambda: FixedRecords(BOARD.row_dtype, bits=["x"]), "bits must name fields of"),
+        (lambda: FixedRecords(PAIR, bits=5), r"bits must name fields of the dtype, \['a', 'b'\], got \[5\]"),
+        (lambda: FixedRecords(PAIR, expect={5: 1, "c": 2}), r"expect must name fields of .*, got \[5, 'c'\]"),
+        (lambda: FixedRecords(PAIR, expect=["a"]), r"expect must be a mapping of fields .*, got \['a'\]"),
+        (lambda: FixedRecords([*PAIR, *PAIR]), "dtype must be one of numpy's, .*occurs more than once"),
         (
-            lambda: loaderd.FixedRecords({"names": ["a"], "formats": ["u1"], "offsets": [-1]}),
+            lambda: FixedRecords({"names": ["a"], "formats": ["u1"], "offsets": [-1]}),
             "dtype must be one of numpy's, .*offset -1 cannot be negative",
         ),
-        (lambda: loaderd.FixedRecords([("a", [("b", "u1")])]), "must hold values, got the structured"),
+        (lambda: FixedRecords([("a", [("b", "u1")])]), "must hold values, got the structured"),
     ],
 )
 def test_what_does_not_fit_is_said(make: Any, said: str):

@@ -122,19 +122,6 @@ def test_crcs_of_lengths(lengths: list[int]):
     assert found.dtype == np.uint32 and found.tolist() == expected
 
 
-@pytest.mark.parametrize("length", [0, 1, 65_535, 65_536, 65_537, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
-def test_the_crc_of_a_length_alone(length: int):
-    found = crc.masked_crcs_of_lengths(np.array([length], dtype=np.uint64).view(np.int64))
-    assert found.tolist() == [crc.masked_crc(struct.pack("<Q", length))]
-
-
-@given(data=st.binary(min_size=4, max_size=50), picks=st.lists(st.integers(0, 1000)))
-def test_words_at_any_offset(data: bytes, picks: list[int]):
-    offsets = np.array([pick % (len(data) - 3) for pick in picks], dtype=np.int64)
-    expected = [int.from_bytes(data[offset : offset + 4], "little") for offset in offsets]
-    assert crc.words_at(np.frombuffer(data, dtype=np.uint8), offsets).tolist() == expected
-
-
 def test_frames_outside_of_the_buffer_are_refused():
     buffer, ends = run_of([b"abc", b"", b"0123456789"])
     for wrong in (ends + 1, ends - 1, ends[::-1], np.array([0, 15, 31])):

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import loaderd
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _llvmlite() -> None:
@@ -61,14 +59,6 @@ BITS_OF_35_NUMBERS = sum(number.bit_count() for number in range(35))
 def test_statistics_say_what_is_used(shard: str, allowed: str, used: str) -> None:
     found = kernels_and_bits([shard, ""], LOADERD_KERNELS=allowed)
     assert found == (used, BITS_OF_35_NUMBERS)
-
-
-def test_without_fields_of_bits_nothing_unpacks_them(
-    write_numbered: Callable[[Sequence[int]], list[Path]], numbered_schema: loaderd.Schema
-) -> None:
-    schema = loaderd.Schema(numbered_schema.features, {"id": numbered_schema.fields["id"]})
-    with loaderd.Loader(write_numbered([35]), schema, batch_size=10, workers=1) as loader:
-        assert loader.statistics().kernels == "numpy"
 
 
 @pytest.mark.one_variant

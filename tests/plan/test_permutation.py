@@ -50,14 +50,6 @@ def test_each_order_of_four_is_as_likely_as_another():
     assert chi_square < 49.7, "one chance in a thousand, with 23 degrees of freedom"
 
 
-def test_places_of_a_large_permutation_are_even():
-    order = permutation(key_of("large"), 1 << 17)
-    assert abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < 0.01
-    quarter = order[: len(order) // 4]
-    assert abs(float(quarter.mean()) / len(order) - 0.5) < 0.005
-    assert np.mean(np.abs(np.diff(order)) == 1) < 1e-4
-
-
 @given(key=st.integers(0, 2**64 - 1), count=st.integers(1, 20_000), data=st.data())
 def test_a_part_of_the_places_is_a_part_of_all_of_them(key: int, count: int, data: st.DataObject):
     whole = places(key, count, 0, count)

@@ -82,14 +82,6 @@ def test_the_sizes_are_near_the_fractions_and_shards_and_levels_differ():
         assert len(set.intersection(*pair)) == pytest.approx(9_000, abs=5 * (100_000 * 0.09 * 0.91) ** 0.5)
 
 
-def test_neighbours_are_on_a_side_independently():
-    found = np.zeros(100_000, dtype=np.int64)
-    found[numbers_that([part(0, 0.5).condition("a")], 0, len(found))] = 1
-    for distance in (1, 2, 32, 1024):
-        agree = int((found[distance:] == found[:-distance]).sum())
-        assert agree == pytest.approx((len(found) - distance) / 2, abs=5 * (len(found) / 4) ** 0.5), distance
-
-
 def test_whole_shards_are_on_a_side():
     names = [f"{number:03}.tfrecord" for number in range(2000)]
     sides = [HashSplit("shard", 7, 0, *ends) for ends in ((0, HASHES // 4), (HASHES // 4, HASHES))]

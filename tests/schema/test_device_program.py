@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from loaderd import schemas as ready_made
 from loaderd.schema import Array, Raw, Schema, Spread, packed_schema
 from tests.helpers.decoding import decoded, random_rows
+from tests.helpers.device_program import run
 from tests.schema.any_schema import schemas
 
 
@@ -18,7 +19,7 @@ def check(schema: Schema) -> None:
     rows = random_rows(schema, 9)
     with np.errstate(all="ignore"):
         expected = decoded(schema, rows)
-        found = schema.device_program().run(decoded(packed_schema(schema, for_device=True), rows))
+        found = run(schema.device_program(), decoded(packed_schema(schema, for_device=True), rows))
     assert list(found) == list(expected)
     for name, values in expected.items():
         assert (found[name].dtype, found[name].shape) == (values.dtype, values.shape), name

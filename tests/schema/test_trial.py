@@ -75,18 +75,6 @@ def test_nobody_tries_a_function_again():
     assert calls == [2, 3]
 
 
-def test_what_is_derived_from_what_is_derived_is_tried_in_turn():
-    schema = Schema(
-        {"id": Int64()},
-        {"last": Derived(lambda twice: twice[:, 0] > 1, "twice")},
-        {"twice": Derived(lambda id: np.stack([id, id], axis=1) * 0.5, "id"), "id": Array("id")},
-    )
-    assert {name: schema.spec_of(name) for name in ("twice", "last")} == {
-        "twice": FieldSpec((2,), np.dtype("float64")),
-        "last": FieldSpec((), np.dtype("bool")),
-    }
-
-
 @pytest.mark.parametrize(
     ("function", "keywords", "said", "hint"),
     [

@@ -71,12 +71,6 @@ def test_files_of_rows(write: Any, tmp_path: Path):
     check(tmp_path / "*.npz", loaderd.schemas.katago(), arrays)
 
 
-def test_numpy_gives_the_same_as_compiled_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("LOADERD_KERNELS", "numpy")
-    np.savez_compressed(tmp_path / "0.npz", **rows(40, 3))
-    check(tmp_path / "0.npz", loaderd.schemas.katago(), [rows(40, 3)])
-
-
 def test_smaller_boards_and_more_targets(tmp_path: Path):
     arrays = rows(20, 4, num_targets=80, size=9)
     np.savez_compressed(tmp_path / "0.npz", **arrays)

@@ -173,17 +173,6 @@ def test_games_are_mirrored_where_nobody_may_castle(positions: Path):
         assert (found[name] == stored[name]).all()
 
 
-@pytest.mark.slow
-def test_every_position_that_may_be_is_mirrored_by_symmetry_4(positions: Path):
-    (stored,) = read(positions, loaderd.schemas.lc0("float16"))
-    (found,) = read(positions, loaderd.schemas.lc0("float16", symmetries=[4]))
-    may_castle = stored["planes"][:, 104:108].any(axis=(1, 2, 3))
-    assert 0 < may_castle.sum() < len(may_castle)
-    assert (found["planes"][may_castle] == stored["planes"][may_castle]).all()
-    assert (found["planes"][~may_castle] == stored["planes"][~may_castle][..., ::-1]).all()
-    assert found["planes"].dtype == np.float16
-
-
 def test_what_cannot_be_symmetric_says_why():
     with pytest.raises(SchemaError, match="symmetries must be some of 0, 4, got") as raised:
         loaderd.schemas.lc0(symmetries=range(8))

@@ -58,20 +58,6 @@ def test_each_symmetry_is_the_one_that_is_said(side: int, channels: tuple[int, .
         assert np.array_equal(found[:, -1], policy[:, -1])
 
 
-def test_they_are_a_group():
-    board = np.arange(64).reshape(1, 8, 8)
-    images = [apply(loaderd.board_symmetry("x", (8, 8), symmetries=[t]), board) for t in range(8)]
-    assert np.array_equal(images[0], board)
-    as_bytes = [image.tobytes() for image in images]
-    assert len(set(as_bytes)) == 8
-    for first in range(8):
-        products = {
-            apply(loaderd.board_symmetry("x", (8, 8), symmetries=[second]), images[first]).tobytes()
-            for second in range(8)
-        }
-        assert products == set(as_bytes)
-
-
 @given(key=st.integers(0, 2**63), symmetries=st.sampled_from([tuple(range(8)), (0, 4), (0, 2, 5)]))
 def test_a_board_and_its_policy_are_turned_alike(key: int, symmetries: tuple[int, ...]):
     board = np.random.default_rng(1).random((30, 19, 19, 3)).astype(np.float32)
@@ -99,17 +85,6 @@ def test_all_are_equally_likely_and_another_stream_is_another_choice():
     assert ((counts - 1000) ** 2 / 1000).sum() < 24.3, "chi-square of 7 degrees of freedom, at 0.001"
     assert abs((chosen() == chosen(stream="other")).mean() - 1 / 8) < 0.015
     assert set(chosen(symmetries=(0, 4))) == {0, 4}
-
-
-def test_no_records_are_no_trouble():
-    for shape in ((8, 8, 24), (362,)):
-        assert apply(loaderd.board_symmetry("x", shape), np.zeros((0, *shape))).shape == (0, *shape)
-
-
-@pytest.mark.parametrize("shape", [(), (8, 9), (3,), (363,), 363, (8, 8, 2, 2), (8, 9, 8)])
-def test_a_shape_without_a_square_is_refused(shape: Any):
-    with pytest.raises(SchemaError, match=r"board_symmetry: shape must be \(S, S\), .*, got \("):
-        loaderd.board_symmetry("x", shape)
 
 
 @pytest.mark.parametrize("symmetries", [(), (8,), (-1, 0), (0.5,), 4])

@@ -1,0 +1,41 @@
+"""A device program in numpy: what every other library's result is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.schema.device_program import Cast, Constant, DeviceProgram, ExpandBits, Step
+
+AnyArray = npt.NDArray[Any]
+
+
+def run(program: DeviceProgram, packed: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    """The fields of packed ones, each (n, …)."""
+    n = len(next(iter(packed.values())))
+    flat = {name: values.reshape(n, -1) for name, values in packed.items()}
+    with np.errstate(all="ignore"):
+        return {
+            name: np.concatenate([values_of(step, n, flat).reshape(n, *step.shape) for step in steps], axis=1)
+            if len(steps) > 1
+            else values_of(steps[0], n, flat).reshape(n, *steps[0].shape)
+            for name, steps in program.steps.items()
+        }
+
+
+def values_of(step: Step, n: int, flat: Mapping[str, AnyArray]) -> AnyArray:
+    if isinstance(step, Constant):
+        return np.full((n, *step.shape), step.value)
+    if isinstance(step, ExpandBits):
+        is_set = (flat[step.feature][:, step.byte] & step.mask) != 0
+        return np.where(is_set, step.value, np.zeros((), step.value.dtype))
+    stored = np.ascontiguousarray(flat[step.feature][:, step.first : step.first + step.count])
+    if not isinstance(step, Cast):
+        return np.repeat(step.table[stored.view(f"u{stored.dtype.itemsize}")], step.repeat, axis=1)
+    values = stored.astype(step.dtype)
+    values = values if step.scale is None else values * step.dtype.type(step.scale)
+    values = values if step.offset is None else values + step.dtype.type(step.offset)
+    return np.repeat(values, step.repeat, axis=1)
