@@ -16,13 +16,13 @@ from loaderd.shm.page import (
     CONSUMER_SLEEPS_FOR,
     CONSUMER_THREAD,
     CONSUMER_WAITED_NS,
+    HELD,
     NEVER,
     POSITION,
     TAKEN_BATCHES,
     TAKEN_RECORDS,
     WAITS,
     WAKE_DAEMON_AT,
-    Column,
     Page,
     barrier,
     key_of,
@@ -43,14 +43,14 @@ class PageConsumer:
     """
 
     def __init__(
-        self, page: Page, fds: Sequence[int], number: int = 0, own: Column | None = None, news: int = 0
+        self, page: Page, fds: Sequence[int], number: int = 0, own: memoryview[int] | None = None, news: int = 0
     ) -> None:
         self._fds = fds
         self._bell, self._daemon_bell, *self._bells = fds
         self._page = page
         self._number = number
         self._is_member = own is not None
-        self._words, self._first_held = own or page.columns[0]
+        self._words = page.words if own is None else own
         self._news = news
         self._generation = 0
         self._key = 0
@@ -68,7 +68,7 @@ class PageConsumer:
     @property
     def held(self) -> set[int]:
         """Slots that were taken and not given back yet."""
-        held = {slot for slot in range(self._page.num_slots) if self._words[self._first_held + slot]}
+        held = {slot for slot in range(self._page.num_slots) if self._words[HELD + slot]}
         return held - {self._found}
 
     # ------------------------------------------------------------------------------------------- places
@@ -133,7 +133,7 @@ class PageConsumer:
         if key not in ready:
             return -1
         slot = ready.index(key)
-        self._words[self._first_held + slot] = 1
+        self._words[HELD + slot] = 1
         barrier()
         if page.key_in(slot) == key:
             return slot
@@ -173,7 +173,7 @@ class PageConsumer:
     def release(self, *slots: int) -> None:
         """These slots are not used any more."""
         for slot in slots:
-            self._words[self._first_held + slot] = 0
+            self._words[HELD + slot] = 0
             barrier()
             if self._page.worker_sleeps(slot):
                 ring(self._bells[self._page.seat_of(slot)])

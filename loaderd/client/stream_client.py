@@ -53,7 +53,7 @@ from loaderd.plan.passes import Listing, Pass
 from loaderd.progress import ProgressDisplay
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout
-from loaderd.shm.page import MAX_GENERATION, STORAGE_COUNTERS, Column, Page
+from loaderd.shm.page import MAX_GENERATION, STORAGE_COUNTERS, Page
 from loaderd.shm.samples import PageView
 from loaderd.snapshots import Progress, StorageCounts
 
@@ -175,7 +175,7 @@ class StreamClient:
         if num_members:
             memory = SharedMemory(self._channel.take_fd())
             memory.close_fd()
-            own = Column.of_member(memory.bytes, num_slots)
+            own = memory.bytes.data.cast("q")
         bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
         self._page = Page(words.bytes, num_slots, num_seats, num_members)
         self.watched = PageView.of(words.bytes) if own is None else None

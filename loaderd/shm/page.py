@@ -11,10 +11,7 @@ daemon writes its words until another worker takes the seat.)
     GRANTED                  daemon    the key behind the last batch that workers may make, or that is broken
     LAYOUT … NUM_MEMBERS     daemon    how to read the page, for processes that have nothing else: see ``samples``
     SAMPLES                  daemon    how many samples it has written so far
-    of each consumer:
-      CONSUMER_NEWS          daemon    how many messages to be read at once it has sent to the consumer
-      STARTS_AT              daemon    the key from which on the consumer gets batches; NEVER: it gets none
-      ANSWERED               daemon    the number of the StartPass that STARTS_AT answers
+    of each consumer, in its column:
       POSITION               consumer  the key of the batch that it takes next: all before it are taken
       CONSUMER_SLEEPS_FOR    consumer  the key of the batch for which it sleeps; 0: it is awake
       TAKEN_BATCHES, …       consumer  how many batches and records it has taken so far
@@ -26,6 +23,10 @@ daemon writes its words until another worker takes the seat.)
       COPIES_AHEAD           consumer  how many batches are copied there before they are taken
       WAITS …                consumer  how many waits there were of less than 4 µs, 8 µs, 16 µs …; the last: longer
       HELD, of each slot     consumer  1: it reads the slot
+    of each consumer, beside its column:
+      CONSUMER_NEWS          daemon    how many messages to be read at once it has sent to the consumer
+      STARTS_AT              daemon    the key from which on the consumer gets batches; NEVER: it gets none
+      ANSWERED               daemon    the number of the StartPass that STARTS_AT answers
     of each seat:
       NEWS                   daemon    how many messages it has sent there that come before a claim
       SLEEPS                 worker    1: it sleeps; ring its bell when a slot of its own has been given back
@@ -101,15 +102,16 @@ NEVER = (1 << 63) - 1
 _LINE = 8
 """Words of a cache line. Words of different writers lie in different lines."""
 WAKE_DAEMON_AT, GRANTED, LAYOUT, NUM_SLOTS, NUM_SEATS, FACTS_BYTES, SAMPLES, NUM_MEMBERS = range(_LINE)
-CONSUMER_NEWS, STARTS_AT, ANSWERED = range(_LINE, _LINE + 3)
-POSITION, CONSUMER_SLEEPS_FOR, TAKEN_BATCHES, TAKEN_RECORDS, CONSUMER_WAITED_NS = range(2 * _LINE, 2 * _LINE + 5)
-COPY_NS, CONSUMER_PID, CONSUMER_THREAD = range(2 * _LINE + 5, 2 * _LINE + 8)
-TAKES_AHEAD, DEVICE_WAIT_NS, COPIES_AHEAD, WAITS = range(3 * _LINE, 3 * _LINE + 4)
+POSITION, CONSUMER_SLEEPS_FOR, TAKEN_BATCHES, TAKEN_RECORDS, CONSUMER_WAITED_NS = range(_LINE, _LINE + 5)
+COPY_NS, CONSUMER_PID, CONSUMER_THREAD = range(_LINE + 5, _LINE + 8)
+TAKES_AHEAD, DEVICE_WAIT_NS, COPIES_AHEAD, WAITS = range(2 * _LINE, 2 * _LINE + 4)
 NUM_WAITS = 23
 """Bins of the histogram of the consumer's waits; the last but one ends at 9 s."""
-_SEATS = 7 * _LINE
 CONSUMER = slice(POSITION, WAITS + NUM_WAITS)
-"""All words of the only consumer but HELD. In a member's column, they have the same places."""
+"""All words of a column but HELD."""
+HELD = 6 * _LINE
+"""Of slot 0. The words of a column have the same places in the page and in a memory of a member's own."""
+_CONSUMER_NEWS, _STARTS_AT, _ANSWERED = range(3)
 
 
 class Counter(IntEnum):
@@ -201,18 +203,6 @@ def new_bell() -> int:
     return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
 
-class Column(NamedTuple):
-    """What one consumer writes. ``first_held``: where the words HELD begin."""
-
-    words: memoryview[int]
-    first_held: int
-
-    @classmethod
-    def of_member(cls, memory: npt.NDArray[np.uint8], num_slots: int) -> Column:
-        """In a memory of its own, which must be zeroed when it is new."""
-        return cls(memory.data[: 8 * column_words_of(num_slots)].cast("q"), _SEATS)
-
-
 class Page:
     """The words of a stream's page, in ``memory``: uint8, which must be zeroed when it is new.
 
@@ -232,29 +222,25 @@ class Page:
         self.num_seats = num_seats
         self.num_members = num_members
         self.words = memory.data[: 8 * words_of(num_slots, num_seats, num_members)].cast("q")
-        first = _SEATS + num_seats * _SEAT_WORDS
-        stride = _lines(num_slots)
-        self._key, self._records, self._ready, self._held = range(first, first + 4 * stride, stride)
-        more = words_of(num_slots, num_seats)
-        self._shifts: list[int] = [0, *range(more - _LINE, more - _LINE + (num_members - 1) * _LINE, _LINE)]
-        """Of each column, how far its daemon's words lie behind those of the first."""
-        self.columns = [Column.of_member(one, num_slots) for one in columns]
+        self.columns: list[memoryview[int]] = [column.data.cast("q") for column in columns]
         if not num_members:
-            self.columns = [Column(self.words, self._held)]
-        self._first_sample = first + 4 * stride
+            self.columns = [self.words]
+        stride = _lines(num_slots)
+        self._seats = HELD + stride
+        self._key = self._seats + num_seats * _SEAT_WORDS
+        self._records, self._ready = self._key + stride, self._key + 2 * stride
+        self._keys, self._all_ready = (slice(begin, begin + num_slots) for begin in (self._key, self._ready))
+        self._first_sample = self._key + 3 * stride
         self._error = self._first_sample + NUM_SAMPLES * SAMPLE_WORDS
         self._error_bytes = memory.data[8 * (self._error + 1) :][:_ERROR_BYTES]
         self._error_text = ""
-        # The daemon's own counts. It never reads them from the page, where a consumer may write anything.
-        self._news = [0] * num_seats
-        self._consumer_news = [0] * max(1, num_members)
-        self._num_samples = self._num_errors = 0
-        self._keys, self._all_ready = (slice(begin, begin + num_slots) for begin in (self._key, self._ready))
+        self._num_errors = 0
+        self._beside_columns = self._error + 1 + _ERROR_BYTES // 8
 
     def close(self) -> None:
         """Let go of the memory now, rather than at garbage collection. The words cannot be used any more."""
         for column in self.columns:
-            column.words.release()
+            column.release()
         self.words.release()
         self._error_bytes.release()
 
@@ -276,20 +262,18 @@ class Page:
 
     def place(self, column: int) -> int:
         """The key of the batch that a consumer takes next."""
-        return max(self.columns[column].words[POSITION], self.words[STARTS_AT + self._shifts[column]])
+        return max(self.columns[column][POSITION], self.starts_at(column))
 
     def least_place(self) -> int:
         """The least of all places: batches before it are taken by all, or not wanted."""
         words = self.words
         if not self.num_members:  # asked three times a batch, so without a loop
-            return max(1, words[POSITION], words[STARTS_AT])
+            return max(1, words[POSITION], words[self._beside_columns + _STARTS_AT])
         return max(1, min(map(self.place, range(self.num_members))))
 
     def is_held(self, slot: int) -> bool:
         """Whether a consumer reads the slot."""
-        if not self.num_members:
-            return bool(self.words[self._held + slot])
-        return any(words[first_held + slot] for words, first_held in self.columns)
+        return any(column[HELD + slot] for column in self.columns)
 
     def is_free(self, slot: int, least_place: int = 0) -> bool:
         """Whether a worker may write there. ``least_place``: for many slots, the caller asks once."""
@@ -302,8 +286,7 @@ class Page:
 
     def held_by(self, column: int) -> list[int]:
         """The slots that a consumer reads."""
-        words, first_held = self.columns[column]
-        return [slot for slot in range(self.num_slots) if words[first_held + slot]]
+        return [slot for slot in range(self.num_slots) if self.columns[column][HELD + slot]]
 
     def claim(self, slot: int, key: int) -> None:
         """Worker: the batch with this key is being made in the slot; 0: none is."""
@@ -319,10 +302,6 @@ class Page:
     def records_in(self, slot: int) -> int:
         """How many records the batch in a slot has."""
         return self.words[self._records + slot]
-
-    def worker_sleeps(self, slot: int) -> bool:
-        """Whether the worker that a slot belongs to sleeps, and must be woken when the slot is free."""
-        return bool(self.words[_SEATS + slot % self.num_seats * _SEAT_WORDS + _SLEEPS])
 
     def slots_of(self, seat: int) -> range:
         """The slots that belong to a seat."""
@@ -342,46 +321,47 @@ class Page:
 
     def consumer_news(self, column: int) -> int:
         """How many messages were sent to a consumer that it reads before it takes another batch."""
-        return self.words[CONSUMER_NEWS + self._shifts[column]]
+        return self.words[self._beside(column) + _CONSUMER_NEWS]
 
     def add_consumer_news(self, column: int = 0) -> None:
         """Daemon: one more message is on its way to a consumer that it reads before it takes another batch."""
-        self._consumer_news[column] += 1
-        self.words[CONSUMER_NEWS + self._shifts[column]] = self._consumer_news[column]
+        self._add(self._beside(column) + _CONSUMER_NEWS, 1)
 
     def starts_at(self, column: int) -> int:
         """The key from which on a consumer gets batches; NEVER: it gets none."""
-        return self.words[STARTS_AT + self._shifts[column]]
+        return self.words[self._beside(column) + _STARTS_AT]
 
     def answered(self, column: int) -> int:
         """The number of the StartPass that :meth:`starts_at` answers."""
-        return self.words[ANSWERED + self._shifts[column]]
+        return self.words[self._beside(column) + _ANSWERED]
 
     def start_at(self, column: int, key: int, generation: int) -> None:
         """Daemon: from here on, a consumer gets batches; ``generation``: of its StartPass."""
-        self.words[STARTS_AT + self._shifts[column]] = key
+        self.words[self._beside(column) + _STARTS_AT] = key
         barrier()
-        self.words[ANSWERED + self._shifts[column]] = generation
+        self.words[self._beside(column) + _ANSWERED] = generation
+
+    def _beside(self, column: int) -> int:
+        return self._beside_columns + column * _LINE
 
     def sleeps_for(self, column: int) -> int:
         """The key of the batch for which a consumer sleeps; 0: it is awake."""
-        return self.columns[column].words[CONSUMER_SLEEPS_FOR]
+        return self.columns[column][CONSUMER_SLEEPS_FOR]
 
     def clear_column(self, column: int) -> None:
         """Daemon: a member is gone, and its column is for another one."""
-        words, first_held = self.columns[column]
-        for word in range(POSITION, first_held + self.num_slots):
-            words[word] = 0
-        self._consumer_news[column] = self.words[CONSUMER_NEWS + self._shifts[column]] = 0
+        for word in range(POSITION, HELD + self.num_slots):
+            self.columns[column][word] = 0
+        self.words[self._beside(column) + _CONSUMER_NEWS] = 0
 
     def use_column(self, column: int, memory: npt.NDArray[np.uint8]) -> None:
         """Daemon and workers: a column lies in other memory from here on."""
-        self.columns[column] = Column.of_member(memory, self.num_slots)
+        self.columns[column] = memory.data.cast("q")
 
     # -------------------------------------------------------------------------------------------- seats
 
     def _of_seat(self, seat: int) -> int:
-        return _SEATS + seat * _SEAT_WORDS
+        return self._seats + seat * _SEAT_WORDS
 
     def news(self, seat: int) -> int:
         """How many messages that come before a claim were sent to a seat."""
@@ -389,12 +369,15 @@ class Page:
 
     def add_news(self, seat: int) -> None:
         """Daemon: one more message that comes before a claim is on its way to a seat."""
-        self._news[seat] += 1
-        self.words[self._of_seat(seat) + _NEWS] = self._news[seat]
+        self._add(self._of_seat(seat) + _NEWS, 1)
 
     def say_sleeps(self, seat: int, sleeps: bool) -> None:
         """Worker: it waits for its bell, which the consumer rings when it gives a slot back."""
         self.words[self._of_seat(seat) + _SLEEPS] = sleeps
+
+    def worker_sleeps(self, slot: int) -> bool:
+        """Whether the worker that a slot belongs to sleeps, and must be woken when the slot is free."""
+        return bool(self.words[self._seats + slot % self.num_seats * _SEAT_WORDS + _SLEEPS])
 
     def task(self, seat: int) -> int | None:
         """The number of the task on which the worker is; None: on none."""
@@ -445,14 +428,20 @@ class Page:
         of_seats = [self.words[begin : begin + NUM_COUNTERS].tolist() for begin in begins]
         return list(map(sum, zip(*of_seats, strict=True)))
 
+    # ------------------------------------------------------------------------------------------ samples
+
+    def sample(self, number: int) -> memoryview[int]:
+        """The words of sample ``number``, in the place of an older one."""
+        begin = self._first_sample + number % NUM_SAMPLES * SAMPLE_WORDS
+        return self.words[begin : begin + SAMPLE_WORDS]
+
     def add_sample(self, values: Sequence[int]) -> None:
         """Daemon: write a sample. Values too large for a word are cut: they come from what a consumer has written."""
-        sample = self.sample(self._num_samples)
+        sample = self.sample(self.words[SAMPLES])
         for word, value in enumerate(values):
             sample[word] = max(~NEVER, min(value, NEVER))
         barrier()
-        self._num_samples += 1
-        self.words[SAMPLES] = self._num_samples
+        self._add(SAMPLES, 1)
 
     def say_error(self, text: str) -> None:
         """Daemon: write how the last request to storage failed."""
@@ -479,24 +468,18 @@ class Page:
         is_whole = before and self.words[self._error] == before
         return "".join(filter(str.isprintable, encoded.decode(errors="ignore"))) if is_whole else ""
 
-    def sample(self, number: int) -> memoryview[int]:
-        """The words of sample ``number``, in the place of an older one."""
-        begin = self._first_sample + number % NUM_SAMPLES * SAMPLE_WORDS
-        return self.words[begin : begin + SAMPLE_WORDS]
-
 
 def _lines(num_words: int) -> int:
     return -(-num_words // _LINE) * _LINE
 
 
+def column_words_of(num_slots: int) -> int:
+    """How many words a column has."""
+    return HELD + _lines(num_slots)
+
+
 def words_of(num_slots: int, num_seats: int, num_members: int = 0) -> int:
     """How many words the page of such a stream has."""
-    text = (8 + _ERROR_BYTES) // 8
-    of_slots = 4 * _lines(num_slots)
-    of_members = max(0, num_members - 1) * _LINE
-    return _SEATS + num_seats * _SEAT_WORDS + of_slots + NUM_SAMPLES * SAMPLE_WORDS + text + of_members
-
-
-def column_words_of(num_slots: int) -> int:
-    """How many words a member's column has."""
-    return _SEATS + _lines(num_slots)
+    of_slots, text = 3 * _lines(num_slots), (8 + _ERROR_BYTES) // 8
+    of_all = column_words_of(num_slots) + num_seats * _SEAT_WORDS + of_slots + NUM_SAMPLES * SAMPLE_WORDS + text
+    return of_all + max(1, num_members) * _LINE

@@ -55,7 +55,7 @@ from loaderd.stages import Stage
 
 PAGE_NAME = "page"
 """The name of a page's memory: /proc/PID/fd and /proc/PID/maps show "memfd:loaderd-" and this."""
-_LAYOUT = 0x10ADE4D0005
+_LAYOUT = 0x10ADE4D0006
 """Change it whenever the layout of the words changes: another version may read the page."""
 _KINDS = get_type_hints(Facts)
 _NUM_CONSUMER = CONSUMER.stop - CONSUMER.start
@@ -63,7 +63,7 @@ _COUNTED, _SEEN = 1 + _NUM_CONSUMER, 1 + _NUM_CONSUMER + NUM_COUNTERS
 
 
 class Gauge(IntEnum):
-    """What the daemon measures."""
+    """What the daemon measures: X_NS is the field ``x_s`` of a Snapshot, and the others have their fields' names."""
 
     CONSUMER_CPU_NS = 0
     THREAD_CPU_NS = 1
@@ -79,16 +79,17 @@ class Gauge(IntEnum):
     WINDOWS_READY = 11
     WORKERS_RESTARTED = 12
     DAMAGED = 13
-    IS_COMPILED = 14
-    THREAD_DELAY_NS = 15
-    IDLE_NS = 16
-    USES_ACCELERATOR = 17
-    OUTAGE_NS = 18
+    THREAD_DELAY_NS = 14
+    IDLE_NS = 15
+    STOPPED_NS = 16
+    CORES = 17
+    NICE = 18
+    IS_COMPILED = 19
+    """This and what follows are no fields by themselves."""
+    USES_ACCELERATOR = 20
+    OUTAGE_NS = 21
     """For how long storage has not answered; 0: it answers."""
-    OUTAGE_FAILURES = 19
-    STOPPED_NS = 20
-    CORES = 21
-    NICE = 22
+    OUTAGE_FAILURES = 22
 
 
 def wait_class(waited_ns: int) -> int:
@@ -177,9 +178,13 @@ def _is_a(kind: Any, value: Any) -> bool:
 
 def _snapshot(words: Sequence[int], fields: Sequence[str], error: str = "") -> Snapshot:
     consumer = {word: words[1 + word - CONSUMER.start] for word in range(CONSUMER.start, CONSUMER.stop)}
-    counted = words[_COUNTED:_SEEN]
     seen = {what: words[_SEEN + what] for what in Gauge}
-    stage_s, field_s = spent_of(counted, fields)
+    stage_s, field_s = spent_of(words[_COUNTED:_SEEN], fields)
+    outage_s = seen[Gauge.OUTAGE_NS] / 1e9
+    measured: dict[str, Any] = {}
+    for what in tuple(Gauge)[: Gauge.IS_COMPILED]:
+        name, _, unit = what.name.lower().rpartition("_")
+        measured |= {f"{name}_s": seen[what] / 1e9} if unit == "ns" else {what.name.lower(): seen[what]}
     return Snapshot(
         time_s=words[0] / 1e9,
         batches=consumer[TAKEN_BATCHES],
@@ -193,30 +198,10 @@ def _snapshot(words: Sequence[int], fields: Sequence[str], error: str = "") -> S
         stage_s=stage_s,
         field_s=field_s,
         consumer_pid=consumer[CONSUMER_PID],
-        consumer_cpu_s=seen[Gauge.CONSUMER_CPU_NS] / 1e9,
-        thread_cpu_s=seen[Gauge.THREAD_CPU_NS] / 1e9,
-        thread_delay_s=seen[Gauge.THREAD_DELAY_NS] / 1e9,
         uses_accelerator=bool(seen[Gauge.USES_ACCELERATOR]),
-        worker_cpu_s=seen[Gauge.WORKER_CPU_NS] / 1e9,
-        delay_s=seen[Gauge.DELAY_NS] / 1e9,
-        idle_s=seen[Gauge.IDLE_NS] / 1e9,
-        stopped_s=seen[Gauge.STOPPED_NS] / 1e9,
-        cores=seen[Gauge.CORES],
-        nice=seen[Gauge.NICE],
-        throttled_s=seen[Gauge.THROTTLED_NS] / 1e9,
-        memory_stall_s=seen[Gauge.MEMORY_STALL_NS] / 1e9,
-        asked_bytes=seen[Gauge.ASKED_BYTES],
-        fetched_bytes=seen[Gauge.FETCHED_BYTES],
-        epoch=seen[Gauge.EPOCH],
-        batch=seen[Gauge.BATCH],
-        slots_full=seen[Gauge.SLOTS_FULL],
-        windows_ready=seen[Gauge.WINDOWS_READY],
-        workers_restarted=seen[Gauge.WORKERS_RESTARTED],
-        damaged=seen[Gauge.DAMAGED],
         kernels="compiled" if seen[Gauge.IS_COMPILED] else "numpy",
-        outage=Outage(seen[Gauge.OUTAGE_NS] / 1e9, seen[Gauge.OUTAGE_FAILURES], error)
-        if seen[Gauge.OUTAGE_NS]
-        else None,
+        outage=Outage(outage_s, seen[Gauge.OUTAGE_FAILURES], error) if outage_s else None,
+        **measured,
     )
 
 

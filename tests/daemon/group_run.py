@@ -19,7 +19,7 @@ from loaderd.errors import ShardReadError
 from loaderd.ipc.messages import BatchFailed
 from loaderd.ipc.worker_messages import FillFailed, UseColumn
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.shm.page import Column, Page, column_words_of, new_bell, words_of
+from loaderd.shm.page import Page, column_words_of, new_bell, words_of
 from loaderd.worker.page_producer import Claim
 from tests.daemon.page_workers import PageWorker, answer_to, free_arenas, plan_of, stream_of
 
@@ -45,7 +45,7 @@ class Member:
         self._group = group
         self.column = group.consumers.join(number)
         self.memory = group.columns[self.column]
-        own = Column.of_member(self.memory, group.num_slots)
+        own = self.memory.data.cast("q")
         fds = [group.bells[self.column], group.daemon_bell, *group.seat_bells]
         self.page_consumer = PageConsumer(group.member_page, fds, self.column, own)
 

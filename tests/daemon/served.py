@@ -41,7 +41,7 @@ from loaderd.plan.positions import PassSequence
 from loaderd.schema.wire import from_wire as schema_from_wire
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout
-from loaderd.shm.page import Column, Page
+from loaderd.shm.page import Page
 
 Kind = TypeVar("Kind", bound=Message)
 _LIMIT_S = 60.0
@@ -100,7 +100,7 @@ class Consumer:
         if num_members:
             column = SharedMemory(self.channel.take_fd())
             column.close_fd()
-            self.column = Column.of_member(column.bytes, num_slots)
+            self.column = column.bytes.data.cast("q")
         self._bells = [self.channel.take_fd() for _ in range(2 + num_seats)]
         self.page = Page(words.bytes, num_slots, num_seats, num_members)
         self.taker = PageConsumer(self.page, self._bells, number, self.column if num_members else None)

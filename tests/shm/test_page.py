@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from loaderd.client.page_consumer import PageConsumer
 from loaderd.options import MAX_STEP
 from loaderd.shm.page import (
-    ANSWERED,
     CONSUMER,
-    CONSUMER_NEWS,
+    HELD,
     MAX_FIELDS,
     MAX_GENERATION,
     NEVER,
@@ -70,8 +69,7 @@ def bells() -> Iterator[list[int]]:
 
 
 def hold(page: Page, slot: int, held: int = 1) -> None:
-    words, first_held = page.columns[0]
-    words[first_held + slot] = held
+    page.words[HELD + slot] = held
 
 
 def fill(page: Page, slot: int, key: int, num_records: int = 5) -> None:
@@ -107,11 +105,9 @@ def test_no_two_words_are_one(num_slots: int, num_seats: int):
     page = memory.page
     seen: set[int] = set()
     changes = [
-        *[
-            lambda word=word: page.words.__setitem__(word, 1)
-            for word in [*range(NUM_MEMBERS + 1), *range(CONSUMER_NEWS, ANSWERED + 1)]
-        ],
+        *[lambda word=word: page.words.__setitem__(word, 1) for word in range(NUM_MEMBERS + 1)],
         *[lambda word=word: page.words.__setitem__(word, 1) for word in range(CONSUMER.start, CONSUMER.stop)],
+        page.add_consumer_news,
         *[lambda seat=seat: page.add_news(seat) for seat in range(num_seats)],
         *[lambda seat=seat: page.say_sleeps(seat, True) for seat in range(num_seats)],
         *[lambda seat=seat: page.say_task(seat, 0) for seat in range(num_seats)],
@@ -155,7 +151,8 @@ def test_what_different_processes_write_lies_in_different_lines():
     def wrote(who: str) -> None:
         lines.setdefault(who, set()).update(word * 8 // _LINE_BYTES for word in memory.changed())
 
-    page.words[CONSUMER_NEWS] = page.words[NUM_MEMBERS] = page.sample(0)[0] = page.sample(7)[-1] = 1
+    page.words[NUM_MEMBERS] = page.sample(0)[0] = page.sample(7)[-1] = 1
+    page.start_at(0, 1, 1)
     wrote("daemon")
     for word in range(CONSUMER.start, CONSUMER.stop):
         page.words[word] = 1

@@ -83,7 +83,7 @@ def test_a_page_of_another_version_is_refused():
         PageView.of(np.frombuffer(page.words.obj, np.uint8))
 
 
-@pytest.mark.parametrize("size", [1, 7, 64])
+@pytest.mark.parametrize("size", [1, 7, 56])
 def test_memory_that_is_no_page_is_refused(size: int):
     with pytest.raises(DaemonError, match="a page of"):
         PageView.of(np.zeros(size, np.uint8))

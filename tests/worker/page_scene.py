@@ -16,7 +16,7 @@ from loaderd.client.page_consumer import PageConsumer
 from loaderd.ipc.worker_messages import Granted, Withdrawn
 from loaderd.plan.batch_range import BatchRange
 from loaderd.plan.batches import Segment
-from loaderd.shm.page import Column, Page, new_bell, split_key, words_of
+from loaderd.shm.page import Page, new_bell, split_key, words_of
 from loaderd.worker.page_producer import Claim, PageProducer
 
 SIZE = 3
@@ -98,7 +98,7 @@ class Scene:
     def _view(self, actor: str) -> Page:
         page = Page(self._memory, self._num_slots, 2)
         page.words = Words(page.words, self, actor)  # type: ignore[assignment]
-        page.columns = [Column(page.words, page.columns[0].first_held)]
+        page.columns = [page.words]
         return page
 
     # ------------------------------------------------------------------------------------------- workers

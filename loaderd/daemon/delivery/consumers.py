@@ -185,7 +185,7 @@ class Consumers:
 
     def _step_of(self, one: _Consumer) -> int:
         """The batch that a consumer takes next. An impossible number in its column counts as the nearest one."""
-        generation, step = split_key(self._page.columns[one.column].words[POSITION])
+        generation, step = split_key(self._page.columns[one.column][POSITION])
         if not one.since or not one.since <= generation <= self._stream.generation:
             return one.step
         return max(one.step, min(step, max(self._furthest, self._stream.next)))
@@ -244,7 +244,7 @@ class Consumers:
         """Let members in that have asked for the pass that runs; False: the stream lacks batches that they need."""
         late = [one for one in asked if one.key == self._key and not self._is_in(one)]
         for one in late:
-            if one.step <= self._noted or self._page.columns[one.column].words[POSITION] > self._key_at(one):
+            if one.step <= self._noted or self._page.columns[one.column][POSITION] > self._key_at(one):
                 return False  # what was said of these batches must be said again; or it has let them go already
             self._let_in(one)
         if late:
@@ -316,14 +316,14 @@ class Consumers:
     def has_moved(self, number: int) -> bool:
         """Whether a consumer has taken something since this was asked last."""
         one = self._consumers[number]
-        words = self._page.columns[one.column].words
+        words = self._page.columns[one.column]
         before, one.seen = one.seen, (words[POSITION], words[TAKEN_BATCHES])
         return one.seen != before
 
     def taken_by(self, number: int) -> tuple[int, int, int]:
         """How many batches and records a consumer has taken, and the batch that it takes next."""
         one = self._consumers[number]
-        words = self._page.columns[one.column].words
+        words = self._page.columns[one.column]
         return words[TAKEN_BATCHES], words[TAKEN_RECORDS], self._step_of(one)
 
     def describe(self, number: int) -> str:

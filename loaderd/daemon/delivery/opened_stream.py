@@ -172,7 +172,7 @@ class OpenedStream:
         self._sampled_s = now_s
         if page.num_members:  # then no consumer has the column in the page
             for word in (TAKEN_BATCHES, TAKEN_RECORDS):
-                page.words[word] = max(page.words[word], *(column.words[word] for column in page.columns))
+                page.words[word] = max(page.words[word], *(column[word] for column in page.columns))
         write_sample(page, {**self._worker_manager.use.look(now_s), **_of_consumer(page), **self._gauges()})
 
     def _gauges(self) -> dict[Gauge, int]:

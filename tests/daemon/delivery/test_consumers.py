@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loaderd.daemon.delivery.consumers import GRACE_S
-from loaderd.shm.page import MAX_GENERATION, NEVER, POSITION, Column, key_of
+from loaderd.shm.page import HELD, MAX_GENERATION, NEVER, POSITION, key_of
 from tests.daemon.group_run import STEPS, Group
 from tests.helpers.bells import was_rung
 
@@ -198,7 +198,7 @@ def test_a_member_that_writes_nonsense_harms_itself_alone(new_group: NewGroup, n
     group.begin(1, 2)
     group.work(3)
     hostile, other = group.members.values()
-    words = group.page.columns[hostile.column].words
+    words = group.page.columns[hostile.column]
     for word in range(len(words)):
         words[word] = number
     group.listen()
@@ -235,11 +235,11 @@ def test_a_member_that_is_sent_away_keeps_no_more_than_its_share(new_group: NewG
     group.begin(1, 2)
     group.work()
     hostile, other = group.members.values()
-    own = Column.of_member(hostile.memory, group.num_slots)
+    own = hostile.memory.data.cast("q")
 
     def lie() -> None:
         for slot in range(group.num_slots):
-            own.words[own.first_held + slot] = 1
+            own[HELD + slot] = 1
 
     lie()
     assert group.consumers.holds_too_many(1)
@@ -259,7 +259,7 @@ def test_a_position_that_goes_back_takes_nothing_back(new_group: NewGroup):
     group = new_group(2)
     group.begin(1, 2)
     group.go(1, 2)
-    group.page.columns[0].words[POSITION] = 0
+    group.page.columns[0][POSITION] = 0
     group.listen()
     assert group.stream.plan is None, "all have ended the pass"
 

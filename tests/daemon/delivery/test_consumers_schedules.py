@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderd.plan.passes import Pass
-from loaderd.shm.page import Column, Page, ring
+from loaderd.shm.page import Page, ring
 from tests.daemon.group_run import NUM_WORKERS, Group, Member
 from tests.daemon.page_workers import PageWorker, answer_to
 from tests.helpers.bells import was_rung
@@ -53,8 +53,8 @@ class Actors(Group):
         page.columns = [self._traced(column, actor) for column in page.columns]
         page.use_column = use  # type: ignore[method-assign]
 
-    def _traced(self, column: Column, actor: str) -> Column:
-        return Column(Words(column.words, self, actor), column.first_held)  # type: ignore[arg-type]
+    def _traced(self, column: memoryview[int], actor: str) -> Any:
+        return Words(column, self, actor)  # type: ignore[arg-type]
 
     # -------------------------------------------------------------------------------------------- actors
 
