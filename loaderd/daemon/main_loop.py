@@ -21,7 +21,6 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 
-from loaderd.daemon.debug_report import describe
 from loaderd.daemon.pool.fork_server import ForkServer
 from loaderd.daemon.pool.worker_manager import BELL, WorkerManager
 from loaderd.daemon.pool.worker_pool import FIRST_WORKER, WorkerPool
@@ -36,6 +35,7 @@ from loaderd.redaction import printable
 from loaderd.worker.worker import main as work
 
 PARENT = -1
+_MOST_DESCRIBED = 16
 
 
 class Daemon(ABC):
@@ -126,9 +126,21 @@ class Daemon(ABC):
         for session in self._sessions.values():
             session.tick(passed_s)
 
-    def describe(self) -> str:
-        """What each process waits for, as lines of text."""
-        return describe(self._worker_manager, list(self._sessions.values()))
+    def describe(self, *sessions: Session) -> str:
+        """What each process waits for: lines of text for each stream, and one for each worker."""
+        manager, pool = self._worker_manager, self._worker_manager.pool
+        lines = [f"daemon {os.getpid()}: {pool.restarts} workers were replaced so far"]
+        for session in sessions or self._sessions.values():
+            lines += [f"  {line}" for line in session.describe()]
+        for worker in pool.numbers[:_MOST_DESCRIBED]:
+            silent = f"nothing came of it for {manager.scheduler.ticks_of(worker) * manager.tick_s:.0f} s"
+            doing = f"is at {doing}; {silent}" if (doing := manager.doing(worker)) else "is idle"
+            if not manager.scheduler.is_ready(worker):
+                doing = f"starts; {silent}"
+            lines.append(f"  worker     {pool.pid_of(worker)} {doing}")
+        if len(pool.numbers) > _MOST_DESCRIBED:
+            lines.append(f"  … and {len(pool.numbers) - _MOST_DESCRIBED} more")
+        return "\n".join(lines)
 
 
 def as_loaderd_error(error: Exception) -> LoaderdError:

@@ -58,16 +58,12 @@ class Limits:
 
     def check(self, wanted: Subscription) -> None:
         """Raise ServerError where a consumer asks for more than it may have."""
-        if wanted.held_batches > self.max_held_batches:
-            raise ServerError(
-                f"held_batches must be at most {self.max_held_batches} here, got {wanted.held_batches}",
-                hint="The server was started with that limit: --max-held-batches.",
-            )
-        if wanted.consumers > self.max_consumers:  # each of them would get slots
-            raise ServerError(
-                f"consumers must be at most {self.max_consumers} here, got {wanted.consumers}",
-                hint="The server was started with that limit: --max-consumers.",
-            )
+        for what, most in (("held_batches", self.max_held_batches), ("consumers", self.max_consumers)):
+            if getattr(wanted, what) > most:  # each consumer of a group would get slots
+                raise ServerError(
+                    f"{what} must be at most {most} here, got {getattr(wanted, what)}",
+                    hint=f"The server was started with that limit: --max-{what.replace('_', '-')}.",
+                )
 
 
 @dataclass
@@ -104,8 +100,12 @@ class Consumer:
         return cls(number, channel, pid, pidfd)
 
     def __str__(self) -> str:
-        own = "" if self.wanted is None else f"{self.wanted.name} "
-        return f"{own}(process {self.pid})" if own.strip() else f"process {self.pid}"
+        return f"{self.name} (process {self.pid})" if self.name else f"process {self.pid}"
+
+    @property
+    def name(self) -> str:
+        """The name that it has chosen, or ""."""
+        return "" if self.wanted is None else self.wanted.name
 
     def greet(self, hello: Hello) -> None:
         """Take its first message. Raises ServerError if that comes again, or is of another protocol."""
@@ -140,15 +140,14 @@ class Consumer:
             return ServerError("this consumer holds more batches than its share of the group's")
         if self.channel.fault is not None:
             return ServerError(f"this is no message of loaderd: {self.channel.fault}")
-        idle_s = now_s - self.heard_s
-        if self.session is None and idle_s > _HELLO_LIMIT_S:
+        if self.session is None and now_s - self.heard_s > _HELLO_LIMIT_S:
             return ServerError(f"this consumer connected and asked for nothing within {_HELLO_LIMIT_S:g} s")
         began_s = self.channel.unfinished_since
         if began_s is not None and now_s - began_s > _MESSAGE_LIMIT_S:
             return ServerError(f"a message was begun and not finished for {_MESSAGE_LIMIT_S:g} s")
-        if self.channel.posted_bytes > _MAX_POSTED_BYTES:
-            unread = f"{self.channel.posted_bytes:,} bytes of messages"
-            return ServerError(f"this consumer has left {unread} unread; is its process stopped?")
+        if (unread := self.channel.posted_bytes) > _MAX_POSTED_BYTES:
+            text = f"this consumer has left {unread:,} bytes of messages unread; is its process stopped?"
+            return ServerError(text)
         return None if limits.idle_timeout is None else self._idle_for(now_s, limits.idle_timeout)
 
     def _idle_for(self, now_s: float, limit_s: float) -> ServerError | None:
@@ -173,18 +172,17 @@ class Consumer:
 
     def add_to(self, totals: Totals) -> None:
         """Count what it has had. It may write any number in its page: no count falls."""
-        if self.session is None or self.wanted is None:
-            return
-        for what, number in self.session.counts_of(self.number).items():
-            self.counted[what] = number = max(number, self.counted.get(what, 0))
-            totals.add(what, self.dataset, self.wanted.name, number)
+        counts = {} if self.session is None else self.session.counts_of(self.number)
+        for what, number in counts.items():
+            self.counted[what] = max(number, self.counted.get(what, 0))
+            totals.add(what, self.dataset, self.name, self.counted[what])
 
     def report(self, now_s: float) -> dict[str, Any]:
         """What ``loaderd status`` shows of the consumer: plain values."""
         session, wanted = self.session, self.wanted
         found: dict[str, Any] = {
             "number": self.number,
-            "name": "" if self.wanted is None else self.wanted.name,
+            "name": self.name,
             "pid": self.pid,
             "dataset": self.dataset,
             "connected_s": now_s - self.connected_s,

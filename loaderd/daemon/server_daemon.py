@@ -17,11 +17,11 @@ import socket
 import time
 from dataclasses import asdict, fields
 from functools import partial
+from itertools import count
 from typing import Any
 
 from loaderd import logs
 from loaderd.daemon.catalog import ServedDataset, load_catalog
-from loaderd.daemon.debug_report import describe
 from loaderd.daemon.indexing.shard_manifest import Manifests
 from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.pool.worker_pool import WorkerPool
@@ -80,8 +80,7 @@ class ServerDaemon(Daemon):
         """Of consumers and streams that have ended."""
         self._sent_away = 0
         self._is_ready = False
-        self._next_consumer = _FIRST_CONSUMER
-        self._next_session = 0
+        self._consumer_numbers, self._session_numbers = count(_FIRST_CONSUMER), count()
         self._started_s = time.time()
         self._marked_s = time.monotonic()
 
@@ -183,14 +182,13 @@ class ServerDaemon(Daemon):
                 self._event_loop.unwatch(_LISTENER)  # it stays readable: do not spin
             return
         self._is_full = False
-        number = self._next_consumer
+        number = next(self._consumer_numbers)
         try:
             consumer = Consumer.accepted(number, sock)
         except ServerError as error:
             _logger.warning("%s", error)
             self._sent_away += 1
             return
-        self._next_consumer += 1
         self._consumers[number] = consumer
         self._event_loop.add(number, consumer.channel, consumer.pidfd)
         if len(self._consumers) > self._limits.max_connections:
@@ -219,7 +217,8 @@ class ServerDaemon(Daemon):
         elif consumer.session is None:
             raise ServerError(f"{type(message).__name__} came before Subscribe")
         elif isinstance(message, AskState):
-            self._event_loop.post(consumer.number, State(self._describe(consumer.session, consumer.number)))
+            text = f"{consumer.session.waits_for(consumer.number)}\n{self.describe(consumer.session)}"
+            self._event_loop.post(consumer.number, State(text))
         else:
             consumer.session.received(consumer.number, message)
 
@@ -227,7 +226,10 @@ class ServerDaemon(Daemon):
         consumer.greet(hello)
         if not hello.dataset:
             return
-        served = self._served(hello.dataset)
+        served = self._catalog.get(hello.dataset)
+        if served is None:
+            sets = ", ".join(sorted(self._catalog))
+            raise ServerError(f"there is no data set {shown(hello.dataset, 100)}; this server has: {sets}")
         self._limits.check_room(sum(bool(other.dataset) for other in self._consumers.values()))
         consumer.dataset = hello.dataset
         self._event_loop.post(consumer.number, served.welcome())
@@ -246,30 +248,28 @@ class ServerDaemon(Daemon):
         session = group[0].session if wanted.is_group and group else None
         if session is None:
             session = self._new_session(self._catalog[consumer.dataset], wanted, message)
-        elif wanted.held_batches > session.held_batches:
-            most = f"{session.held_batches}, the value of the group's first consumer"
-            raise ServerError(f"held_batches must be at most {most}; got {wanted.held_batches}")
-        elif len(session.present) + len(leaving := self._leaving_of(session)) >= wanted.consumers:
+        else:
+            self._check_room_in(session, wanted)
+        consumer.session = session
+        session.join(consumer.number)
+        _logger.info("%s reads %s, %s", consumer, consumer.dataset, wanted.sharing)
+
+    def _check_room_in(self, session: Session, wanted: Subscription) -> None:
+        """Raise an error where a group has no room for another consumer, or for the batches that it may hold."""
+        # Each of its consumers has slots for one batch more.
+        most = session.description.options.held_batches // wanted.consumers - 1
+        if wanted.held_batches > most:
+            text = f"held_batches must be at most {most}, the value of the group's first consumer"
+            raise ServerError(f"{text}; got {wanted.held_batches}")
+        if len(session.present) + len(leaving := self._leaving_of(session)) >= wanted.consumers:
             of_them = f", {len(leaving)} of them sent away and still with batches" if leaving else ""
             raise BusyError(
                 f"the group {wanted.group!r} has its {wanted.consumers} consumers{of_them}",
                 hint="Give all of them the same, larger `consumers`, or this one another `group`.",
             )
-        consumer.session = session
-        session.join(consumer.number)
-        _logger.info("%s reads %s, %s", consumer, consumer.dataset, wanted.sharing)
-
-    def _served(self, name: str) -> ServedDataset:
-        served = self._catalog.get(name)
-        if served is None:
-            raise ServerError(
-                f"there is no data set {shown(name, 100)}; this server has: {', '.join(sorted(self._catalog))}"
-            )
-        return served
 
     def _new_session(self, served: ServedDataset, wanted: Subscription, message: Subscribe) -> Session:
-        number = self._next_session
-        self._next_session += 1
+        number = next(self._session_numbers)
         description = served.stream(wanted, message.start, self._limits.max_memory)
         prepared, prepare = served.prepare(description)
         of = {} if message.start is None else Position.from_json(message.start).of
@@ -283,10 +283,9 @@ class ServerDaemon(Daemon):
             prepare=prepare,
             earlier=None if prepare is not None else partial(served.earlier, of),
             num_members=wanted.consumers if wanted.is_group else 0,
+            dataset=served.name,
             log=partial(_logger.warning, "%s, stream %d: %s", served.name, number),
         )
-        session.dataset = served.name
-        session.held_batches = wanted.held_batches
         self._sessions[number] = session
         return session
 
@@ -313,7 +312,7 @@ class ServerDaemon(Daemon):
         if session is not None:
             consumer.add_to(self._totals)
             session.leave(number)
-        if session is not None and session.present and session.may_hold(number) and not has_ended:
+        if session is not None and session.present and not has_ended:
             consumer.channel.ignore()
             self._leaving[number] = consumer
         else:
@@ -333,8 +332,9 @@ class ServerDaemon(Daemon):
         self._event_loop.remove(consumer.number)
         if consumer.pidfd is not None:
             os.close(consumer.pidfd)
-        if consumer.session is not None and consumer.session.present:  # otherwise nobody needs its slots
-            consumer.session.give_back_all(consumer.number)
+        session = consumer.session
+        if session is not None and session.present and session.consumers is not None:  # others need its slots
+            session.consumers.give_back_all(consumer.number)
 
     # ------------------------------------------------------------------------------------- after events
 
@@ -372,9 +372,6 @@ class ServerDaemon(Daemon):
                     self._catalog[session.dataset].mark_used(session.opened.listed_message().of)
 
     # ------------------------------------------------------------------------------------------ report
-
-    def _describe(self, session: Session, member: int) -> str:
-        return f"{session.waits_for(member)}\n{describe(self._worker_manager, [session])}"
 
     @property
     def _memory_bytes(self) -> int:

@@ -230,10 +230,6 @@ class LoadTask(NamedTuple):
     def num_rows(self) -> int:
         return sum(part.stop - part.first for part in self.slices)
 
-    def one_by_one(self) -> list[LoadTask]:
-        numbered = enumerate(self.slices)
-        return [self._replace(slices=(part,), places=self.places[n : n + 1]) for n, part in numbered]
-
     def __str__(self) -> str:
         return f"the load of {self.num_rows} records of window {self.window}"
 

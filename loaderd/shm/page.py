@@ -86,7 +86,6 @@ import os
 import threading
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt

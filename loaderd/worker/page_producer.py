@@ -147,9 +147,8 @@ class PageProducer:
             return
         page.fill(claim.slot, claim.batch.num_records)
         barrier()
-        may_miss = page.num_members and self.has_news  # a column that it does not know may say who sleeps
         for column, bell in enumerate(self._bells):
-            if page.sleeps_for(column) == claim.key or may_miss:
+            if page.sleeps_for(column) == claim.key:
                 ring(bell)
 
     def not_made(self, claim: Claim) -> None:

@@ -17,7 +17,7 @@ from loaderd.daemon.pool.tasks import Task
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.ipc.messages import BatchFailed, RecordsSkipped
 from loaderd.ipc.worker_messages import Attach, LoadFault, LoadTask, News
-from loaderd.options import Remainder
+from loaderd.options import Remainder, StreamOptions
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
@@ -47,11 +47,22 @@ def plan_of(
     return PassPlan(DatasetRows(counts, 0, True), batches, 0, True, first_epoch)
 
 
-def stream_of(plan: PassPlan | Callable[[Pass], PassPlan], page: Page, **options: Any) -> Stream:
-    """Of passes with this plan; an error stays as it is, whatever it is of."""
-    needed: dict[str, Any] = {"num_arenas": 2, "num_workers": page.num_seats, "skip_damaged": False}
-    needed["error_context"] = lambda records, error, **_: error
-    return Stream(plan if callable(plan) else lambda _: plan, page, **{**needed, **options})
+def stream_of(
+    plan: PassPlan | Callable[[Pass], PassPlan],
+    page: Page,
+    *,
+    number: int = 0,
+    num_arenas: int = 2,
+    num_workers: int | None = None,
+    skip_damaged: bool = False,
+    error_context: Any = lambda records, error, **_: error,
+) -> Stream:
+    """Of passes with this plan. An error stays as it is, whatever it is of, without another ``error_context``."""
+    options = StreamOptions(
+        1, workers=num_workers or page.num_seats, on_corrupt="skip_any" if skip_damaged else "raise"
+    )
+    data: Any = SimpleNamespace(error_context=error_context, places=lambda slices, seed: (), is_far_away=False)
+    return Stream(number, plan if callable(plan) else lambda _: plan, page, num_arenas, options, data)
 
 
 class Opened(OpenedStream):
@@ -66,7 +77,8 @@ class Opened(OpenedStream):
         self.number, self.stream, self.page = number, stream, stream.page
         self.error = None
         self.stream_memory: Any = SimpleNamespace(bells=[worker_manager.bell])
-        self._worker_manager, self._tell_consumers = worker_manager, tell_consumers
+        self._worker_manager = worker_manager
+        self._tell_consumers = tell_consumers  # type: ignore[method-assign]
         self._missing_s = 0.0
 
     def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:

@@ -1,21 +1,21 @@
-"""A stream with made-up data, and workers that do its tasks and make its batches at once."""
+"""A stream with made-up data, whose tasks are done, and whose batches are made and taken, one after the other."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import Task, TaskSource
 from loaderd.errors import LoaderdError, WorkerError
 from loaderd.ipc.messages import BatchFailed
-from loaderd.ipc.worker_messages import WorkerTask
+from loaderd.ipc.worker_messages import FillFailed, WorkerTask
+from loaderd.plan.batch_range import BatchRange
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass
-from loaderd.worker.page_producer import Claim
-from tests.daemon.page_run import Floor
-from tests.daemon.page_workers import Delivery, answer_to, plan_of, stream_of
+from loaderd.shm.page import POSITION, key_of
+from tests.daemon.page_workers import Delivery, answer_to, new_page, plan_of, stream_of
 
 REASON = "was killed by SIGSEGV"
 STALLED = "made no progress"
@@ -58,140 +58,118 @@ def error_context(records: Sequence[Slice], error: LoaderdError, *, survived: bo
 
 
 class Run:
-    """A stream, workers that take turns, and a consumer that takes what there is and gives it back at once.
+    """See the module's docstring. There is one worker; when it is lost, another one takes its place.
 
-    A worker does its task, if it has one, else it makes a batch; with ``batches_first``, it is the other way round.
-    ``assigned`` and ``claimed`` say what was begun; ``sent``, what the consumer got; ``deaths``, how many workers
-    were lost.
+    ``tasks`` and ``made``: all that was begun; ``queue``: the tasks that wait; ``sent``: what the consumer got.
     """
 
-    def __init__(
-        self,
-        num_records: int,
-        batch_size: int,
-        window: int,
-        *,
-        workers: int = 1,
-        slots: int = 8,
-        skip_damaged: bool = False,
-        batches_first: bool = False,
-    ) -> None:
-        self.batches_first = batches_first
+    def __init__(self, num_records: int, batch_size: int, window: int, *, skip_damaged: bool = False) -> None:
         self.plan = plan_of(num_records, batch_size, window)
-        self.floor = Floor(slots, workers)
-        self.stream = stream_of(self.plan, self.floor.page, skip_damaged=skip_damaged, error_context=error_context)
-        self.floor.stream = self.stream
-        self.scheduler = scheduler_of(self.stream, workers=workers)
-        self.workers = list(range(workers))
-        """The number of the worker at each seat."""
-        self.deaths = 0
-        self.working: deque[tuple[int, Task]] = deque()
-        self.assigned: list[Task] = []
-        self.claimed: list[Claim] = []
+        self.page = new_page(8, 2)
+        self.stream = stream_of(self.plan, self.page, skip_damaged=skip_damaged, error_context=error_context)
+        self.scheduler = scheduler_of(self.stream, workers=1)
+        self.deaths = self._worker = 0
+        self.queue: deque[Task] = deque()
+        self.tasks: list[Task] = []
+        self.made: list[BatchRange] = []
         self.sent: list[Delivery | BatchFailed] = []
+        self._notes: dict[int, Any] = {}
         self.start(1, 0)
 
-    def close(self) -> None:
-        self.floor.close()
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def start(self, generation: int, step: int) -> None:
-        self.floor.consumer.begin(generation, step)
+        self.generation = generation
+        self.come_to(step)
         self.stream.start(generation, Pass(0, 1), step)
         self.sent.clear()
+        self._notes.clear()
         self.hand_out()
+
+    def come_to(self, step: int) -> None:
+        """The consumer takes this batch next."""
+        self.step = step
+        self.page.words[POSITION] = key_of(self.generation, step)
 
     def hand_out(self) -> None:
-        """What the daemon does when it is awake."""
-        self.floor.say()
-        assigned = self.scheduler.assign()
-        self.assigned += [task for _, task in assigned]
-        self.working.extend(assigned)
+        assigned = [task for _, task in self.scheduler.assign()]
+        self.tasks += assigned
+        self.queue.extend(assigned)
 
-    def claims(self, seat: int) -> Claim | None:
-        """What the worker of a seat has claimed, or claims now."""
-        hand = self.floor.hands[seat]
-        hand.read_some()
-        if hand.at is None and hand.try_claim() is not None:
-            assert hand.at is not None
-            self.claimed.append(hand.at)
-        return hand.at
+    def end_task(self, error: LoaderdError | None = None) -> Task:
+        """End the next task."""
+        task = self.queue.popleft()
+        self.scheduler.end_task(self._worker, task.number, error or answer_to(task))
+        return task
 
-    def take(self) -> list[int]:
-        """The consumer takes what there is; returns the slots."""
-        slots = []
-        while not self.ended and (item := self.floor.consumer.next()) is not None:
-            self.sent.append(item)
-            if isinstance(item, Delivery):
-                slots.append(item.slot)
-        if self.floor.wake_daemon():
+    def load_all(self) -> None:
+        """As far as there is room."""
+        self.hand_out()
+        while self.queue:
+            self.end_task()
+            self.stream.look()
             self.hand_out()
-        return slots
 
-    @property
-    def ended(self) -> bool:
-        """Whether the consumer has all there is."""
-        return self.floor.consumer.taker.step == self.plan.num_steps
-
-    def die(self, seat: int, task: Task | None = None, stalled: bool = False) -> None:
+    def lose(self, task: Task | None = None, stalled: bool = False) -> None:
+        """The worker is lost at a task, or at a batch."""
         self.deaths += 1
-        worker, reason = self.workers[seat], STALLED if stalled else REASON
-        self.scheduler.lose_worker(worker, reason, stalled, task)
-        self.working = deque(item for item in self.working if item[0] != worker)
-        self.floor.lose(seat, reason, stalled)
-        self.workers[seat] = 1 + max(self.workers)
-        self.scheduler.add_worker(self.workers[seat])
-        self.scheduler.ready(self.workers[seat])
-        self.hand_out()
+        self.scheduler.lose_worker(self._worker, STALLED if stalled else REASON, stalled, task)
+        self.queue.clear()
+        self._worker += 1
+        self.scheduler.add_worker(self._worker)
+        self.scheduler.ready(self._worker)
 
-    def end_task(self, task: Task, error: LoaderdError | None = None) -> None:
-        (worker,) = [worker for worker, other in self.working if other is task]
-        self.working.remove((worker, task))
-        self.scheduler.end_task(worker, task.number, error or answer_to(task))
-        self.hand_out()
+    def lose_at_batch(self, stalled: bool = False) -> None:
+        self.lose(None, stalled)
+        self.stream.lost_at(key_of(self.generation, self.step), STALLED if stalled else REASON, stalled)
+
+    def not_made(
+        self,
+        error: LoaderdError,
+        faults: Mapping[int, LoaderdError],
+        omit: Sequence[int] = (),
+        all_faults: bool = True,
+    ) -> None:
+        """A worker says that the next batch cannot be made."""
+        left = {row: why for row, why in faults.items() if row not in omit}
+        self.stream.not_made(FillFailed(0, self.generation, self.step, list(omit), left, all_faults, error))
 
     def to_the_end(
         self,
-        is_deadly: Any = lambda work: False,
-        error_at: Any = lambda work: None,
+        is_deadly: Callable[[Any], bool] = lambda work: False,
+        error_at: Callable[[Any], LoaderdError | None] = lambda work: None,
         stalled: bool = False,
         faults: Mapping[int, LoaderdError] | None = None,
         all_faults: bool = True,
+        until: Callable[[], bool] = lambda: False,
     ) -> list[Delivery | BatchFailed]:
         """Have all done but what kills a worker (or has it ``stalled``), or fails; what was sent.
 
-        ``is_deadly`` and ``error_at`` are asked of the work of tasks, and of claims. Batches fail because of the
+        ``is_deadly`` and ``error_at`` are asked of the work of tasks, and of batches. Batches fail because of the
         ``faults`` of rows that are not left out yet; these may be only the first of all.
         """
-        while not self.ended:
-            progress = False
-            for seat in range(len(self.workers)):
-                task = next((task for worker, task in self.working if worker == self.workers[seat]), None)
-                claim = self.claims(seat) if task is None or self.batches_first else None
-                if claim is not None:
-                    task = None
-                elif task is None:
-                    continue
-                work = claim if task is None else task.work
-                progress = True
-                hand = self.floor.hands[seat]
-                if is_deadly(work):
-                    self.die(seat, task, stalled)
-                elif task is not None:
-                    self.end_task(task, error_at(work))
-                elif (error := error_at(work)) is not None:
-                    left = {row: why for row, why in (faults or {}).items() if row not in work.batch.omit}
-                    hand.not_made(error, left, all_faults)
-                    self.floor.hear(seat)
+        assert self.plan.num_steps is not None
+        while self.step < self.plan.num_steps and not until():
+            self.stream.look()
+            self._notes |= {note.step: note for note in self.stream.notes}
+            self.stream.notes.clear()
+            note = self._notes.get(self.step)
+            batch = next((one.batch(self.step) for one in self.stream.granted if one.has(self.step)), None)
+            if isinstance(note, BatchFailed):
+                self.sent.append(note)
+                self.come_to(self.step + 1)
+            elif batch is not None:
+                self.made.append(batch)
+                if is_deadly(batch):
+                    self.lose_at_batch(stalled)
+                elif (error := error_at(batch)) is not None:
+                    self.not_made(error, faults or {}, batch.omit, all_faults)
                 else:
-                    hand.made()
-            for slot in self.take():
-                progress = True
-                self.floor.consumer.taker.release(slot)
-            assert progress or self.ended, "nothing will ever happen"
+                    self.sent.append(Delivery(self.step, 0, batch.num_records, note))
+                    self.come_to(self.step + 1)
+            else:
+                self.hand_out()
+                assert self.queue, "nothing will ever happen"
+                if is_deadly(self.queue[0].work):
+                    self.lose(self.queue[0], stalled)
+                else:
+                    self.end_task(error_at(self.queue[0].work))
         return self.sent

@@ -219,24 +219,6 @@ def test_daemons_that_die_in_a_row(write_numbered: Write, numbered_schema: loade
         assert found == list(range(0, 900, 10))
 
 
-@pytest.mark.slow
-def test_daemons_in_between_that_delivered_and_were_given_up_count(
-    write_numbered: Write, numbered_schema: loaderd.Schema
-):
-    """As after Ctrl-C at an odd moment: those that die are not in a row, then."""
-    with loaderd.Loader(write_numbered([100]), numbered_schema, batch_size=10, shuffle=False, workers=1) as loader:
-        batches = iter(loader)
-        found = [next(batches)["id"][0]]
-        stream = loader._stream
-        for _ in range(4):
-            assert stream._expected is not None
-            pass_, step = stream._expected
-            stream._open_for(pass_, None, step)
-            kill(newest_daemon())
-            found.append(next(batches)["id"][0])
-        assert found == list(range(0, 50, 10))
-
-
 def test_another_daemon_refuses_other_data(
     write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
 ):
@@ -253,27 +235,6 @@ def test_another_daemon_refuses_other_data(
         assert numbers == list(range(len(numbers))), "what was ready is given out, and nothing else"
         with pytest.raises(ClosedError, match="the loader ended: the position belongs to other data"):
             next(batches)
-
-
-@pytest.mark.slow
-def test_another_daemon_finds_none_of_the_shards(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
-):
-    """The same records under another name will do, and others will not."""
-    (shard,) = write_numbered([500])
-    (other,) = write_numbered([400], "others")
-    with loaderd.Loader(str(shard.parent / "*.tfrecord"), numbered_schema, batch_size=10, workers=1) as loader:
-        batches = iter(loader)
-        numbers = check_batch(next(batches))
-        renamed = shard.rename(shard.parent / "renamed.tfrecord")
-        kill(newest_daemon())
-        assert sorted(numbers + [number for batch in batches for number in check_batch(batch)]) == list(range(500))
-        next(batches := iter(loader))
-        renamed.unlink()
-        other.rename(shard.parent / "other.tfrecord")
-        kill(newest_daemon())
-        with pytest.raises(OptionError, match="the position belongs to other data"):
-            list(batches)
 
 
 @pytest.mark.slow
@@ -347,31 +308,6 @@ def test_the_daemon_of_growing_data_dies(
             list(batches)
 
 
-@pytest.mark.slow
-def test_a_set_that_does_not_grow_keeps_its_shards_beside_one_that_does(
-    write_numbered: Write, numbered_schema: loaderd.Schema
-):
-    """So another daemon finds the data of every epoch again."""
-    grows, fixed = (str(write_numbered([50, 50], name)[0].parent / "*.tfrecord") for name in ("grows", "fixed"))
-    sets = {
-        "grows": loaderd.Dataset(grows, numbered_schema, refresh="epoch"),
-        "fixed": loaderd.Dataset(fixed, numbered_schema),
-    }
-    mix = loaderd.Mix(dict.fromkeys(sets, 0.5), sets, epoch_records=100)
-    with loaderd.Loader(mix, batch_size=10, epochs=None, workers=1) as loader:
-        batches = iter(loader)
-        next(batches)
-        before = loader.position.of
-        (later,) = write_numbered([70], "later")
-        later.rename(Path(fixed).parent / "later.tfrecord")
-        for _ in range(20):
-            next(batches)
-        assert loader.position.epoch == 2 and loader.position.of == before
-        kill(newest_daemon())
-        for _ in range(20):
-            next(batches)
-
-
 def test_what_the_daemon_said_last_is_not_lost(write_numbered: Write, tmp_path: Path):
     """It gave up and ended while nobody listened."""
     no_more = str(tmp_path / "no more")
@@ -387,11 +323,3 @@ def test_what_the_daemon_said_last_is_not_lost(write_numbered: Write, tmp_path: 
         loader.seek(loaderd.Position(0, 5))
         with pytest.raises(DaemonError, match="10 workers died without having done anything"):
             next(iter(loader))
-
-
-def test_nothing_is_left_by_close(write_numbered: Write, numbered_schema: loaderd.Schema):
-    loader = loaderd.Loader(write_numbered([1000]), numbered_schema, batch_size=10, workers=2)
-    next(iter(loader))
-    pid_fds = [os.pidfd_open(pid) for pid in family_of(newest_daemon())]
-    loader.close()
-    wait_ends(pid_fds, 60)  # not at once, where the machine was too busy for them to end by themselves

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +26,6 @@ from tests.helpers.own_processes import (
     children_of,
     fork_server_of,
     kill,
-    last_sample_of_newest,
     newest_daemon,
     wait_ends,
     wait_for_no_daemon,
@@ -66,22 +65,6 @@ def test_workers_may_be_killed_at_any_time(
     for record in caplog.records:
         warning = r"worker process \d+ was killed by SIGKILL( at .*)?; another one does its work again"
         assert re.fullmatch(warning, record.getMessage())
-
-
-@pytest.mark.slow
-def test_all_workers_may_be_killed_while_the_consumer_pauses(
-    write_numbered: Write, numbered_schema: loaderd.Schema, check_batch: Check
-):
-    """There is nothing for those that take their places to do."""
-    with loaderd.Loader(write_numbered([2000]), numbered_schema, batch_size=10, workers=12) as loader:
-
-        def before(step: int) -> None:
-            if step == 20:
-                wait_until(lambda: last_sample_of_newest().slots_full >= 27)  # one may be lent
-                kill(*all_workers_of(newest_daemon(), 12))
-                wait_until(lambda: last_sample_of_newest().workers_restarted == 12)
-
-        assert sorted(chain(*fetch_all(loader, check_batch, before=before))) == list(range(2000))
 
 
 @pytest.mark.slow
@@ -202,15 +185,6 @@ def test_a_record_that_kills_every_worker_breaks_its_batch(
         check_others(found, step)
 
 
-@pytest.mark.slow
-def test_a_function_that_always_crashes_breaks_each_batch(write_numbered: Write, check_batch: Check):
-    schema = crashing_schema(lambda numbers: os._exit(7))
-    with loaderd.Loader(write_numbered([60]), schema, batch_size=20, shuffle=False, workers=1) as loader:
-        found = fetch_all(loader, check_batch)
-    assert [type(error) for error in found] == [WorkerError] * 3
-    assert [error.damage.record for error in found] == [0, 20, 40]
-
-
 @pytest.mark.one_variant
 @pytest.mark.parametrize("workers", [1, 2])
 def test_records_that_kill_are_left_out_wherever_they_lie(write_numbered: Write, check_batch: Check, workers: int):
@@ -272,22 +246,6 @@ def test_records_at_which_a_function_raises_are_left_out_where_the_user_chose_so
             (str(shard), number) for number in (0, 70, 140)
         ]
         assert all("no multiples of 70" in damage.found for damage in statistics.damages)
-
-
-@pytest.mark.slow
-def test_a_loop_with_few_slots_does_not_hang_where_a_function_often_raises(write_numbered: Write):
-    """A slot that was kept for a batch was used for a later one, until all held batches that were not due."""
-
-    def refuse(numbers: Any) -> Any:
-        if not (numbers % 50).all():
-            raise ValueError("no multiples of 50")
-        return numbers
-
-    options: Any = {"batch_size": 4, "workers": 2, "held_batches": 1, "on_corrupt": "skip_record", "epochs": None}
-    with loaderd.Loader(write_numbered([1000]), crashing_schema(refuse), **options) as loader:
-        for _ in islice(loader, 1000):
-            pass
-        assert 70 <= loader.statistics().records_skipped <= 90
 
 
 # --------------------------------------------------------------------------- schemas that do not arrive

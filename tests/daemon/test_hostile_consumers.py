@@ -21,8 +21,8 @@ from loaderd.ipc.messages import ListData, Opened, StartPass
 from loaderd.options import MAX_STEP, StreamOptions
 from loaderd.plan.passes import Pass
 from loaderd.shm.page import CONSUMER
+from tests.daemon.page_workers import new_page, plan_of, stream_of
 from tests.daemon.served import ServedDaemon, flat, serve
-from tests.daemon.stream_run import Run
 from tests.daemon.worker_manager_run import Crew
 from tests.helpers.own_processes import kill, workers_of
 
@@ -71,17 +71,15 @@ def test_listings_that_nobody_waits_for_are_given_up(numbered_schema: loaderd.Sc
     session = Session(
         0, description, b"", crew.worker_manager, lambda *_: None, prepared=prepare(None), prepare=prepare
     )
-    with Run(100, 10, 50) as run:
-        session.consumers, session.opened = (
-            Consumers(run.stream, (), lambda column: None),
-            SimpleNamespace(stream=run.stream),
-        )  # type: ignore[assignment]
-        for _ in range(50):
-            session.received(1, ListData(None))
-        assert len(crew.worker_manager.scheduler._sources) == 1
-        session.consumers = session.opened = None
-        session.close()
-        assert not crew.worker_manager.scheduler._sources
+    stream = stream_of(plan_of(100, 10, 50), new_page(8, 1))
+    session.consumers = Consumers(stream, (), lambda column: None)
+    session.opened = SimpleNamespace(stream=stream)  # type: ignore[assignment]
+    for _ in range(50):
+        session.received(1, ListData(None))
+    assert len(crew.worker_manager.scheduler._sources) == 1
+    session.consumers = session.opened = None
+    session.close()
+    assert not crew.worker_manager.scheduler._sources
     crew.close()
 
 

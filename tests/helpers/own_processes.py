@@ -43,11 +43,6 @@ def seen_of_newest() -> Snapshot:
     return _newest_stream().watched.now()
 
 
-def last_sample_of_newest() -> Snapshot:
-    """What that daemon has counted in the last second or two."""
-    return _newest_stream().watched.samples()[-1]
-
-
 def _newest_stream() -> RunningStream:
     (stream,) = running_streams(frozenset({newest_daemon()}))
     return stream

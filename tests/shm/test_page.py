@@ -6,6 +6,8 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
+from operator import setitem
 
 import numpy as np
 import pytest
@@ -104,32 +106,21 @@ def test_no_two_words_are_one(num_slots: int, num_seats: int):
     memory = Memory(num_slots, num_seats)
     page = memory.page
     seen: set[int] = set()
+    seats, slots = range(num_seats), range(num_slots)
+    headers = [*range(NUM_MEMBERS + 1), *range(CONSUMER.start, CONSUMER.stop)]
     changes = [
-        *[lambda word=word: page.words.__setitem__(word, 1) for word in range(NUM_MEMBERS + 1)],
-        *[lambda word=word: page.words.__setitem__(word, 1) for word in range(CONSUMER.start, CONSUMER.stop)],
+        *(partial(setitem, page.words, word, 1) for word in headers),
         page.add_consumer_news,
-        *[lambda seat=seat: page.add_news(seat) for seat in range(num_seats)],
-        *[lambda seat=seat: page.say_sleeps(seat, True) for seat in range(num_seats)],
-        *[lambda seat=seat: page.say_task(seat, 0) for seat in range(num_seats)],
-        *[
-            lambda seat=seat, which=which: page.count(seat, which, 3)
-            for seat in range(num_seats)
-            for which in Counter
-        ],
-        *[
-            lambda seat=seat, word=word: page.spent(seat).__setitem__(word, 1)
-            for seat in range(num_seats)
-            for word in range(len(Stage) + MAX_FIELDS)
-        ],
-        *[
-            lambda number=number, word=word: page.sample(number).__setitem__(word, 1)
-            for number in range(NUM_SAMPLES)
-            for word in (0, 1, -1)
-        ],
-        *[lambda slot=slot: page.claim(slot, 9) for slot in range(num_slots)],
-        *[lambda slot=slot: page.fill(slot, 0) for slot in range(num_slots)],
-        *[lambda slot=slot: page.fill(slot, 1) for slot in range(num_slots)],
-        *[lambda slot=slot: hold(page, slot) for slot in range(num_slots)],
+        *(partial(page.add_news, seat) for seat in seats),
+        *(partial(page.say_sleeps, seat, True) for seat in seats),
+        *(partial(page.say_task, seat, 0) for seat in seats),
+        *(partial(page.count, seat, which, 3) for seat in seats for which in Counter),
+        *(partial(setitem, page.spent(seat), n, 1) for seat in seats for n in range(len(Stage) + MAX_FIELDS)),
+        *(partial(setitem, page.sample(n), word, 1) for n in range(NUM_SAMPLES) for word in (0, 1, -1)),
+        *(partial(page.claim, slot, 9) for slot in slots),
+        *(partial(page.fill, slot, 0) for slot in slots),
+        *(partial(page.fill, slot, 1) for slot in slots),
+        *(partial(hold, page, slot) for slot in slots),
     ]
     for change in changes:
         change()
@@ -173,17 +164,9 @@ def test_what_different_processes_write_lies_in_different_lines():
     assert len(set(found)) == len(found)
 
 
-def test_a_new_page_says_nothing():
-    page = Memory(5, 2).page
-    assert page.keys() == [0] * 5
-    assert all(page.is_free(slot) for slot in range(5))
-    assert [page.task(seat) for seat in range(2)] == [None, None]
-    assert page.news(1) == 0
-    assert page.unfinished(0) == [], "nobody has begun yet"
-
-
 def test_a_slot_is_free_until_it_is_filled_and_when_it_is_given_back():
     page = Memory(3, 2).page
+    assert page.filled() == page.unfinished(0) == [], "nobody has begun yet"
     page.claim(1, key_of(1, 4))
     assert page.is_free(1) and page.unfinished(1) == [(1, key_of(1, 4))]
     page.fill(1, 6)
@@ -205,15 +188,9 @@ def test_what_is_older_than_the_position_is_nothing_unfinished():
     assert page.unfinished(1) == []
 
 
-@pytest.mark.parametrize(("num_slots", "num_seats"), [(1, 3), (7, 3), (8, 2)])
-def test_each_slot_belongs_to_a_seat(num_slots: int, num_seats: int):
-    page = Memory(num_slots, num_seats).page
-    owners = {slot: seat for seat in range(num_seats) for slot in page.slots_of(seat)}
-    assert owners == {slot: page.seat_of(slot) for slot in range(num_slots)}
-
-
 def test_tasks_and_counters():
     page = Memory(2, 2).page
+    assert [slot for seat in range(2) for slot in page.slots_of(seat)] == [0, 1] and page.seat_of(1) == 1
     page.say_task(1, 0)
     assert (page.task(0), page.task(1)) == (None, 0)
     page.say_task(1, None)

@@ -76,7 +76,7 @@ class Daemon:
         pickled = cloudpickle.dumps(self._description)
         manager: Any = SimpleNamespace(pool=SimpleNamespace(numbers=[]))
         number = len(self._streams)
-        opened = OpenedStream(number, self._description, pickled, self.data, manager, 0, lambda: None)
+        opened = OpenedStream(number, self._description, pickled, self.data, manager, 0, lambda *_: None)
         self._streams.append(opened)
         self.channel.send(*opened.attach_message(0))
         assert self.hear() == Ended(ATTACH_TASK, None, number)
@@ -148,6 +148,7 @@ def test_a_worker_that_may_open_too_few_files_says_so_and_ends():
 def test_a_stream_ends_while_a_worker_waits_for_news_of_it(daemon: Daemon):
     part = Slice(0, 0, 50, 0, 0)
     load = LoadTask(0, 0, 0, MAX_STEP, WindowOrder(1, 50, 0, 50), (part,), (*daemon.data.places([part], 0),), 7)
+    daemon.opened.page.start_at(0, 0, 0)
     daemon.opened.page.add_news(0)  # so the worker, which has a load that is not due, waits for a Granted
     daemon.channel.send(load)
     time.sleep(0.1)

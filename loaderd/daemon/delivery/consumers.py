@@ -11,8 +11,7 @@ where they are. The page says how far each has come, and who holds which slot (s
        └───── the pass is over, or nobody needs what comes next; ──────────────────┘────────┘ or all are ahead
               it goes on when the hindmost has asked
 
-- A member that comes, or starts anew, where the stream still has all batches from there on is let in. Otherwise the
-  stream begins again at the member's place.
+- Where a member comes, or starts anew, the stream begins again at the hindmost's place.
 - A member that has ended a pass stands behind its last batch. So the next pass begins when all have ended this one
   and have asked for it.
 - Members say where they are, so a new server, which knows nothing, goes on there. If a member has had batches before,
@@ -26,7 +25,7 @@ holds more is sent away, and holds nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loaderd.daemon.delivery.notes import Note
@@ -87,8 +86,6 @@ class Consumers:
         """Of the pass that the stream runs for members."""
         self._furthest = 0
         """The furthest batch of that pass that a member can have come to."""
-        self._noted = -1
-        """The last batch of which something was said since the stream began."""
         self._begun = False
         self._quiet_s = 0.0
         for column in range(len(self._page.columns)):
@@ -116,11 +113,11 @@ class Consumers:
         one.generation, one.pass_, one.key, one.since = generation, pass_, _key_of(pass_), 0
         one.step, one.num_steps = step, plan.num_steps
         self._quiet_s = 0.0
-        if not self._num_members:
+        if self._num_members:
+            self._stop(one)
+            self._settle()
+        else:
             self._begin(generation, pass_, step)
-            return
-        self._stop(one)
-        self._settle()
 
     def _plan_at(self, pass_: Pass, step: int) -> PassPlan:
         """The plan of a pass. Raises ValueError where it has no batch ``step``, or what planning the pass raises.
@@ -139,7 +136,6 @@ class Consumers:
         one = self._consumers.pop(number)
         self._gone[number] = one.column
         self._stop(one)
-        self._begun = self._begun and bool(self._consumers)
         if self._num_members:
             self._settle()
         else:
@@ -169,7 +165,6 @@ class Consumers:
         if self._num_members:
             self._settle()
         notes, self._stream.notes = self._stream.notes, deque()
-        self._noted = max([self._noted, *(note.step for note in notes)])
         return [
             (number, note._replace(generation=one.generation))
             for note in notes
@@ -189,12 +184,6 @@ class Consumers:
         if not one.since or not one.since <= generation <= self._stream.generation:
             return one.step
         return max(one.step, min(step, max(self._furthest, self._stream.next)))
-
-    def _let_in(self, one: _Consumer) -> None:
-        one.since = one.since or self._stream.generation
-        self._page.start_at(one.column, key_of(self._stream.generation, one.step), one.generation)
-        if self._num_members:
-            ring(self._bells[one.column])
 
     def _stop(self, one: _Consumer) -> None:
         self._page.start_at(one.column, NEVER, one.generation)
@@ -219,17 +208,17 @@ class Consumers:
                 one.pass_ = None
                 self._stop(one)
         asked = [one for one in self._consumers.values() if one.pass_ is not None]
-        if not asked:
+        first = min(asked, key=lambda one: one.place, default=None)
+        if first is None or (self._key is not None and first.key > self._key):
             self._halt()
+        if first is None:
             return
-        first = min(asked, key=lambda one: one.place)
-        assert first.pass_ is not None
-        if self._key is not None and first.key > self._key:
-            self._halt()
         if self._key is None:
-            if self._may_begin(first.place):
-                self._begin(stream.generation + 1, first.pass_, first.step)
-        elif first.key < self._key or first.step > stream.next or not self._let_in_late(asked):
+            is_time = self._may_begin(first.place)
+        else:
+            lacks_one = any(one.key == self._key and not self._is_in(one) for one in asked)
+            is_time = first.key < self._key or first.step > stream.next or lacks_one
+        if is_time and first.pass_ is not None:
             self._begin(stream.generation + 1, first.pass_, first.step)
 
     def _may_begin(self, place: tuple[PassKey, int]) -> bool:
@@ -240,31 +229,21 @@ class Consumers:
         came_back = max(places) > _START and self._quiet_s >= GRACE_S
         return self._begun or came_back or len(self._consumers) == self._num_members
 
-    def _let_in_late(self, asked: Iterable[_Consumer]) -> bool:
-        """Let members in that have asked for the pass that runs; False: the stream lacks batches that they need."""
-        late = [one for one in asked if one.key == self._key and not self._is_in(one)]
-        for one in late:
-            if one.step <= self._noted or self._page.columns[one.column][POSITION] > self._key_at(one):
-                return False  # what was said of these batches must be said again; or it has let them go already
-            self._let_in(one)
-        if late:
-            self._stream.look()  # else slots could be free that were not when it looked before
-        return all(one.step >= self._stream.taken for one in late)
-
-    def _key_at(self, one: _Consumer) -> int:
-        return key_of(self._stream.generation, one.step)
-
     def _begin(self, generation: int, pass_: Pass, step: int) -> None:
+        """Have the stream begin, for those that have asked for this pass."""
         stream, key = self._stream, _key_of(pass_)
         if self._key != key:
             self._furthest = 0
-        self._begun, self._key, self._noted = True, key, -1
+        self._begun, self._key = True, key
         stream.generation = generation
         for one in self._consumers.values():
-            if one.pass_ is not None and one.key == key:
-                self._let_in(one)
-            else:
+            if one.pass_ is None or one.key != key:
                 self._page.start_at(one.column, NEVER, one.generation)
+                continue
+            one.since = one.since or generation
+            self._page.start_at(one.column, key_of(generation, one.step), one.generation)
+            if self._num_members:
+                ring(self._bells[one.column])
         stream.start(generation, pass_, step)
 
     def _halt(self) -> None:
@@ -278,8 +257,9 @@ class Consumers:
 
     def waiting(self) -> list[tuple[int, int]]:
         """(number, generation) of each consumer that sleeps until the batch that is granted next is there."""
-        sleepers = self._stream.sleepers
-        return [(number, one.generation) for number, one in self._consumers.items() if one.column in sleepers]
+        key = key_of(self._stream.generation, self._stream.next)
+        consumers = self._consumers.items()
+        return [(number, one.generation) for number, one in consumers if self._page.sleeps_for(one.column) == key]
 
     def column_of(self, number: int) -> int:
         """The column of a consumer that has not left."""
@@ -287,17 +267,13 @@ class Consumers:
 
     def held_by(self, number: int) -> int:
         """How many slots a consumer holds."""
-        return len(self._page.held_by(self._consumers[number].column))
+        return len(self._page.held_by(self.column_of(number)))
 
     def lent_to(self, number: int) -> int:
         """How many slots hold a batch that a consumer has, or could take."""
-        column = self._consumers[number].column
+        column = self.column_of(number)
         place, held = self._page.place(column), self._page.held_by(column)
         return len(set(held).union(slot for slot, key in enumerate(self._page.ready()) if key >= place))
-
-    def may_hold(self, number: int) -> bool:
-        """Whether a consumer that has left may still read slots that others would get."""
-        return number in self._gone
 
     def holds_too_many(self, number: int) -> bool:
         """Whether a member holds more than its share of the slots."""
@@ -309,7 +285,7 @@ class Consumers:
 
     def has_waiting(self, number: int) -> bool:
         """Whether there are batches that a consumer could take, or that it must give back; others may wait for it."""
-        place = self._page.place(self._consumers[number].column)
+        place = self._page.place(self.column_of(number))
         is_full = self._num_members and self.held_by(number) >= self._share
         return bool(is_full) or any(key >= place for key in self._page.ready())
 
@@ -327,37 +303,26 @@ class Consumers:
         return words[TAKEN_BATCHES], words[TAKEN_RECORDS], self._step_of(one)
 
     def describe(self, number: int) -> str:
-        """Whom a consumer waits for, in words."""
-        one, page = self._consumers[number], self._page
+        """What a consumer waits for, in words."""
+        one, page, others = self._consumers[number], self._page, self._consumers.items()
         if one.pass_ is None or (not self._num_members and self._stream.plan is None):
             return "has asked for no batches"
-        if self._num_members and (self._key is None or not self._is_in(one)):
-            return self._describe_waiting(one)
+        if self._num_members and not self._is_in(one):
+            behind = [other for other, member in others if member.pass_ is None or member.place < one.place]
+            lacking = f"the rest of its group: {len(others)} of {self._num_members} consumers are here"
+            return f"waits for {_named(behind) or lacking}"
         if len(page.filled()) < page.num_slots:
             return "waits for the workers"
         if not self._num_members:
-            return (
-                f"waits for batches to be given back: the consumer has all of the {page.num_slots}, or can take them"
-            )
-        return f"waits for {_named(self._slow_ones())} to take batches, or to give batches back"
-
-    def _describe_waiting(self, one: _Consumer) -> str:
-        others = self._consumers.items()
-        if self._key is not None:
-            behind = [number for number, other in others if other.pass_ is not None and other.place < one.place]
-            return f"waits for {_named(behind)} to come to where it is"
-        if silent := [number for number, other in others if other.pass_ is None]:
-            return f"waits for {_named(silent)} to ask for batches"
-        return f"waits for the rest of its group: {len(self._consumers)} of {self._num_members} consumers are here"
-
-    def _slow_ones(self) -> list[int]:
-        """The members that are hindmost, or hold as much as they may."""
-        least = self._page.least_place()
-        return [
-            number
-            for number, one in self._consumers.items()
-            if self._page.place(one.column) == least or self.held_by(number) >= self._share
+            all_of_them = f"all of the {page.num_slots}"
+            return f"waits for batches to be given back: the consumer has {all_of_them}, or can take them"
+        least = page.least_place()
+        slow = [
+            other
+            for other, member in others
+            if page.place(member.column) == least or self.held_by(other) >= self._share
         ]
+        return f"waits for {_named(slow)} to take batches, or to give batches back"
 
 
 def _key_of(pass_: Pass) -> PassKey:

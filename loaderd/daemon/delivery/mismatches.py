@@ -28,7 +28,7 @@ class Mismatches:
 
     def __init__(self) -> None:
         self.error: LoaderdError | None = None
-        self._next_window = self._num_records = self._num_mismatches = 0
+        self._next_window = self._num_records = 0
         self._by_shard: Counter[str] = Counter()
         self._first: tuple[tuple[str, int], LoaderdError] | None = None
 
@@ -45,11 +45,10 @@ class Mismatches:
         is_epoch = window == plan.last_window or plan.batches.locate(window + 1)[0] != epoch
         if self._num_records < _ENOUGH_RECORDS and not is_epoch:
             return
-        if 100 * self._num_mismatches > _MOST_IN_A_HUNDRED * self._num_records and self.error is None:
+        if 100 * self._by_shard.total() > _MOST_IN_A_HUNDRED * self._num_records and self.error is None:
             self.error = self._too_many()
 
     def _add(self, error: RecordMismatchError) -> None:
-        self._num_mismatches += 1
         damage = error.damage or Damage("", 0, -1, "", "")
         self._by_shard[damage.shard] += 1
         place = damage.shard, damage.record
@@ -59,16 +58,12 @@ class Mismatches:
     def _too_many(self) -> LoaderdError:
         assert self._first is not None
         first = self._first[1]
-        shards = [f"{count:,} in {shard}" for shard, count in sorted(self._by_shard.items(), key=_most_first)]
+        shards = sorted(self._by_shard.items(), key=lambda item: (-item[1], item[0]))
+        which = some_of([f"{count:,} in {shard}" for shard, count in shards])
         return RecordMismatchError(
-            f"{self._num_mismatches:,} of {self._num_records:,} records do not match the schema, and only one in a "
-            f"hundred may be left out: {some_of(shards)}. The first: {first.message}",
+            f"{self._by_shard.total():,} of {self._num_records:,} records do not match the schema, and only one in a "
+            f"hundred may be left out: {which}. The first: {first.message}",
             hint=f'{first.hint} Or pass on_corrupt="skip_any", to leave out all records that do not match. "loaderd '
             'verify --schema" counts them in each shard.',
             damages=first.damages,
         )
-
-
-def _most_first(item: tuple[str, int]) -> tuple[int, str]:
-    shard, count = item
-    return -count, shard

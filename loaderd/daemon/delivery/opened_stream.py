@@ -11,25 +11,22 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from loaderd import processes
-from loaderd.daemon.delivery.page_facts import facts_of
+from loaderd.daemon.delivery.consumers import Consumers
 from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.delivery.stream_memory import StreamMemory
 from loaderd.daemon.indexing.local_data import LocalData
-from loaderd.daemon.pool.tasks import TASKS_PER_WORKER
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.daemon.pool.worker_usage import EVERY_S
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, OptionError, ServerError
-from loaderd.ipc.messages import DataListed, Opened, PageSize
+from loaderd.ipc.messages import DataListed, Message, Opened, PageSize, StorageUnavailable
 from loaderd.ipc.worker_messages import Attach, CheckTask, FillFailed, Granted, OutageReport, UseColumn
-from loaderd.options import StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence, Position, order_of
-from loaderd.shm.page import CONSUMER_PID, CONSUMER_THREAD, TAKEN_BATCHES, TAKEN_RECORDS, Page, barrier, ring
-from loaderd.shm.samples import Gauge, encode_facts, write_sample
+from loaderd.shm.page import CONSUMER_PID, CONSUMER_THREAD, TAKEN_BATCHES, TAKEN_RECORDS, barrier, ring
+from loaderd.shm.samples import Gauge, write_sample
 from loaderd.snapshots import Kernels
-from loaderd.storage.access import objects_bytes
 
 if TYPE_CHECKING:
     from loaderd.daemon.indexing.remote_data import RemoteData
@@ -37,17 +34,16 @@ if TYPE_CHECKING:
 # Enough for any number of records: they are cut into even windows, and none is smaller than half a batch.
 _MIN_ARENAS_OF_GROWING = 4
 _MIN_ARENAS = 2
-# What tasks need from far away is fetched while the worker does others.
-_TASKS_FAR_AWAY = 4
+
+Tell = Callable[[int, Message, tuple[int, ...]], None]
 
 
 class OpenedStream:
     """See the module's docstring; and :class:`~loaderd.daemon.pool.worker_manager.Attachable`.
 
     Raises OptionError where the data do not fit the options (a batch larger than the data set, a position of other
-    data), and what :class:`StreamMemory` raises. ``num_members``: see there. ``number``: by which workers know the
-    stream. ``tell_consumers`` sends what there is to tell: consumers must know what is wrong with a batch before it
-    is made.
+    data), and what :class:`StreamMemory` raises. ``pickled``: ``description``, as Attach has it. ``num_members``: as
+    of a page. ``number``: by which workers know the stream. ``tell`` sends a consumer a message, with descriptors.
     """
 
     def __init__(
@@ -58,64 +54,42 @@ class OpenedStream:
         data: LocalData | RemoteData,
         worker_manager: WorkerManager,
         num_members: int,
-        tell_consumers: Callable[[], None],
+        tell: Tell,
     ) -> None:
-        options = description.options
         self.number = number
         self.error: LoaderdError | None = None
         """Why the stream cannot go on: a worker could not be attached to it, or those that it needs are missing."""
+        self.kernels: Kernels = "numpy"
+        """What the workers unpack bits with: known when the probe is finished."""
         self._worker_manager = worker_manager
-        self._tell_consumers = tell_consumers
+        self._tell = tell
         self._missing_s = self._sampled_s = 0.0
         self._description = description
         self._pickled = pickled
         self._data = data
+        options = description.options
         self._window_records = options.window_records(description.row_bytes or description.schema.row_bytes)
         self._pass_sequence = self._pass_sequence_of(data)
         position = Position() if description.start is None else Position.from_json(description.start)
         start, _ = self._pass_sequence.find(position)
         least, self._max_rows = self._windows_for(start)
         self._num_arenas = max(least, options.num_windows)
-        self.stream_memory: StreamMemory
         try:
-            self._take_memory(start, num_members)
+            self.stream_memory = self._new_memory(start, num_members)
         except (DaemonError, ServerError):
             if self._num_arenas == least:
                 raise
             self._num_arenas = least  # slower, but in the same order
-            self._take_memory(start, num_members)
+            self.stream_memory = self._new_memory(start, num_members)
         self.page = self.stream_memory.page
-        self.stream = Stream(
-            self._plan_pass,
-            self.page,
-            num_arenas=self._num_arenas,
-            num_workers=options.num_workers,
-            skip_damaged=options.on_corrupt != "raise",
-            limits_mismatches=options.on_corrupt in ("skip_record", "skip_shard"),
-            error_context=lambda records, error, *, survived=False: self._data.error_context(
-                records, error, survived=survived
-            ),
-            tasks_per_worker=_TASKS_FAR_AWAY if data.is_far_away else TASKS_PER_WORKER,
-            number=number,
-            places_of=lambda slices: self._data.places(slices, options.seed),
-        )
-        self.kernels: Kernels = "numpy"
-        """What the workers unpack bits with: known when the probe is finished."""
+        self.stream = Stream(number, self._plan_pass, self.page, self._num_arenas, options, data)
+        self.consumers = Consumers(self.stream, self.stream_memory.bells, self._renew_column)
 
-    def _take_memory(self, start: Pass, num_members: int) -> None:
-        """Raises what :class:`StreamMemory` raises."""
+    def _new_memory(self, start: Pass, num_members: int) -> StreamMemory:
         steps_per_epoch = self._pass_sequence.batches(start).steps_per_epoch
-        facts = encode_facts(facts_of(self._description, self._data, steps_per_epoch, self._num_arenas))
         num_running = len(self._worker_manager.pool.numbers)
-        self.stream_memory = StreamMemory(
-            self._description,
-            self._num_arenas,
-            self._max_rows,
-            facts,
-            num_running,
-            num_members,
-            objects_bytes(self._data.files),
-        )
+        sizes = steps_per_epoch, self._num_arenas, self._max_rows, num_running, num_members
+        return StreamMemory(self._description, self._data, *sizes)
 
     def _windows_for(self, start: Pass) -> tuple[int, int]:
         """(windows that must be held at a time, rows of the largest), for a pass and for the one behind it."""
@@ -128,13 +102,26 @@ class OpenedStream:
     def use(self, data: LocalData | RemoteData) -> None:
         """Go on with other shards of sets that grow; workers must be attached again. Raises OptionError as above."""
         self._pass_sequence = self._pass_sequence_of(data)
-        self._data = data
+        self._data = self.stream.data = data
         self.stream.stop()
 
     def _pass_sequence_of(self, data: LocalData | RemoteData) -> PassSequence:
-        options = self._description.options
-        _check_batch_size(options, data.rows.num_records)
-        return PassSequence(options, data.rows.num_records, self._window_records, self._of(data), data.listing)
+        """Raises OptionError unless each host gets a batch with at least one record.
+
+        With ``remainder="short"``, that batch may be smaller than the others, and the only one of an epoch.
+        """
+        options, num_records = self._description.options, data.rows.num_records
+        batch_size, num_hosts = options.batch_size, options.shard[1]
+        hosts = f" for {num_hosts} hosts" if num_hosts > 1 else ""
+        if num_hosts > num_records:
+            raise OptionError(f"shard must be of at most {num_records} hosts, as there are {num_records} records")
+        if options.remainder != "short" and batch_size * num_hosts > num_records:
+            raise OptionError(
+                f"batch_size must be at most {num_records // num_hosts}, for there are {num_records} records{hosts} "
+                f"and remainder={options.remainder!r}, got {batch_size}",
+                hint='Choose a smaller batch, or remainder="short", or check that shards names all of them.',
+            )
+        return PassSequence(options, num_records, self._window_records, self._of(data), data.listing)
 
     def _of(self, data: LocalData | RemoteData) -> dict[str, Any]:
         options = self._description.options
@@ -157,14 +144,35 @@ class OpenedStream:
             )
         return PassPlan(self._data.rows, batches, options.seed, bool(options.shuffle), pass_.first_epoch)
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of all sets."""
-        return self._data.num_blocks
+    def go_on(self) -> None:
+        """See what has changed in the page; tell consumers and workers what there is to tell."""
+        self.stream.look()
+        self._sample()
+        self.say()
+        if (error := self.stream.storage.error) is not None:  # those that wait later are told if it fails again
+            asleep = self.consumers.waiting()
+            for number, generation in asleep:
+                self.announce(number, StorageUnavailable(generation, error))
+            self.stream.storage.told(bool(asleep))
+
+    def say(self) -> None:
+        """Tell the consumers what there is to tell, and all workers what has changed in what they may make."""
+        self._tell_consumers()
+        while self.stream.grants:
+            self._worker_manager.tell(self, self.stream.grants.popleft())
+
+    def tick(self, seconds: float) -> None:
+        """So much time has passed. A stream does not wait for ever for slots whose workers cannot be replaced."""
+        self.stream.tick(seconds)
+        shortage = self._worker_manager.shortage(self.page) if self.stream.is_waited_for else None
+        self._missing_s = 0.0 if shortage is None else self._missing_s + seconds
+        limit_s = self._worker_manager.stall_timeout
+        if limit_s is not None and self._missing_s >= limit_s:
+            self.error = self.error or shortage
 
     # ------------------------------------------------------------------------------------------- samples
 
-    def sample(self) -> None:
+    def _sample(self) -> None:
         """Write a sample if it is time."""
         now_s, page = time.monotonic(), self.page
         if now_s - self._sampled_s < EVERY_S:
@@ -173,7 +181,20 @@ class OpenedStream:
         if page.num_members:  # then no consumer has the column in the page
             for word in (TAKEN_BATCHES, TAKEN_RECORDS):
                 page.words[word] = max(page.words[word], *(column[word] for column in page.columns))
-        write_sample(page, {**self._worker_manager.use.look(now_s), **_of_consumer(page), **self._gauges()})
+        write_sample(page, {**self._worker_manager.use.look(now_s), **self._consumer_gauges(), **self._gauges()})
+
+    def _consumer_gauges(self) -> dict[Gauge, int]:
+        pid, thread = self.page.words[CONSUMER_PID], self.page.words[CONSUMER_THREAD]
+        if not pid:
+            return {}
+        threads = ((processes.cpu_ns(pid, one), processes.delay_ns(pid, one)) for one in (pid, thread))
+        busiest_ns, delay_ns = max(threads)
+        return {
+            Gauge.CONSUMER_CPU_NS: processes.cpu_ns(pid),
+            Gauge.THREAD_CPU_NS: busiest_ns,
+            Gauge.THREAD_DELAY_NS: delay_ns,
+            Gauge.USES_ACCELERATOR: processes.uses_accelerator(pid),
+        }
 
     def _gauges(self) -> dict[Gauge, int]:
         stream, page = self.stream, self.page
@@ -195,16 +216,9 @@ class OpenedStream:
     # ------------------------------------------------------------------------------------------- workers
 
     def attach_message(self, seat: int) -> tuple[Attach, tuple[int, ...]]:
-        message = Attach(
-            self.number,
-            self._pickled,
-            self._data.source,
-            self._max_rows,
-            self.page.num_slots,
-            self.page.num_seats,
-            self.page.num_members,
-            self.page.news(seat),
-        )
+        page = self.page
+        sizes = self._max_rows, page.num_slots, page.num_seats, page.num_members
+        message = Attach(self.number, self._pickled, self._data.source, *sizes, page.news(seat))
         return message, self.stream_memory.worker_fds
 
     def attach_failed(self, error: LoaderdError) -> None:
@@ -214,13 +228,7 @@ class OpenedStream:
         self._tell_consumers()
         return Granted(self.number, self.stream.generation, [*self.stream.granted])
 
-    def say(self) -> None:
-        """Tell the consumers what there is to tell, and all workers what has changed in what they may make."""
-        self._tell_consumers()
-        while self.stream.grants:
-            self._worker_manager.tell(self, self.stream.grants.popleft())
-
-    def renew_column(self, column: int) -> None:
+    def _renew_column(self, column: int) -> None:
         """Give a column new memory, which no member before can write to. Raises DaemonError where there is none."""
         fd = self.stream_memory.renew_column(column)
         self._worker_manager.tell(self, UseColumn(self.number, column), (fd,))
@@ -255,29 +263,36 @@ class OpenedStream:
         for bell in self.stream_memory.bells:  # the worker may have filled a slot, and died before it rang
             ring(bell)
 
-    def tick(self, seconds: float) -> None:
-        """So much time has passed. A stream does not wait for ever for slots whose workers cannot be replaced."""
-        self.stream.tick(seconds)
-        shortage = self._worker_manager.shortage(self.page) if self.stream.is_waited_for else None
-        self._missing_s = 0.0 if shortage is None else self._missing_s + seconds
-        limit_s = self._worker_manager.stall_timeout
-        if limit_s is not None and self._missing_s >= limit_s:
-            self.error = self.error or shortage
+    def check_task(self, block: int, any_fits: bool) -> CheckTask:
+        """See whether the first record of a block fits the schema; with ``any_fits``, any of its first records."""
+        count = self._data.count(block)
+        (place,) = self._data.places([Slice(block, 0, count, 0, 0)], 0) or (None,)
+        return CheckTask(self.number, block, count, place, any_fits)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all sets."""
+        return self._data.num_blocks
 
     # ------------------------------------------------------------------------------------------- consumers
 
-    def opened_message(self, index_facts: Mapping[str, Any], column: int) -> Opened:
-        """What the consumer of a column needs; the caller sends the descriptors with it."""
-        options, stream_memory, page = self._description.options, self.stream_memory, self.page
-        sizes = {
-            "workers": options.num_workers,
-            "slots": options.num_slots,
-            "slot_bytes": stream_memory.slot_bytes,
+    def introduce(self, number: int, index_facts: Mapping[str, Any]) -> None:
+        """Give a consumer a column, and tell it what the stream is like."""
+        manager, page = self._worker_manager, self.page
+        column = self.consumers.join(number)
+        facts = {
+            "workers": self._description.options.num_workers,
+            "slots": page.num_slots,
+            "slot_bytes": self.stream_memory.slot_bytes,
             "window_records": self._max_rows,
-            "window_bytes": stream_memory.windows_bytes,
+            "window_bytes": self.stream_memory.windows_bytes,
+            **index_facts,
+            "kernels": self.kernels,
         }
         size = PageSize(page.num_slots, page.num_seats, page.num_members, column)
-        return Opened({**sizes, **index_facts, "kernels": self.kernels}, size)
+        bells = manager.bell, *manager.pool.bells[: page.num_seats]
+        self._tell(number, self.listed_message(), ())
+        self._tell(number, Opened(facts, size), (*self.stream_memory.consumer_fds(column), *bells))
 
     def listed_message(self, error: LoaderdError | None = None) -> DataListed:
         """What a consumer must know of the data; ``error``: why the data are still the former ones."""
@@ -291,38 +306,12 @@ class OpenedStream:
             error,
         )
 
-    def check_task(self, block: int, any_fits: bool) -> CheckTask:
-        """See whether the first record of a block fits the schema; with ``any_fits``, any of its first records."""
-        count = self._data.count(block)
-        (place,) = self._data.places([Slice(block, 0, count, 0, 0)], 0) or (None,)
-        return CheckTask(self.number, block, count, place, any_fits)
+    def announce(self, number: int, message: Message) -> None:
+        """Send a message that the consumer reads before it takes the batches behind it."""
+        self.page.add_consumer_news(self.consumers.column_of(number))
+        self._tell(number, message, ())
 
-
-def _of_consumer(page: Page) -> dict[Gauge, int]:
-    pid, thread = page.words[CONSUMER_PID], page.words[CONSUMER_THREAD]
-    if not pid:
-        return {}
-    busiest_ns, delay_ns = max((processes.cpu_ns(pid, one), processes.delay_ns(pid, one)) for one in (pid, thread))
-    return {
-        Gauge.CONSUMER_CPU_NS: processes.cpu_ns(pid),
-        Gauge.THREAD_CPU_NS: busiest_ns,
-        Gauge.THREAD_DELAY_NS: delay_ns,
-        Gauge.USES_ACCELERATOR: processes.uses_accelerator(pid),
-    }
-
-
-def _check_batch_size(options: StreamOptions, num_records: int) -> None:
-    """Raise OptionError unless each host gets a batch with at least one record.
-
-    With ``remainder="short"``, that batch may be smaller than the others, and the only one of an epoch.
-    """
-    batch_size, num_hosts = options.batch_size, options.shard[1]
-    hosts = f" for {num_hosts} hosts" if num_hosts > 1 else ""
-    if num_hosts > num_records:
-        raise OptionError(f"shard must be of at most {num_records} hosts, as there are {num_records} records")
-    if options.remainder != "short" and batch_size * num_hosts > num_records:
-        raise OptionError(
-            f"batch_size must be at most {num_records // num_hosts}, for there are {num_records} records{hosts} and "
-            f"remainder={options.remainder!r}, got {batch_size}",
-            hint='Choose a smaller batch, or remainder="short", or check that shards names all of them.',
-        )
+    def _tell_consumers(self) -> None:
+        """They must know what is wrong with a batch before it is made."""
+        for number, note in self.consumers.take():
+            self.announce(number, note)

@@ -31,31 +31,33 @@ class StorageOutage:
     def __init__(self) -> None:
         self.error: NotAnswered | None = None
         """The error that the consumer should get now, if it waits."""
-        self._reported: set[tuple[Slice, ...]] = set()
-        """The slices of loads whose failures the last error stands for that the consumer got."""
         self._resting: list[tuple[LoadTask, float]] = []
         """Each load that rests, and for how many more seconds."""
+        self.is_back()
+
+    def is_back(self) -> None:
+        """A load was done."""
+        self.error = None
+        self._reported: set[tuple[Slice, ...]] = set()
+        """The slices of loads whose failures the last error stands for that the consumer got."""
         self._num_failed, self._failure = 0, ""
         """Loads that have failed since one was done, and why the last of them did."""
-        self._reports: dict[int, Outage] = {}
+        self._reports: dict[int, Outage | None] = {}
         self._hanging_s: dict[int, float] = {}
         self._quiet_s = 0.0
 
-    # ------------------------------------------------------------------------------------------- events
+    def clear(self) -> None:
+        """No load is wanted any more."""
+        self.is_back()
+        self._resting.clear()
 
     def report(self, seat: int, outage: Outage | None) -> None:
         """What the worker of a seat says of its requests; None: they are answered, or the worker is gone."""
-        if outage is None:
-            self._reports.pop(seat, None)
-        else:
-            self._reports[seat] = outage
+        self._reports[seat] = outage
 
     def read_hangs(self, seat: int, for_s: float) -> None:
         """For how long a read of the worker of a seat has not returned; 0: it has. Such a worker reports nothing."""
-        if for_s:
-            self._hanging_s[seat] = for_s
-        else:
-            self._hanging_s.pop(seat, None)
+        self._hanging_s[seat] = for_s
 
     def begin(self) -> None:
         """A load begins, while no other is under way: what workers waited for before is not waited for any more."""
@@ -83,26 +85,10 @@ class StorageOutage:
         if not somebody_waits:
             self._reported.clear()
 
-    def is_back(self) -> None:
-        """A load was done."""
-        self.error = None
-        self._reported.clear()
-        self._num_failed, self._failure = 0, ""
-        self._reports.clear()
-        self._hanging_s.clear()
-        self._quiet_s = 0.0
-
-    def clear(self) -> None:
-        """No load is wanted any more."""
-        self.is_back()
-        self._resting.clear()
-
-    # ------------------------------------------------------------------------------------------- report
-
     @property
-    def num_resting(self) -> int:
-        """Loads that rest."""
-        return len(self._resting)
+    def has_resting(self) -> bool:
+        """Whether loads rest."""
+        return bool(self._resting)
 
     @property
     def now(self) -> Outage | None:
@@ -110,8 +96,7 @@ class StorageOutage:
 
         A worker may still report what another one has got an answer to: nothing is older than the last load.
         """
-        if self._reports:
-            reports = self._reports.values()
+        if reports := list(filter(None, self._reports.values())):
             for_s = min(self._quiet_s, max(one.for_s for one in reports))
             error = max(reports, key=lambda one: one.failures).error
             return Outage(for_s, sum(one.failures for one in reports), error)

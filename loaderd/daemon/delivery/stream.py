@@ -21,25 +21,19 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loaderd.daemon.delivery.mismatches import Mismatches
-from loaderd.daemon.delivery.notes import Note, UnreadNotices, note_of
+from loaderd.daemon.delivery.notes import Note, note_of
 from loaderd.daemon.delivery.poison_records import PoisonSearch
 from loaderd.daemon.delivery.storage_outage import StorageOutage
 from loaderd.daemon.delivery.windows import Windows
-from loaderd.daemon.pool.tasks import (
-    HINT_OF_DEATHS,
-    MAX_DEATHS,
-    TASKS_PER_WORKER,
-    Task,
-    TaskSource,
-)
+from loaderd.daemon.indexing.local_data import LocalData
+from loaderd.daemon.pool.tasks import HINT_OF_DEATHS, MAX_DEATHS, TASKS_PER_WORKER, Task, TaskSource
 from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError
 from loaderd.ipc.messages import BatchFailed
 from loaderd.ipc.worker_messages import (
     MOST_ROW_FAULTS,
-    FilePlace,
     FillFailed,
     Granted,
     LoadFault,
@@ -47,93 +41,76 @@ from loaderd.ipc.worker_messages import (
     TrialTask,
     Withdrawn,
 )
+from loaderd.options import StreamOptions
 from loaderd.plan.batch_range import BatchRange, without
 from loaderd.plan.batches import Segment
-from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.shm.page import (
-    GRANTED,
-    NEVER,
-    WAKE_DAEMON_AT,
-    Page,
-    barrier,
-    key_of,
-    split_key,
-    step_of,
-)
+from loaderd.shm.page import GRANTED, NEVER, WAKE_DAEMON_AT, Page, barrier, key_of, split_key, step_of
 from loaderd.snapshots import Outage
+
+if TYPE_CHECKING:
+    from loaderd.daemon.indexing.remote_data import RemoteData
+
+_TASKS_FAR_AWAY = 4
+"""What tasks need from far away is fetched while the worker does others."""
+_MOST_UNREAD = 4096
+"""How many damages may be named ahead: some 3 MB of messages. (A server lets 4 MiB lie unread.)"""
+_OF_A_BATCH = 16
+"""A message about a batch counts as so many damages, besides those that it names."""
 
 
 class Stream(TaskSource):
-    """See the module's docstring. ``plan_pass`` makes the plan of a pass. ``number``: by which workers know it.
-
-    ``limits_mismatches``: whether records that do not match the schema are an error where they are many, though
-    ``skip_damaged``.
-    """
+    """See the module's docstring. ``number``: by which workers know it. ``plan_pass`` makes the plan of a pass."""
 
     def __init__(
         self,
+        number: int,
         plan_pass: Callable[[Pass], PassPlan],
         page: Page,
-        *,
         num_arenas: int,
-        num_workers: int,
-        skip_damaged: bool,
-        error_context: Callable[..., LoaderdError],
-        limits_mismatches: bool = False,
-        tasks_per_worker: int = TASKS_PER_WORKER,
-        number: int = 0,
-        places_of: Callable[[Sequence[Slice]], Iterable[FilePlace]] = lambda slices: (),
+        options: StreamOptions,
+        data: LocalData | RemoteData,
     ) -> None:
-        """``error_context``: makes an error name records, as in ``LocalData``. ``places_of``: as in LoadTask."""
-        self._tasks_per_worker = tasks_per_worker
         self._number = number
-        self.notes: deque[Note] = deque()
-        self.grants: deque[Granted | Withdrawn] = deque()
-        self.generation = 0  # none
-        self.plan: PassPlan | None = None
         self.plan_pass = plan_pass
         self.page = page
-        self._skip_damaged = skip_damaged
-        self._limits_mismatches = limits_mismatches
-        self._mismatches = Mismatches()
-        self._error_context = error_context
-        self._windows = Windows(num_arenas, num_workers, number, places_of)
-        self._in_flight: set[Task] = set()
-        self._loads_alone: deque[LoadTask] = deque()
-        self.granted: list[BatchRange] = []
-        """The batches that may be made."""
-        self._said = UnreadNotices()
-        self._trials: dict[int, PoisonSearch] = {}
-        self._tried: set[int] = set()
-        self._num_faults: Counter[int] = Counter()
-        self._deaths: Counter[int] = Counter()
+        self.data = data
+        self._seed = options.seed
+        self._skip_damaged = options.on_corrupt != "raise"
+        self._limits_mismatches = options.on_corrupt in ("skip_record", "skip_shard")
+        self._windows = Windows(num_arenas, options.num_workers, number)
         self.storage = StorageOutage()
+        self._in_flight: set[Task] = set()
+        self.generation = 0  # none
         self.next = self.taken = 0
         """The batch that is granted next, and the first that not all consumers have taken."""
+        self.stop()
 
     @property
     def tasks_per_worker(self) -> int:
-        return self._tasks_per_worker
+        return _TASKS_FAR_AWAY if self.data.is_far_away else TASKS_PER_WORKER
 
     # ------------------------------------------------------------------------------------------- events
 
     def stop(self) -> None:
         """All that is under way is void; nothing happens until the next :meth:`start`."""
-        self.notes.clear()
-        self.grants.clear()
-        self._windows.stop(self._in_flight)
+        self._windows.stop([task.work for task in self._in_flight if isinstance(task.work, LoadTask)])
         self._in_flight.clear()
-        self._loads_alone.clear()
-        self.granted.clear()
-        self._said.clear()
-        self._trials.clear()
-        self._tried.clear()
-        self._num_faults.clear()
-        self._deaths.clear()
-        self._mismatches = Mismatches()
         self.storage.clear()
-        self.plan = None
+        self.plan: PassPlan | None = None
+        self.notes: deque[Note] = deque()
+        self.grants: deque[Granted | Withdrawn] = deque()
+        self.granted: list[BatchRange] = []
+        """The batches that may be made."""
+        self._loads_alone: deque[LoadTask] = deque()
+        """Loads that were tried before, and come first."""
+        self._unread: dict[int, int] = {}
+        """By step, how much a consumer was told of that it has not come to yet."""
+        self._trials: dict[int, PoisonSearch] = {}
+        self._tried: set[int] = set()
+        self._num_faults: Counter[int] = Counter()
+        self._deaths: Counter[int] = Counter()
+        self._mismatches = Mismatches()
         self.page.words[WAKE_DAEMON_AT] = NEVER
 
     def start(self, generation: int, pass_: Pass, step: int) -> None:
@@ -152,7 +129,7 @@ class Stream(TaskSource):
         while self.plan is not None:
             self.taken = self._reached()
             self.granted = [one for one in self.granted if one.stop > self.taken]
-            self._said.come_to(self.taken)
+            self._unread = {step: size for step, size in self._unread.items() if step >= self.taken}
             self._windows.close(self.taken)
             wake_at = self._grant(self.plan)
             self.page.words[GRANTED] = key_of(self.generation, self.next)
@@ -168,11 +145,46 @@ class Stream(TaskSource):
         generation, step = split_key(self.page.least_place())
         return max(self.taken, min(step, self.next)) if generation == self.generation else self.taken
 
+    def _past_end(self, step: int) -> bool:
+        assert self.plan is not None
+        return self.plan.num_steps is not None and step >= self.plan.num_steps
+
+    def tick(self, seconds: float) -> None:
+        """So much time has passed."""
+        self._loads_alone.extend(self.storage.tick(seconds))
+
+    # -------------------------------------------------------------------------------------------- tasks
+
+    def next_task(self) -> Task | None:
+        """The most useful work that can begin now. Work that failed before comes first: everything waits for it."""
+        if self.plan is None:
+            return None
+        for trial in self._trials.values():
+            if (tried := trial.next_work()) is not None:
+                # One death is enough to try halves of several rows, but not to find a row guilty.
+                return self._begin(tried, MAX_DEATHS if len(tried.rows) == 1 else 1)
+        was_loading = self._is_loading
+        load = self._loads_alone.popleft() if self._loads_alone else self._windows.next_load()
+        if load is None:
+            return None
+        if not was_loading:
+            self.storage.begin()
+        return self._begin(load._replace(places=tuple(self.data.places(load.slices, self._seed))), MAX_DEATHS)
+
+    def _begin(self, work: LoadTask | TrialTask, most_deaths: int) -> Task:
+        task = Task(self, work, self.generation, most_deaths)
+        self._in_flight.add(task)
+        return task
+
+    @property
+    def _is_loading(self) -> bool:
+        under_way = any(isinstance(task.work, LoadTask) for task in self._in_flight)
+        return under_way or bool(self._loads_alone) or self.storage.has_resting
+
     def done(self, task: Task, result: Any) -> None:
         """A task is done. The caller calls :meth:`look` afterwards."""
-        if self._forget_stale(task):
+        if not self._ended(task):
             return
-        self._in_flight.remove(task)
         if isinstance(task.work, LoadTask):
             self.storage.is_back()
             self._windows.loaded(task.work, result)
@@ -181,85 +193,42 @@ class Stream(TaskSource):
 
     def failed(self, task: Task, error: LoaderdError) -> None:
         """A task cannot be done: batches that need it are broken. If storage is the reason, it is tried again."""
-        if self._forget_stale(task):
+        if not self._ended(task):
             return
-        self._in_flight.remove(task)
-        if isinstance(task.work, LoadTask) and isinstance(error, (StorageError, ServerError)):
+        work = task.work
+        if isinstance(work, TrialTask):
+            self._tried_rows(work)  # the worker survived; the error comes again with the whole batch
+        elif isinstance(work, LoadTask) and isinstance(error, (StorageError, ServerError)):
             # Tried again after all batches that can be made, so that it delays none of them.
-            self.storage.failed(task.work._replace(due=NEVER), error)
-        elif isinstance(task.work, LoadTask):
-            unforeseen = isinstance(error, WorkerError)
-            self._windows.lost(
-                task.work, lambda record: self._error_context([record], error) if unforeseen else error
-            )
-        elif isinstance(task.work, TrialTask):
-            self._tried_rows(task.work)  # the worker survived; the error comes again with the whole batch
-
-    @property
-    def outage(self) -> Outage | None:
-        """The outage that loads wait for; None: there is none, or no load is wanted."""
-        return self.storage.now if self._is_loading else None
-
-    @property
-    def _is_loading(self) -> bool:
-        under_way = any(isinstance(task.work, LoadTask) for task in self._in_flight)
-        return under_way or bool(self._loads_alone or self.storage.num_resting)
-
-    def tick(self, seconds: float) -> None:
-        """So much time has passed."""
-        self._loads_alone.extend(self.storage.tick(seconds))
-
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether a consumer sleeps until it gets a batch: one that may be made, or the one behind those."""
-        return any(map(self.page.sleeps_for, range(len(self.page.columns))))
-
-    @property
-    def sleepers(self) -> list[int]:
-        """The columns of the consumers that sleep until they get the batch that is granted next."""
-        key = key_of(self.generation, self.next)
-        return [column for column in range(len(self.page.columns)) if self.page.sleeps_for(column) == key]
+            self.storage.failed(work._replace(due=NEVER), error)
+        elif isinstance(work, LoadTask) and isinstance(error, WorkerError):  # not foreseen
+            self._windows.lost(work, lambda record: self.data.error_context([record], error))
+        elif isinstance(work, LoadTask):
+            self._windows.lost(work, lambda record: error)
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
         """Workers are lost at a task: find out at which of its records."""
-        if self._forget_stale(task):
+        if not self._ended(task):
             return
-        self._in_flight.remove(task)
         work = task.work
-        if isinstance(work, LoadTask) and len(work.slices) > 1:
-            self._loads_alone.extend(work.one_by_one())
-        elif isinstance(work, LoadTask):
-            self._windows.lost(work, lambda record: self._error_context([record], error))
-        elif isinstance(work, TrialTask):
+        if isinstance(work, TrialTask):
             self._tried_rows(work, error, stalled)
+        elif isinstance(work, LoadTask) and len(work.slices) > 1:
+            self._loads_alone.extend(work._replace(slices=(part,)) for part in work.slices)
+        elif isinstance(work, LoadTask):
+            self._windows.lost(work, lambda record: self.data.error_context([record], error))
 
     def retry(self, task: Task) -> bool:
-        """Whether the task of a worker that died is still wanted: it is, unless its generation is older."""
-        return not self._forget_stale(task)
+        """Whether the task of a worker that died is still wanted. If its generation is older, its arena is free."""
+        is_wanted = self.plan is not None and task.generation == self.generation
+        if not is_wanted and isinstance(task.work, LoadTask):
+            self._windows.forget(task.work)
+        return is_wanted
 
-    def next_task(self) -> Task | None:
-        """The most useful work that can begin now. Work that failed before comes first: everything waits for it."""
-        if self.plan is None:
-            return None
-        for trial in self._trials.values():
-            if (tried := trial.next_work()) is not None:
-                return self._begin(tried, trial.most_deaths(tried))
-        is_loading = self._is_loading
-        load = self._loads_alone.popleft() if self._loads_alone else self._windows.next_load()
-        if load is None:
-            return None
-        if not is_loading:
-            self.storage.begin()
-        return self._begin(load, MAX_DEATHS)
-
-    def _begin(self, work: LoadTask | TrialTask, most_deaths: int) -> Task:
-        task = Task(self, work, self.generation, most_deaths)
-        self._in_flight.add(task)
-        return task
-
-    def _past_end(self, step: int) -> bool:
-        assert self.plan is not None
-        return self.plan.num_steps is not None and step >= self.plan.num_steps
+    def _ended(self, task: Task) -> bool:
+        """A task has ended; whether it was wanted."""
+        self._in_flight.discard(task)
+        return self.retry(task)
 
     # ------------------------------------------------------------------------------------------ batches
 
@@ -278,13 +247,14 @@ class Stream(TaskSource):
             bad = self._windows.bad_rows(segments)
             error = self._too_many_mismatches(plan, segments)
             too_early = step - self.taken - self.page.num_slots
-            if (bad or error) and (too_early > 0 or not self._said.has_room(len(bad))):
+            if (bad or error) and (too_early > 0 or not self._may_tell_of(len(bad))):
                 again_at = key_of(self.generation, self.taken + max(too_early, 1))
                 break
+            batches = None
             if error is not None:
-                self._said.add(step, len(error.damages))
-                self._broken(step, error)
-            batches = None if error is not None else self._range_from(step, segments, bad)
+                self._tell(BatchFailed(self.generation, step, error), len(error.damages))
+            else:
+                batches = self._range_from(step, segments, bad)
             self.next = step + 1 if batches is None else batches.stop
             if batches is not None:
                 found.append(batches)
@@ -297,6 +267,14 @@ class Stream(TaskSource):
             for segment in segments:
                 self._mismatches.count(plan, segment.window, self._windows.bad_in(segment.window))
         return self._mismatches.error
+
+    def _may_tell_of(self, num_damages: int) -> bool:
+        """Whether so many more damages may lie unread. If none lies unread, they always may."""
+        return not self._unread or sum(self._unread.values()) + num_damages <= _MOST_UNREAD
+
+    def _tell(self, note: Note, num_damages: int) -> None:
+        self._unread[note.step] = _OF_A_BATCH + num_damages
+        self.notes.append(note)
 
     def _let(self, *ranges: BatchRange) -> None:
         """Have workers make these batches."""
@@ -311,13 +289,12 @@ class Stream(TaskSource):
     def _range_from(self, step: int, segments: Sequence[Segment], bad: dict[int, LoadFault]) -> BatchRange | None:
         """Batch ``step``, whose rows are there, and those behind it that are cut from the same window; None: broken.
 
-        Adds a note of what is wrong with it: ``bad``.
+        Tells consumers what is wrong with it: ``bad``.
         """
         if bad:
             num_rows = sum(segment.stop - segment.start for segment in segments)
-            self._said.add(step, len(bad))
             note = note_of(self.generation, step, num_rows, list(bad.values()), self._skip_damaged)
-            self.notes.append(note)
+            self._tell(note, len(bad))
             if isinstance(note, BatchFailed):
                 return None
         alone = bad or len(segments) != 1 or self._windows.bad_in(segments[0].window)
@@ -335,9 +312,6 @@ class Stream(TaskSource):
         """Have nobody make a batch; a worker that keeps a slot for it may free the slot."""
         self.granted = without(self.granted, step)
         self.grants.append(Withdrawn(self._number, self.generation, step))
-
-    def _broken(self, step: int, error: LoaderdError) -> None:
-        self.notes.append(BatchFailed(self.generation, step, error))
 
     # ---------------------------------------------------------------------------------- what goes wrong
 
@@ -358,11 +332,14 @@ class Stream(TaskSource):
             self.granted = without(self.granted, step)
             self._make_without(batch, faults, survived=True)
             return
-        error = failed.error
-        if faults:
-            error = self._error_context(self._windows.records_of(batch, [min(faults)]), error, survived=True)
         self._withdraw(step)
-        self._broken(step, error)
+        self._break(batch, [min(faults)] if faults else [], failed.error, survived=True)
+
+    def _break(self, batch: BatchRange, rows: Iterable[int], error: LoaderdError, *, survived: bool = False) -> None:
+        """Tell consumers that a batch cannot be made. The error names ``rows``; ``survived`` as of ``data``."""
+        if records := self._windows.records_of(batch, rows):
+            error = self.data.error_context(records, error, survived=survived)
+        self.notes.append(BatchFailed(self.generation, batch.first, error))
 
     def keeps_slot(self, key: int) -> bool:
         """Whether a claim is of a batch on trial. That batch keeps its slot: later ones could take all slots."""
@@ -376,23 +353,16 @@ class Stream(TaskSource):
         notice a stall takes long: after one, this is done only if batches may be made without some of their records.
         """
         step, batch = step_of(key), self._granted_at(key)
-        if batch is None:
-            return
-        if self.page.keys().count(key) > 1:  # another worker makes it, too
+        if batch is None or not batch.num_records or self.page.keys().count(key) > 1:  # another one makes it, too
             return
         self._deaths[step] += 1
         if self._deaths[step] < MAX_DEATHS:
             return
-        self._withdraw(step)
-        if not batch.num_records:  # none is left in it that they could die of
-            self._let(batch)
-            return
-        lost = f"{MAX_DEATHS} workers in a row were lost at the decoding of batch {step}; the last one {reason}"
-        error = WorkerError(lost, hint=HINT_OF_DEATHS)
         del self._deaths[step]
+        self._withdraw(step)
         if step in self._tried or (stalled and not self._skip_damaged):
-            records = self._windows.records_of(batch, range(batch.num_rows))
-            self._broken(step, self._error_context(records, error))
+            lost = f"{MAX_DEATHS} workers in a row were lost at the decoding of batch {step}; the last one {reason}"
+            self._break(batch, range(batch.num_rows), WorkerError(lost, hint=HINT_OF_DEATHS))
             return
         self._tried.add(step)
         self._trials[step] = PoisonSearch(self._number, batch, first_only=not self._skip_damaged)
@@ -404,39 +374,36 @@ class Stream(TaskSource):
         if not trial.finished:
             return
         del self._trials[step]
-        if step >= self.taken and not trial.is_hopeless:
+        if step >= self.taken and trial.hopeless is None:
             self._make_without(trial.batch, trial.guilty)
             return
-        if step >= self.taken:
-            records = self._windows.records_of(trial.batch, [min(trial.guilty)])
-            self._broken(step, self._error_context(records, trial.too_many()))
         self._withdraw(step)
+        if step >= self.taken and trial.hopeless is not None:
+            self._break(trial.batch, [min(trial.guilty)], trial.hopeless)
 
     def _make_without(self, batch: BatchRange, guilty: Mapping[int, LoaderdError], survived: bool = False) -> None:
-        """Have a batch that nobody may make now made without rows, or break it.
-
-        ``survived``: as in ``error_context``.
-        """
-        for (row, why), record in zip(guilty.items(), self._windows.records_of(batch, list(guilty)), strict=True):
-            self._windows.mark_bad(*batch.place_of(row), self._error_context([record], why, survived=survived))
+        """Have a batch that nobody may make now made without rows, or break it."""
+        for (row, why), record in zip(guilty.items(), self._windows.records_of(batch, guilty), strict=True):
+            error = self.data.error_context([record], why, survived=survived)
+            self._windows.mark_bad(*batch.place_of(row), error)
         bad = self._windows.bad_rows(batch.segments)
-        if set(bad) == set(batch.omit):
-            self._let(batch)
-            return
-        again = self._range_from(batch.first, batch.segments, bad)
+        again = batch if set(bad) == set(batch.omit) else self._range_from(batch.first, batch.segments, bad)
         if again is None:
             self._withdraw(batch.first)
         else:
             self._let(again)
 
-    def _forget_stale(self, task: Task) -> bool:
-        """Whether ``task`` is of an older generation; if so, give back what it held."""
-        if self.plan is not None and task.generation == self.generation:
-            return False
-        self._windows.forget(task)
-        return True
-
     # ------------------------------------------------------------------------------------------- report
+
+    @property
+    def outage(self) -> Outage | None:
+        """The outage that loads wait for; None: there is none, or no load is wanted."""
+        return self.storage.now if self._is_loading else None
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a consumer sleeps until it gets a batch: one that may be made, or the one behind those."""
+        return any(map(self.page.sleeps_for, range(len(self.page.columns))))
 
     @property
     def windows_ready(self) -> int:
@@ -445,25 +412,12 @@ class Stream(TaskSource):
 
     def describe(self) -> list[str]:
         """What waits for what, in a few lines."""
-        page = self.page
-        free = sum(page.is_free(slot) for slot in range(page.num_slots))
-        lines = [f"consumer   has {page.num_slots - free} batches, taken or ready; {free} slots are free"]
+        num_slots, num_full = self.page.num_slots, len(self.page.filled())
+        lines = [f"consumer   has {num_full} batches, taken or ready; {num_slots - num_full} slots are free"]
         if self.plan is None:
             return [*lines, "batches    none are asked for"]
         steps = f"of {self.plan.num_steps}" if self.plan.num_steps is not None else "without end"
         lines.append(f"batches    {self.taken} {steps} is due; {self.next} is the next to be granted")
-        if self._trials or self._loads_alone:
-            lines.append(f"again      batches {[*self._trials]}, {len(self._loads_alone)} loads: they failed before")
-        if self.storage.num_resting:
-            lines.append(f"storage    does not give {self.storage.num_resting} loads, which are tried again")
         if (outage := self.outage) is not None:
             lines.append(f"storage    {outage.in_words()}")
         return [*lines, *self._windows.describe()]
-
-    def why_idle(self) -> str:
-        """Why a worker has nothing to do."""
-        if self.plan is None or self._past_end(self.taken):
-            return "waits for the consumer to ask for batches"
-        if not any(self.page.is_free(slot) for slot in range(self.page.num_slots)):
-            return "waits for the consumer to give slots back"
-        return "waits for what the others are at"

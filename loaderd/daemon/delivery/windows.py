@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from loaderd.daemon.pool.tasks import Task
 from loaderd.errors import LoaderdError
-from loaderd.ipc.worker_messages import FilePlace, LoadFault, LoadTask
+from loaderd.ipc.worker_messages import LoadFault, LoadTask
 from loaderd.plan.batch_range import BatchRange
 from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice, record_at
@@ -28,19 +28,18 @@ from loaderd.shm.page import key_of
 _ROWS_PER_LOAD = 16_384  # with half as many, the daemon spends 38 ns on a record instead of 29
 
 
+@dataclass
 class _Window:
     """``due``: (first, stop) of the steps during which it should be loaded."""
 
-    def __init__(
-        self, arena: int, rows: int, pending: deque[tuple[Slice, ...]], last_step: int, due: tuple[int, int]
-    ) -> None:
-        self.arena = arena
-        self.rows = rows
-        self.pending = pending
-        self.last_step = last_step
-        self.due = due
-        self.loaded_rows = self.assigned_rows = 0
-        self.bad_places: dict[int, LoadFault] = {}
+    arena: int
+    rows: int
+    pending: deque[tuple[Slice, ...]]
+    last_step: int
+    due: tuple[int, int]
+    loaded_rows: int = 0
+    assigned_rows: int = 0
+    bad_places: dict[int, LoadFault] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -48,24 +47,15 @@ class _Window:
 
 
 class Windows:
-    """The windows of one pass of ``stream`` at a time. Loads of older ones keep their arenas until they are done.
+    """The windows of one pass of ``stream`` at a time. Loads of older ones keep their arenas until they are done."""
 
-    ``places_of``: where slices are read, as in LoadTask.
-    """
-
-    def __init__(
-        self,
-        num_arenas: int,
-        num_workers: int,
-        stream: int = 0,
-        places_of: Callable[[Sequence[Slice]], Iterable[FilePlace]] = lambda slices: (),
-    ) -> None:
+    def __init__(self, num_arenas: int, num_workers: int, stream: int) -> None:
         self._num_workers = num_workers
         self._stream = stream
-        self._places_of = places_of
         self._generation = 0
         self._free_arenas = list(range(num_arenas))
         self._stale_arenas: Counter[int] = Counter()
+        """By arena, how many loads of older passes write there."""
         self._open: dict[int, _Window] = {}
         self._plan: PassPlan | None = None
         self._next = 0
@@ -85,20 +75,18 @@ class Windows:
         self._last_due = self._due = step
         self._open_more()
 
-    def stop(self, in_flight: Iterable[Task]) -> None:
-        """Close all windows; arenas to which tasks ``in_flight`` write come free only by :meth:`forget`."""
-        for task in in_flight:
-            self._stale_arenas.update(_arenas_of(task))
+    def stop(self, in_flight: Iterable[LoadTask]) -> None:
+        """Close all windows; arenas to which loads ``in_flight`` write come free only by :meth:`forget`."""
+        self._stale_arenas.update(work.arena for work in in_flight)
         self._free_arenas.extend(w.arena for w in self._open.values() if not self._stale_arenas[w.arena])
         self._open.clear()
         self._plan = None
 
-    def forget(self, task: Task) -> None:
-        """A task of an older pass has ended."""
-        for arena in _arenas_of(task):
-            self._stale_arenas[arena] -= 1
-            if not self._stale_arenas[arena]:
-                self._free_arenas.append(arena)
+    def forget(self, work: LoadTask) -> None:
+        """A load of an older pass has ended."""
+        self._stale_arenas[work.arena] -= 1
+        if not self._stale_arenas[work.arena]:
+            self._free_arenas.append(work.arena)
         self._open_more()
 
     def _open_more(self) -> None:
@@ -110,13 +98,9 @@ class Windows:
             rows = self._plan.rows_of(number)
             rows_per_load = max(1, min(_ROWS_PER_LOAD, rows // (2 * self._num_workers)))
             last_step = self._plan.last_step_in(number)
-            self._open[number] = _Window(
-                self._free_arenas.pop(),
-                rows,
-                _group(self._plan.slices_of(number), rows_per_load),
-                last_step,
-                due=(self._last_due, self._due),
-            )
+            pending = _group(self._plan.slices_of(number), rows_per_load)
+            due = self._last_due, self._due
+            self._open[number] = _Window(self._free_arenas.pop(), rows, pending, last_step, due)
             self._last_due, self._due = self._due, last_step
             self._next += 1
 
@@ -130,8 +114,7 @@ class Windows:
 
     def close(self, next_taken: int) -> None:
         """Free the arenas of windows that no batch needs any more, ``next_taken`` being the next to be taken."""
-        for number in list(self._open):
-            window = self._open[number]
+        for number, window in list(self._open.items()):
             if not window.ready or window.last_step >= next_taken:
                 break
             del self._open[number]
@@ -142,14 +125,16 @@ class Windows:
     # -------------------------------------------------------------------------------------------- loads
 
     def next_load(self) -> LoadTask | None:
-        """The next load, if there is one: the loads of a window are spread over the batches of the one before it."""
+        """The next load, if there is one: the loads of a window are spread over the batches of the one before it.
+
+        The caller adds the places where it is read.
+        """
         for number, window in self._open.items():
             if window.pending:
                 begin, end = window.due
                 step = begin + (end - begin) * window.assigned_rows // window.rows
                 due, slices = key_of(self._generation, step), window.pending.popleft()
-                order, places = self.plan.order_of(number), tuple(self._places_of(slices))
-                work = LoadTask(self._stream, number, window.arena, due, order, slices, places)
+                work = LoadTask(self._stream, number, window.arena, due, self.plan.order_of(number), slices, ())
                 window.assigned_rows += work.num_rows
                 return work
         return None
@@ -161,12 +146,12 @@ class Windows:
         for fault in faults:
             window.bad_places.update(dict.fromkeys(fault.places, fault))
 
-    def lost(self, work: LoadTask, error_context: Callable[[Slice], LoaderdError]) -> None:
-        """A load cannot be done at all; ``error_context`` says why, of each record."""
+    def lost(self, work: LoadTask, error_of: Callable[[Slice], LoaderdError]) -> None:
+        """A load cannot be done at all; ``error_of`` says why, of each record."""
         faults = []
         for part in work.slices:
             places = enumerate(work.order.places(part.row, part.row + part.stop - part.first).tolist())
-            faults += [LoadFault((place,), error_context(part.record(n))) for n, place in places if place >= 0]
+            faults += [LoadFault((place,), error_of(part.record(n))) for n, place in places if place >= 0]
         self.loaded(work, faults)
 
     # ------------------------------------------------------------------------------------------ batches
@@ -199,7 +184,7 @@ class Windows:
         """The row at ``place`` cannot be delivered, for the reason ``error``."""
         self._open[window].bad_places[place] = LoadFault((place,), error)
 
-    def records_of(self, batch: BatchRange, rows: Sequence[int]) -> list[Slice]:
+    def records_of(self, batch: BatchRange, rows: Iterable[int]) -> list[Slice]:
         """The record of each of these rows of a batch, as a slice.
 
         Costs about 10 ns for each row of a window, and 3 µs for each slice: ask for many rows together.
@@ -220,10 +205,6 @@ class Windows:
     def describe(self) -> list[str]:
         """How far each window is loaded, a line for each."""
         return [f"window {number:<3} {w.loaded_rows} of {w.rows} rows are loaded" for number, w in self._open.items()]
-
-
-def _arenas_of(task: Task) -> set[int]:
-    return {task.work.arena} if isinstance(task.work, LoadTask) else set()
 
 
 def _group(slices: list[Slice], rows_per_load: int) -> deque[tuple[Slice, ...]]:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from loaderd.daemon.delivery.consumers import GRACE_S
-from loaderd.shm.page import HELD, MAX_GENERATION, NEVER, POSITION, key_of
+from loaderd.shm.page import HELD, MAX_GENERATION, NEVER, key_of
 from tests.daemon.group_run import STEPS, Group
-from tests.helpers.bells import was_rung
 
 ALL = list(range(STEPS))
 NewGroup = Callable[..., Group]
@@ -60,22 +59,6 @@ def test_the_fastest_is_no_further_ahead_than_there_are_slots(new_group: NewGrou
     assert one.got == ALL
 
 
-def test_who_comes_where_the_stream_has_all_batches_is_let_in(new_group: NewGroup):
-    group = new_group(2)
-    group.begin(1, 2)
-    group.go(1, 2, keep=True)
-    for member in group.members.values():
-        assert member.got == [0, 1, 2, 3, 4, 5]
-    group = new_group(2)
-    group.begin(1, 2)
-    group.work()
-    assert group.members[2].take() and group.members[1].take()
-    group.leave(1)
-    group.join(1).start(1)
-    group.go(1, 2)
-    assert group.members[1].got == ALL[1:] and group.members[2].got == ALL and group.fills == STEPS
-
-
 @pytest.mark.parametrize("step", [1, 3], ids=["back", "ahead"])
 def test_once_begun_it_waits_for_nobody_who_has_yet_to_start(new_group: NewGroup, step: int):
     group = new_group(3)
@@ -87,18 +70,6 @@ def test_once_begun_it_waits_for_nobody_who_has_yet_to_start(new_group: NewGroup
         group.members[number].start(step)
     group.go(1, 2)
     assert group.members[1].got == group.members[2].got == ALL[step:]
-
-
-def test_a_group_that_all_have_left_waits_for_all_again(new_group: NewGroup):
-    group = new_group(2)
-    group.begin(1, 2)
-    group.leave(1)
-    group.leave(2)
-    group.begin(1)
-    group.go(1)
-    assert not group.members[1].got
-    group.leave(1)
-    group.everything_is_free()
 
 
 def test_nobody_waits_for_what_nobody_needs(new_group: NewGroup):
@@ -118,22 +89,10 @@ def test_the_next_pass_waits_for_all_who_are_there(new_group: NewGroup):
     group.members[1].start(epoch=1)
     group.consumers.tick(100 * GRACE_S)
     group.go(1, 2)
-    assert not group.members[1].got and "consumer 2 to ask" in group.consumers.describe(1)
+    assert not group.members[1].got and "waits for consumer 2" in group.consumers.describe(1)
     group.leave(2)
     group.go(1)
     assert group.members[1].got == ALL
-
-
-def test_a_member_in_the_next_pass_waits_for_who_is_in_this_one(new_group: NewGroup):
-    group = new_group(2)
-    group.begin(1, 2)
-    group.members[1].start(2, epoch=1)
-    group.go(1, 2)
-    assert "waits for consumer 2 to ask" in group.consumers.describe(1)
-    assert group.members[2].got == ALL and not group.members[1].got
-    group.members[2].start(epoch=1)
-    group.go(1, 2)
-    assert group.members[1].got == ALL[2:] and group.members[2].got == ALL + ALL
 
 
 def test_after_a_restart_those_who_are_back_go_on_without_the_others(new_group: NewGroup):
@@ -213,21 +172,6 @@ def test_a_member_that_writes_nonsense_harms_itself_alone(new_group: NewGroup, n
     group.everything_is_free()
 
 
-def test_a_member_is_rung_for_by_a_worker_that_knows_its_column_by_old_memory(new_group: NewGroup):
-    """The worker is at the batch while the member before leaves; it has not read that the column is another one."""
-    group = new_group(2)
-    group.begin(1, 2)
-    worker, claim = group.begin_batch()
-    group.leave(1)
-    one = group.join(1)
-    one.start()
-    group.listen()
-    was_rung(group.bells[one.column])
-    assert claim.step == 0 and one.page_consumer.fall_asleep() and not was_rung(group.bells[one.column])
-    worker.filler.made(claim)
-    assert was_rung(group.bells[one.column])
-
-
 @pytest.mark.parametrize("lies_later", [False, True])
 def test_a_member_that_is_sent_away_keeps_no_more_than_its_share(new_group: NewGroup, lies_later: bool):
     """Else it could say that it reads all slots, and never hang up."""
@@ -253,15 +197,6 @@ def test_a_member_that_is_sent_away_keeps_no_more_than_its_share(new_group: NewG
     group.hang_up(hostile)
     group.leave(2)
     group.everything_is_free()
-
-
-def test_a_position_that_goes_back_takes_nothing_back(new_group: NewGroup):
-    group = new_group(2)
-    group.begin(1, 2)
-    group.go(1, 2)
-    group.page.columns[0][POSITION] = 0
-    group.listen()
-    assert group.stream.plan is None, "all have ended the pass"
 
 
 def test_a_batch_that_there_is_not_cannot_be_asked_for(new_group: NewGroup):

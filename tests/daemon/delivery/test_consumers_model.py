@@ -102,13 +102,6 @@ class MembersModel(RuleBasedStateMachine):
         while len(self.members) < self.group.num_members:
             self.join(0, 0, True)
 
-    @precondition(lambda self: any(one.step is None for one in self.members))
-    @rule()
-    def all_go_on(self) -> None:
-        for one in self.members:
-            if one.step is None:
-                self.start_at(one, one.epoch, 0)
-
     # ------------------------------------------------------------------------------------ what they do
 
     @precondition(lambda self: self.members)
@@ -138,26 +131,6 @@ class MembersModel(RuleBasedStateMachine):
             self.group.work(2, turn)
             self.release(which, 2)
             self.take(which, 2)
-
-    @precondition(lambda self: self.group.num_members > 1)
-    @rule(way=way, which=some, back=some, leaves=st.booleans())
-    def go_back_and_catch_up(self, way: list[int], which: int, back: int, leaves: bool) -> None:
-        """The hindmost comes to where the next one is, while the others stand still with what they have."""
-        self.all_come()
-        self.all_go_on()
-        self.go_on(way, 0)
-        self.group.work(20)
-        self.all_go_on()
-        self.go_back(which, back, leaves)
-        one = min(self.members, key=lambda one: (one.epoch, one.step))
-        others = [(other.epoch, other.step) for other in self.members if other is not one]
-        for _ in range(MOST_TURNS):
-            if one.step is None or any((one.epoch, one.step) >= place for place in others):
-                return
-            one.release()
-            one.take()
-            self.group.work(1)
-        raise AssertionError("it does not get on")
 
     @rule(num_jobs=st.integers(1, 12), turn=some)
     def work(self, num_jobs: int, turn: int) -> None:

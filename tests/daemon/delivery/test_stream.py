@@ -11,7 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from loaderd.daemon.delivery.stream import Stream
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task
 from loaderd.errors import LoaderdError
@@ -22,7 +21,7 @@ from loaderd.plan.positions import PassSequence
 from loaderd.plan.rows import DatasetRows
 from loaderd.shm.page import POSITION
 from tests.daemon.page_run import Floor, Hand
-from tests.daemon.page_workers import answer_to, free_arenas
+from tests.daemon.page_workers import answer_to, free_arenas, stream_of
 from tests.daemon.stream_world import Row, StreamWorld
 
 _STEPS_OF_AN_ENDLESS_PASS = 25
@@ -65,13 +64,8 @@ class StreamMachine(StreamWorld):
         self.epochs = epochs
         self.floor = Floor(sizes["num_slots"], sizes["num_workers"])
         self.consumer = self.floor.consumer
-        self.stream = self.floor.stream = Stream(
-            self.make_plan,
-            self.floor.page,
-            num_arenas=num_arenas,
-            num_workers=sizes["num_workers"],
-            skip_damaged=skip,
-            error_context=lambda records, error, **_: error,
+        self.stream = self.floor.stream = stream_of(
+            self.make_plan, self.floor.page, num_arenas=num_arenas, skip_damaged=skip
         )
         self.scheduler = Scheduler()
         self.scheduler.add_source(self.stream)

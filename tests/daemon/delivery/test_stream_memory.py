@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from loaderd.errors import DaemonError
 from loaderd.machine import Memory
 from loaderd.options import StreamOptions
 from loaderd.shm import anonymous
-from loaderd.shm.samples import encode_facts
-from loaderd.storage.access import objects_bytes
 from loaderd.storage.shard_file import ShardFile
-from tests.shm.test_samples import FACTS
+
+
+def data_of(*files: ShardFile) -> Any:
+    return SimpleNamespace(files=files, num_shards=len(files), compressions=())
 
 
 def failing_at(call: int, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,12 +53,11 @@ def test_a_stream_that_cannot_be_opened_leaves_no_descriptor(
     numbered_schema: loaderd.Schema, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: int
 ):
     description = StreamDescription(loaderd.Dataset("*", numbered_schema), StreamOptions(10, workers=1))
-    facts = encode_facts(FACTS)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(module, name, failing_at(call, getattr(module, name)))
     with pytest.raises(DaemonError, match=r"(cannot allocate \d MiB of shared|cannot share the batches') memory"):
-        StreamMemory(description, 2, 100, facts, 1, num_members=1)
+        StreamMemory(description, data_of(), 1, 2, 100, 1, num_members=1)
     monkeypatch.undo()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
@@ -68,6 +69,6 @@ def test_what_workers_need_for_open_objects_is_counted(
     description = StreamDescription(loaderd.Dataset("*", numbered_schema), StreamOptions(10, workers=3))
     monkeypatch.setattr(stream_memory, "available_memory", lambda: Memory(0, "the machine"))
     for names, num_mib in (("s3://shards/{}", 264), ("/shards/{}", 120)):  # of 16,384 objects of 3 KiB, and of none
-        objects = objects_bytes(ShardFile(names.format(number), 1, 1) for number in range(20_000))
+        data = data_of(*(ShardFile(names.format(number), 1, 1) for number in range(20_000)))
         with pytest.raises(DaemonError, match=rf"\b{num_mib} MiB for 3 workers"):
-            StreamMemory(description, 2, 100, b"", 0, num_members=1, objects_bytes=objects)
+            StreamMemory(description, data, 1, 2, 100, 0, num_members=1)

@@ -10,16 +10,19 @@ from tests.daemon.stream_run import Run
 
 def test_the_consumer_wakes_the_daemon_once_a_window():
     """As soon as an arena comes free that another window waits for; then all goes on."""
-    with Run(400, 10, 50, slots=3) as run:
-        while run.working:
-            run.end_task(run.working[0][1])
-        assert run.floor.page.words[WAKE_DAEMON_AT] == key_of(1, 5), "behind the first window's last batch"
-        says: list[int] = []
-        say = run.floor.say
-        run.floor.say = lambda: (says.append(run.floor.consumer.taker.step), say())[1]  # type: ignore[method-assign]
-        assert [item.step for item in run.to_the_end()] == list(range(40))
-        assert len(set(says)) <= 7, "of eight windows, two need not be waited for"
-        assert run.floor.page.words[WAKE_DAEMON_AT] == NEVER
+    run = Run(400, 10, 50)
+    run.load_all()
+    words = run.page.words
+    assert words[WAKE_DAEMON_AT] == key_of(1, 5), "behind the first window's last batch"
+    times = 0
+    for step in range(40):
+        assert step < run.stream.next
+        run.come_to(step + 1)
+        if words[POSITION] >= words[WAKE_DAEMON_AT]:
+            times += 1
+            run.stream.look()
+            run.load_all()
+    assert times <= 7 and words[WAKE_DAEMON_AT] == NEVER, "of eight windows, two need not be waited for"
 
 
 class Restless:
@@ -37,10 +40,7 @@ class Restless:
 
 
 def test_a_position_that_never_rests_does_not_keep_the_daemon():
-    with Run(400, 10, 50, slots=3) as run:
-        while run.working:
-            run.end_task(run.working[0][1])
-        page, words = run.floor.page, run.floor.page.words
-        page.words = Restless(words, range(key_of(2, 6), key_of(2, 100)))  # type: ignore[assignment]
-        run.stream.look()
-        page.words = words
+    run = Run(400, 10, 50)
+    run.load_all()
+    run.page.words = Restless(run.page.words, range(key_of(2, 6), key_of(2, 100)))  # type: ignore[assignment]
+    run.stream.look()
