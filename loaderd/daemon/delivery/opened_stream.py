@@ -242,13 +242,9 @@ class OpenedStream:
         else:
             self.stream.storage.report(seat, message.outage)
 
-    def read_hangs(self, seat: int, for_s: float) -> None:
-        self.stream.storage.read_hangs(seat, for_s)
-
     def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
         page, stream = self.page, self.stream
         stream.storage.report(seat, None)
-        stream.storage.read_hangs(seat, 0.0)
         stream.lost_at(page.makes(seat), reason, stalled)
         given_up = [slot for slot, key in page.unfinished(seat) if not stream.keeps_slot(key)]
         page.say_makes(seat, 0)

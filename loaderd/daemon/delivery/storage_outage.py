@@ -3,8 +3,7 @@
 ::
 
     requests that are not answered ──for a second──► each worker says so, again and again       report ─────┐
-                                   ──for retry_s───► the load fails, rests, and is tried again  failed ─────┼─► now
-    a read that does not return, of a mount whose server is gone: the daemon sees that      read_hangs ─────┘
+                                   ──for retry_s───► the load fails, rests, and is tried again  failed ─────┴─► now
 
 A load fails after it has been tried for ``Storage.retry_s`` (of servers: ``reconnect_timeout``), or at once where it
 is refused. It rests for some seconds, and is tried again: without the rest, a load that is refused would keep workers
@@ -43,7 +42,6 @@ class StorageOutage:
         self._num_failed, self._failure = 0, ""
         """Loads that have failed since one was done, and why the last of them did."""
         self._reports: dict[int, Outage | None] = {}
-        self._hanging_s: dict[int, float] = {}
         self._quiet_s = 0.0
 
     def clear(self) -> None:
@@ -54,10 +52,6 @@ class StorageOutage:
     def report(self, seat: int, outage: Outage | None) -> None:
         """What the worker of a seat says of its requests; None: they are answered, or the worker is gone."""
         self._reports[seat] = outage
-
-    def read_hangs(self, seat: int, for_s: float) -> None:
-        """For how long a read of the worker of a seat has not returned; 0: it has. Such a worker reports nothing."""
-        self._hanging_s[seat] = for_s
 
     def begin(self) -> None:
         """A load begins, while no other is under way: what workers waited for before is not waited for any more."""
@@ -102,5 +96,4 @@ class StorageOutage:
             return Outage(for_s, sum(one.failures for one in reports), error)
         if self._num_failed:
             return Outage(self._quiet_s, self._num_failed, self._failure)
-        hanging_s = min(self._quiet_s, max(self._hanging_s.values(), default=0.0))
-        return Outage(hanging_s, 0, "") if hanging_s else None
+        return None

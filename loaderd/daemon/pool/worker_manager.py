@@ -32,7 +32,6 @@ from loaderd.ipc.worker_messages import (
     Ended,
     FillFailed,
     Granted,
-    LoadTask,
     News,
     OutageReport,
     Seat,
@@ -40,7 +39,6 @@ from loaderd.ipc.worker_messages import (
     TrialTask,
     WorkerNotice,
 )
-from loaderd.processes import is_stopped
 from loaderd.shm.page import Counter, Page, new_bell, silence, step_of
 from loaderd.snapshots import Outage
 
@@ -49,7 +47,6 @@ BELL = -3
 _MAX_TICK_S = 1.0
 _MIN_TICKS = 8
 _SAID_AGAIN_S = 10.0
-_HANGS_S = 2.0
 # While it starts, a worker imports what the schema needs.
 _MIN_START_TIMEOUT_S = 60.0
 
@@ -71,8 +68,6 @@ class Attachable(Protocol):
     def is_under_way(self, key: int) -> bool: ...
 
     def received(self, seat: int, message: FillFailed | OutageReport) -> None: ...
-
-    def read_hangs(self, seat: int, for_s: float) -> None: ...
 
     def lose_claims(self, seat: int, reason: str, stalled: bool) -> None: ...
 
@@ -245,8 +240,6 @@ class WorkerManager:
     def tick(self) -> None:
         """``tick_s`` have passed, in which this process ran: replace workers that have stalled, or are missing."""
         self._replace()
-        for worker in self.pool.numbers:
-            self._see_hung_read(worker)
         self.scheduler.tick(self._at)
         timeout_s = self.stall_timeout
         if timeout_s is None:
@@ -255,15 +248,6 @@ class WorkerManager:
         start_limit = math.ceil(max(timeout_s, _MIN_START_TIMEOUT_S) / self.tick_s)
         for worker in self.scheduler.stalled(limit, start_limit):
             self._lose(worker, f"made no progress for {timeout_s:g} s")
-
-    def _see_hung_read(self, worker: int) -> None:
-        """A read that does not return, as of a mount whose server is gone, keeps the worker from saying so itself."""
-        task, pid, seat = self.task_of(worker), self.pool.pid_of(worker), self.pool.seat_of(worker)
-        asleep_s = self.use.asleep_s(pid, time.monotonic())
-        hangs = asleep_s >= _HANGS_S and task is not None and isinstance(task.work, LoadTask) and not is_stopped(pid)
-        for stream in self._streams.values():
-            is_there = hangs and task is not None and stream.page.task(seat) == task.number
-            stream.read_hangs(seat, asleep_s if is_there else 0.0)
 
     def batch_of(self, worker: int) -> tuple[int, int] | None:
         """(stream, key) of the batch that a worker is making, wanted or not."""

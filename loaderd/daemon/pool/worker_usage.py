@@ -18,8 +18,6 @@ class WorkerUsage:
         self._pool = pool
         self._looked_s = 0.0
         self._known: dict[int, dict[Gauge, int]] = {}
-        self._ran_s: dict[int, float] = {}
-        """When each process was last seen to have run, or to have waited for a core."""
         self._used: dict[Gauge, int] = {}
         self._seen: dict[Gauge, int] = {}
         self._idle: dict[int, int] = {}
@@ -61,16 +59,9 @@ class WorkerUsage:
                 Gauge.FETCHED_BYTES: fetched,
             }
             before = self._known.get(pid, {})
-            if any(before.get(what) != now[pid][what] for what in (Gauge.WORKER_CPU_NS, Gauge.DELAY_NS)):
-                self._ran_s[pid] = self._looked_s
             if before and processes.is_stopped(pid):  # for how long is known to the second
                 self._used[Gauge.STOPPED_NS] = self._used.get(Gauge.STOPPED_NS, 0) + passed_ns
             for what, value in now[pid].items():
                 since = max(0, value - before.get(what, 0))
                 self._used[what] = self._used.get(what, 0) + since
         self._known = now
-        self._ran_s = {pid: self._ran_s[pid] for pid in now}
-
-    def asleep_s(self, pid: int, now_s: float) -> float:
-        """For how many seconds a worker has slept, without a break."""
-        return now_s - self._ran_s.get(pid, now_s)
