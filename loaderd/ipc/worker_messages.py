@@ -13,7 +13,7 @@ attached to several. Batches are no tasks: each worker makes the next batch that
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderd.errors import LoaderdError
 from loaderd.plan.batch_range import BatchRange
@@ -25,6 +25,9 @@ from loaderd.redaction import redacted
 from loaderd.snapshots import Outage
 from loaderd.storage.names import some_of
 from loaderd.storage.shard_file import Block, Compression, ShardFile
+
+if TYPE_CHECKING:
+    from loaderd.formats.index_cache import IndexCache
 
 ATTACH_TASK = -1
 NO_STREAM = -1
@@ -172,13 +175,10 @@ class AskTask(NamedTuple):
 
 
 class IndexTask(NamedTuple):
-    """Daemon: index this group of files, and keep the indexes in ``cache``. Its result: an IndexResult.
-
-    ``cache``: a pickle of ``formats.index_cache.IndexCache``; ``storage`` as in ListTask.
-    """
+    """Daemon: index this group of files, and keep the indexes. Its result: an IndexResult."""
 
     group: tuple[ShardFile, ...]
-    cache: bytes
+    cache: IndexCache
     storage: bytes
     task: int = -1
 

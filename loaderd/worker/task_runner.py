@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
@@ -16,7 +15,7 @@ from loaderd.dataset import StreamDescription
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import CorruptRecordError, LoaderdError, StorageError, WorkerError
 from loaderd.formats.compression import OnRead, no_callback
-from loaderd.formats.index_cache import IndexCache, why_unkept
+from loaderd.formats.index_cache import why_unkept
 from loaderd.formats.indexer import make_indexes
 from loaderd.formats.shard_index import encode_indexes
 from loaderd.ipc.channel import MAX_MESSAGE_BYTES
@@ -58,7 +57,7 @@ def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access |
     name all their damage.
     """
     access = access or Access()
-    cache: IndexCache = pickle.loads(task.cache)
+    cache = task.cache
     indexes = make_indexes(list(task.group), cache.records, cache.block_records, on_read, access)
     for index in indexes:
         if index.error is not None:

@@ -10,7 +10,6 @@ Pure but for the cache: a source of tasks that the scheduler asks like any other
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -56,7 +55,6 @@ class IndexPass(TaskSource):
         self.unstored: str | None = None
         self._num_files = len(files)
         self._cache = cache
-        self._pickled_cache = pickle.dumps(cache)
         known = {file: index for file, index in (known or {}).items() if index.error is None}
         missing: list[tuple[ShardFile, ...]] = []
         for group in groups_of(files):
@@ -107,7 +105,7 @@ class IndexPass(TaskSource):
             return None
         group = self._waiting.popleft()
         # A group of several is given up sooner: its shards, one by one, tell which of them is to blame.
-        work = IndexTask(group, self._pickled_cache, self._storage)
+        work = IndexTask(group, self._cache, self._storage)
         return Task(self, work, most_deaths=MAX_DEATHS if len(group) == 1 else 1)
 
     def done(self, task: Task, result: IndexResult) -> None:
