@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -47,16 +46,6 @@ MESSAGES = [
     ShardsFound([["/a\udcff", "/b"], None]),
 ]
 STREAM = b"".join(map(encode, MESSAGES))
-
-
-def test_messages_may_be_cut_at_any_byte(pair: Pair):
-    one, two = pair
-    for cut in range(1, len(STREAM)):
-        one.socket.sendall(STREAM[:cut])
-        found = two.receive()
-        assert found == MESSAGES[: len(found)] and len(b"".join(map(encode, found))) <= cut
-        one.socket.sendall(STREAM[cut:])
-        assert found + two.receive() == MESSAGES
 
 
 @given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=8))
@@ -103,32 +92,6 @@ def test_a_descriptor_is_taken_while_the_channel_is_closed(pair: Pair, monkeypat
         two.take_fd()
     for fd in (*ends, *taken):
         os.close(fd)
-
-
-def test_signals_may_interrupt_a_large_message(pair: Pair):
-    """The kernel then takes a part of it, and says so."""
-    one, two = pair
-    large = Open(os.urandom(20 << 20), None)
-    found: list[Message] = []
-    receiver = threading.Thread(target=lambda: found.extend(receive(two, 2)))
-    interrupts = 0
-
-    def interrupt(*_: object) -> None:
-        nonlocal interrupts
-        interrupts += 1
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-    try:
-        receiver.start()
-        one.send(large)
-        one.send(Bye("1"))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one may be pending still: this discards it
-        signal.signal(signal.SIGALRM, before)
-    receiver.join()
-    assert found == [large, Bye("1")] and interrupts > 0
 
 
 def test_the_bells_of_as_many_workers_as_there_may_be_come_in_one_message(pair: Pair):
@@ -195,27 +158,6 @@ def test_what_was_sent_before_the_end_is_received(pair: Pair):
             two.receive()
     with pytest.raises(ChannelClosed):
         two.send(Bye("2"))
-
-
-def test_an_end_that_closes_on_unread_messages(pair: Pair):
-    """The kernel calls this a reset; what came before it is received all the same."""
-    one, two = pair
-    two.send(Bye("9"))
-    one.send(Bye("1"))
-    one.socket.close()
-    assert two.receive() == [Bye("1")]
-    with pytest.raises(ChannelClosed, match="reset by peer"):
-        two.receive()
-
-
-def test_nothing_goes_through_a_closed_channel(pair: Pair):
-    one, _ = pair
-    one.close()
-    one.close()
-    with pytest.raises(ChannelClosed):
-        one.send(Bye("1"))
-    with pytest.raises(ChannelClosed):
-        one.receive()
 
 
 def test_close_wakes_whoever_waits(pair: Pair):

@@ -172,14 +172,6 @@ def main():
     assert said.read_text() == "orphan "
 
 
-def test_only_one_end_of_the_socket_is_with_the_child(start: Start):
-    """Otherwise neither would notice the other's end."""
-    process, sock = start("ends", "def main():\n    enter_process('ends')[0].sendall(b'bye\\n')\n")
-    assert read_line(sock) == "bye"
-    assert read_line(sock) == ""
-    process.wait()
-
-
 @pytest.mark.parametrize(
     ("command", "expected"),
     [

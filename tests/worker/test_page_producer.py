@@ -13,28 +13,6 @@ from tests.helpers.bells import was_rung
 from tests.worker.page_scene import SIZE, Died, NewScene, Scene, batches, claimed, do_at
 
 
-def test_workers_claim_the_first_step_that_nobody_has(new_scene: NewScene):
-    scene = new_scene(4)
-    first = claimed(scene, "A")
-    second = claimed(scene, "B")
-    assert (first.place, second.place) == ((1, 0), (1, 1))
-    assert (first.slot % 2, second.slot % 2) == (0, 1), "in a slot of its own"
-    assert second.batch == batches(1, 2)
-    scene.begin_writing(first), scene.end_writing(first)
-    scene.fillers["A"].made(first)
-    assert scene.page.makes(0) == 0
-    assert claimed(scene, "A").step == 2
-    assert scene.page.unfinished(0) == [(2, key_of(1, 2))]
-
-
-def test_who_has_no_free_slot_claims_nothing(new_scene: NewScene):
-    scene = new_scene(2)
-    assert scene.make("A")
-    assert not scene.make("A") and not scene.fillers["A"].has_slot
-    assert scene.consume() and scene.make("A")
-    assert scene.page.is_free(1) and scene.fillers["A"].has_slot
-
-
 def test_the_slot_that_was_used_last_is_used_next(new_scene: NewScene):
     scene = new_scene(8)
     for _ in range(2):
@@ -130,44 +108,6 @@ def test_what_cannot_be_made_any_more_keeps_no_slot(new_scene: NewScene, told_fi
     scene.finish()
 
 
-def test_what_another_one_has_made_keeps_no_slot(new_scene: NewScene):
-    """Two made the same batch, and one of them could not: nothing is withdrawn, for the consumer has it already."""
-    scene = new_scene(2)
-    claim = claimed(scene, "A")
-    scene.page.claim(claim.slot, 0)
-    assert scene.make("B")
-    scene.page.claim(claim.slot, claim.key)  # as if both had looked before
-    scene.fillers["A"].not_made(claim)
-    assert scene.consume()
-    assert claimed(scene, "A").slot == claim.slot
-    scene.lose("A")
-    scene.finish()
-
-
-def test_what_the_consumer_does_not_want_any_more_is_not_delivered(new_scene: NewScene):
-    scene = new_scene(2)
-    claim = claimed(scene, "A")
-    scene.begin(3)
-    assert scene.fillers["B"].claim() is None, "it does not know yet what it may make"
-    scene.fillers["A"].made(claim)
-    assert scene.page.is_free(claim.slot) and not scene.page.unfinished(0)
-    scene.grant("A")
-    scene.grant("B")
-    assert claimed(scene, "A").step == 3
-    scene.lose("A")
-    scene.finish(3)
-
-
-def test_the_consumer_is_rung_for_if_it_sleeps_for_this_batch(new_scene: NewScene):
-    scene = new_scene(4)
-    claims = claimed(scene, "A"), claimed(scene, "B")
-    assert scene.taker.fall_asleep()
-    scene.fillers["B"].made(claims[1])
-    assert not was_rung(scene.consumer_bell), "this is the next but one"
-    scene.fillers["A"].made(claims[0])
-    assert was_rung(scene.consumer_bell)
-
-
 def die() -> None:
     raise Died
 
@@ -194,26 +134,6 @@ def test_wherever_a_worker_dies_that_gives_slots_back_none_is_lost(new_scene: Ne
             scene.page.claim(slot, 0)
         scene.lose("A")
         scene.grant("B")
-        scene.finish()
-
-
-def test_a_worker_that_has_claimed_may_give_way_while_the_consumer_looks(new_scene: NewScene):
-    """And make another batch in that slot: the consumer must not take it for the one that was claimed there."""
-    for number in range(40):
-        scene = new_scene(4)
-        slot = 3
-        scene.page.claim(slot, key_of(1, 0))  # B has claimed, and not looked again yet
-
-        def give_way(scene: Scene = scene, slot: int = slot) -> None:
-            scene.page.claim(slot, key_of(1, 1))
-            scene.contents[slot] = key_of(1, 1)
-            scene.page.fill(slot, SIZE)
-
-        do_at(scene, "consumer", number, give_way)
-        if scene.taker.has_batch():
-            raise AssertionError("batch 0 is nowhere")
-        if scene.page.is_free(slot):
-            give_way()
         scene.finish()
 
 

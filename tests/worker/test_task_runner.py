@@ -18,13 +18,12 @@ from loaderd.dataset import Dataset, StreamDescription
 from loaderd.errors import (
     CorruptRecordError,
     RecordMismatchError,
-    ShardReadError,
     StorageError,
     WorkerError,
 )
 from loaderd.formats.index_cache import IndexCache
-from loaderd.formats.shard_index import build_index, decode_indexes, encode_indexes
-from loaderd.ipc.worker_messages import CheckTask, IndexResult, IndexTask, LoadFault, LoadTask, TrialTask
+from loaderd.formats.shard_index import build_index, decode_indexes
+from loaderd.ipc.worker_messages import CheckTask, IndexTask, LoadFault, LoadTask, TrialTask
 from loaderd.kernels.crc import framed
 from loaderd.options import Shuffle, Storage, StreamOptions
 from loaderd.plan.batches import BatchPlan, Segment
@@ -157,21 +156,6 @@ def test_a_batch_across_arenas_with_rows_left_out(stage: Stage, omit: list[int])
     check_slot(stage.slot(0), [])
 
 
-def test_a_derived_field_that_raises_is_named(write_numbered: Write):
-    def refuse(numbers: Any) -> Any:
-        raise KeyError(int(numbers[0]))
-
-    schema = loaderd.Schema(
-        {"id": loaderd.Int64()}, {"x": loaderd.Derived(refuse, "id", (), "float32")}, {"id": loaderd.Array("id")}
-    )
-    stage = Stage(write_numbered([170]), schema)
-    stage.load(0, 0)
-    first = stage.numbers(0)[0]
-    with pytest.raises(WorkerError, match=rf"derived field 'x': .* raised KeyError: {first}") as caught:
-        stage.executor.fill(0, [Segment(0, 0, 16, 0)], [])
-    assert "in refuse" in caught.value.traceback
-
-
 def test_rows_that_cannot_be_made_alone_are_found(write_numbered: Write):
     bad: set[int] = set()
     calls: list[int] = []
@@ -282,26 +266,6 @@ def test_a_trial_decodes_the_rows_that_are_left_and_writes_nothing(write_numbere
     assert np.array_equal(stage.windows.bytes, before)
 
 
-def test_the_files_of_a_stream_that_is_over_are_closed(
-    write_numbered: Write, numbered_schema: loaderd.Schema, tmp_path: Path
-):
-    def num_open() -> int:
-        """Shards of this test that the process has open."""
-        return sum(str(tmp_path) in target_of(fd) for fd in os.listdir("/proc/self/fd"))
-
-    def target_of(fd: str) -> str:
-        try:
-            return os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:  # that of the folder itself
-            return ""
-
-    stage = Stage(write_numbered([100, 70]), numbered_schema)
-    stage.load(0, 0)
-    assert num_open() == 2
-    stage.executor.close()
-    assert num_open() == 0
-
-
 @pytest.mark.parametrize("any_fits", [False, True])
 def test_a_probe_reads_the_first_record(write_numbered: Write, stage: Stage, any_fits: bool):
     stage.probe(any_fits)
@@ -321,29 +285,6 @@ def test_a_probe_of_many_finds_the_one_that_fits(write_numbered: Write, numbered
         stage.probe(False)
 
 
-def test_an_index_is_made_and_kept(write_numbered: Write, tmp_path: Path):
-    (path,) = write_numbered([100])
-    (file,) = list_shards(str(path))
-
-    def index(where: Path) -> IndexResult:
-        return index_group(
-            IndexTask((file,), pickle.dumps(IndexCache(str(where), 30)), pickle.dumps(Storage())),
-        )
-
-    encoded, unkept, _ = index(tmp_path / "cache")
-    assert unkept is None
-    (found,) = decode_indexes(encoded)
-    assert found.file == file and found.counts.tolist() == [30, 30, 30, 10]
-    kept = IndexCache(str(tmp_path / "cache"), 30).load(file)
-    assert kept is not None and encode_indexes(kept) == encoded
-    (tmp_path / "no folder").touch()
-    encoded, unkept, _ = index(tmp_path / "no folder")
-    assert decode_indexes(encoded)[0].num_records == 100 and unkept is not None and "File exists" in unkept
-    os.remove(path)
-    with pytest.raises(ShardReadError, match="No such file"):
-        index(tmp_path / "cache")
-
-
 def test_a_shard_with_more_damage_than_a_message_holds_is_refused(
     write_numbered: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -351,7 +292,7 @@ def test_a_shard_with_more_damage_than_a_message_holds_is_refused(
     for record in range(30):
         loaderd.testing.damage(path, record=record)
     (file,) = list_shards(str(path))
-    task = IndexTask((file,), pickle.dumps(IndexCache(str(tmp_path / "cache"), 30)), pickle.dumps(Storage()))
+    task = IndexTask((file,), IndexCache(str(tmp_path / "cache"), 30), pickle.dumps(Storage()))
     damages = build_index(file, 30).damage_bytes
     monkeypatch.setattr(task_runner, "_MOST_DAMAGE_BYTES", damages - 1)
     for _ in range(2):  # it is not kept either

@@ -220,7 +220,7 @@ def test_what_is_asked_of_storage_is_counted_for_who_asked(
         assert [page.total(Counter.LOADS) for page in pages] == [1, 0]
         assert [page.total(Counter.LOAD_NS) > 0 for page in pages] == [True, False]
         file = daemon.data.files[0]
-        daemon.channel.send(IndexTask((file,), pickle.dumps(IndexCache("none", 50)), pickle.dumps(storage), 9))
+        daemon.channel.send(IndexTask((file,), IndexCache("none", 50), pickle.dumps(storage), 9))
         indexed = daemon.hear()
         assert isinstance(indexed, Ended) and indexed.result.asked[1] == file.size_bytes
         mine, its = counted(load(10, 1))

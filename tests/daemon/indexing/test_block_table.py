@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -17,7 +15,6 @@ from hypothesis import strategies as st
 from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.errors import NoShardsError
 from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, shrunk
-from loaderd.kernels.crc import masked_crc
 from loaderd.plan.selection import HASHES, HashSplit, Operation, Range, numbers_that
 from loaderd.randomness import key_of
 from loaderd.storage.files import list_shards
@@ -82,18 +79,6 @@ def test_damaged_shards_can_be_left_out_whole(indexes: list[ShardIndex]):
     check_table(table, indexes, [0, 1, 3])
     nothing = BlockTable(indexes[2:3], "skip_shard")
     assert nothing.num_records == 0 and len(nothing.counts) == 0
-
-
-def test_a_compressed_shard_between_plain_ones_has_no_anchors(indexes: list[ShardIndex], tmp_path: Path):
-    packed = tmp_path / "packed.gz"
-    packed.write_bytes(gzip.compress(Path(indexes[0].file.uri).read_bytes()))
-    (file,) = files_of([packed])
-    table = BlockTable([indexes[0], build_index(file, 33), indexes[3]], "raise")
-    assert table.compressions == ["none", "gzip", "none"]
-    assert table.counts.tolist() == [33, 33, 33, 1, 100, 33, 33, 4]
-    assert [len(table.place(number).block.anchors) // 4 for number in range(8)] == [2, 2, 2, 1, 0, 2, 2, 1]
-    plain = BlockTable([indexes[0], indexes[3]], "raise")
-    assert [table.place(n).block[1:] for n in (5, 6, 7)] == [plain.place(n).block[1:] for n in (4, 5, 6)]
 
 
 # ---------------------------------------------------------------------------------------------- selections
@@ -220,17 +205,6 @@ def test_the_error_says_which_operation_leaves_nothing():
         BlockTable(indexes, "raise", (Range("skip", 30),))
 
 
-def test_a_block_costs_the_messages_more_only_where_something_is_left_out():
-    table = BlockTable(
-        [made_up("a", [(40, 0), (50, 0), (60, 0), (70, 0)])],
-        "raise",
-        (Range("skip", 50), Range("newest", 100), Range("take", 80)),
-    )
-    assert [table.place(number).left for number in range(2)] == [(120, 150, []), (150, 200, [])]
-    table = BlockTable([made_up("a", [(40, 0), (50, 0), (60, 0)])], "raise", (Range("skip", 40),))
-    assert [table.place(number).left for number in range(2)] == [None, None]
-
-
 # ---------------------------------------------------------------------------------------------- the digest
 
 HALF = HashSplit("record", 0, 0, 0, HASHES // 2)
@@ -280,28 +254,3 @@ def test_what_does_not_change_the_digest():
     assert digest([made_up("elsewhere/a", blocks, 7), shards[1]], HALF) == digest(shards, HALF), "folders"
     assert digest(shards, Range("take", 140)) == digest(shards), "what leaves everything"
     assert digest(shards, Range("take", 70)) == digest(shards[:1]), "what is not in the data set"
-
-
-def test_the_digest_of_real_shards(write_numbered: Write, tmp_path: Path):
-    """It stays when shards are copied, and does not when a byte of a payload and its CRC change."""
-    paths = write_numbered([500, 300])
-
-    def digest_of(paths: list[Path]) -> str:
-        return digest([build_index(file, 64) for file in files_of(paths)])
-
-    original = digest_of(paths)
-    copies = [tmp_path / f"other-{path.name}" for path in paths]
-    for path, copy in zip(paths, copies, strict=True):
-        copy.write_bytes(path.read_bytes())
-        os.utime(copy, ns=(1, 1))
-    assert digest_of(copies) == original
-    data = bytearray(copies[1].read_bytes())
-    start = 12
-    for _ in range(200):
-        start += int.from_bytes(data[start - 12 : start - 4], "little") + 16
-    stop = start + int.from_bytes(data[start - 12 : start - 4], "little")
-    data[stop - 1] ^= 1
-    data[stop : stop + 4] = masked_crc(bytes(data[start:stop])).to_bytes(4, "little")
-    copies[1].write_bytes(data)
-    assert build_index(files_of(copies)[1], 64).damages == ()
-    assert digest_of(copies) != original

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loaderd.daemon.indexing.index_pass import IndexPass, damage_error
-from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task
+from loaderd.daemon.pool.tasks import MAX_DEATHS, Task
 from loaderd.errors import CorruptRecordError, Damage, ShardReadError, WorkerError
 from loaderd.formats import index_cache
 from loaderd.formats.index_cache import IndexCache
@@ -106,15 +106,6 @@ def test_shards_that_cannot_be_indexed_do_not_end_the_pass(write_numbered: Write
     )
 
 
-@pytest.mark.usefixtures("each_alone")
-def test_that_a_cache_cannot_be_written_is_said_once(write_numbered: Write):
-    files = files_of(write_numbered([10, 50]))
-    index_pass = IndexPass(files, IndexCache("none", 1024))
-    for task, unstored in zip(tasks_of(index_pass), ("no space left", None), strict=True):
-        done(index_pass, task, unstored)
-    assert index_pass.finished and index_pass.unstored == "no space left"
-
-
 # ------------------------------------------------------------------------------------------ small shards
 
 
@@ -151,20 +142,6 @@ def test_who_of_a_group_cannot_be_indexed_is_found_one_by_one(write_numbered: Wr
     assert [index_pass.indexes[file].num_records for file in files] == [3, 0, 2]
 
 
-def test_the_others_of_a_group_that_cannot_be_indexed_are_kept(write_numbered: Write, tmp_path: Path):
-    files = files_of(write_numbered([3, 4, 2]))
-    cache = IndexCache(str(tmp_path / "cache"), 1024)
-    for file in (files[0], files[2]):
-        assert cache.store([file], encode_indexes([build_index(file, 1024)])) is None
-    index_pass = IndexPass(files, cache)
-    (task,) = tasks_of(index_pass)
-    index_pass.failed(task, ShardReadError("it cannot be read"))
-    (task,) = tasks_of(index_pass)
-    assert group_of(task) == (files[1],) and index_pass.num_cached == 2
-    index_pass.failed(task, ShardReadError("it cannot be read"))
-    assert index_pass.finished and index_pass.done_bytes == index_pass.total_bytes
-
-
 def test_a_group_with_a_new_shard_is_indexed_as_a_whole(write_numbered: Write):
     files = files_of(write_numbered([3, 4, 2]))
     index_pass = IndexPass(files[:2], IndexCache("none", 1024))
@@ -173,16 +150,6 @@ def test_a_group_with_a_new_shard_is_indexed_as_a_whole(write_numbered: Write):
     assert IndexPass(files[:2], IndexCache("none", 1024), index_pass.indexes).finished
     (task,) = tasks_of(IndexPass(files, IndexCache("none", 1024), index_pass.indexes))
     assert group_of(task) == tuple(files), "so that its indexes are kept in one file"
-
-
-def test_as_many_small_remote_shards_are_fetched_as_there_may_be_requests():
-    files = [ShardFile(f"s3://bucket/{number:04}", 1000, 1) for number in range(1000)]
-    index_pass = IndexPass(files, IndexCache("none", 1024), requests=256)
-    first = index_pass.tasks_per_worker
-    longest = max(map(len, index_cache.groups_of(files)))
-    assert first == max(TASKS_PER_WORKER, 256 // longest)
-    large = [ShardFile(f"s3://bucket/{number:04}", 1_000_000, 1) for number in range(10)]
-    assert IndexPass(large, IndexCache("none", 1024), requests=256).tasks_per_worker == 256
 
 
 # ----------------------------------------------------------------------------------------------- damage

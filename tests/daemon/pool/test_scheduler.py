@@ -58,14 +58,6 @@ def test_the_tasks_of_a_dead_worker_come_first_and_in_order():
     assert shards_of(scheduler.assign()) == [(2, "a0"), (3, "a2"), (4, "a1"), (2, "a3"), (3, "a4"), (4, "a5")]
 
 
-def test_who_has_yet_to_start_gets_no_task():
-    scheduler = scheduler_of(index_pass("a", 9), workers=1)
-    scheduler.add_worker(1)
-    assert shards_of(scheduler.assign()) == [(0, "a0"), (0, "a1")]
-    scheduler.ready(1)
-    assert shards_of(scheduler.assign()) == [(1, "a2"), (1, "a3")]
-
-
 def load_of(part: Slice) -> LoadTask:
     return LoadTask(0, 0, 0, 0, WindowOrder(None, 100, 0, 100), (part,), ())
 
@@ -172,17 +164,6 @@ def test_a_task_that_kills_three_workers_is_given_up_and_nobody_else_is_blamed()
     scheduler.add_worker(9)
     scheduler.ready(9)
     assert shards_of(scheduler.assign()) == [(9, "a1"), (9, "a2")], "they are not to blame"
-
-
-def test_tasks_of_workers_that_die_at_something_else_are_never_given_up():
-    source = index_pass("a", 1)
-    scheduler = scheduler_of(source, workers=0)
-    for worker in range(3 * MAX_DEATHS):
-        scheduler.add_worker(worker)
-        scheduler.ready(worker)
-        assert shards_of(scheduler.assign()) == [(worker, "a0")]
-        scheduler.lose_worker(worker, "was killed by SIGKILL", stalled=worker % 2 == 0)
-    assert not source.indexes
 
 
 @pytest.mark.parametrize("survives", [False, True])

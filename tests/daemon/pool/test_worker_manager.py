@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loaderd.daemon.pool.tasks import MAX_DEATHS, Task
+from loaderd.daemon.pool.tasks import MAX_DEATHS
 from loaderd.ipc.worker_messages import IndexTask, LoadTask
 from loaderd.plan.passes import Pass
 from loaderd.shm.page import POSITION, Counter, split_key
@@ -65,20 +65,6 @@ def test_all_that_a_window_has_is_granted_at_once(line_of: Any, batch_size: int)
     )
 
 
-def test_a_pass_that_begins_at_its_end_is_over_at_once(line_of: Any):
-    line = line_of(400, 10, 100)
-    line.taker.start(2, Pass(0, 1), 40)
-    assert line.taker.take() is None and line.ended
-    assert line.stream.next_task() is None and not line.stream.granted
-
-
-def test_windows_that_no_batch_reads_are_in_nobody_s_way(line_of: Any):
-    """With "drop", the rows that are left out may be whole windows. They come when the last batch before is taken."""
-    line = line_of(30, 8, 2, remainder="drop", epochs=3)
-    assert all(True for _ in line.work())
-    assert [item.step for item in line.taken] == list(range(9)) and line.ended
-
-
 def test_while_a_batch_is_on_trial_its_slot_is_kept_for_it(line_of: Any):
     """Else all slots could come to hold batches behind it, and nothing would ever be taken."""
     line = line_of(400, 10, 100, workers=2, slots=2)
@@ -117,16 +103,6 @@ def test_a_worker_that_hangs_at_a_batch_is_replaced_and_another_one_makes_it(lin
     (new,) = line.crew.hands.values()
     new.start()
     assert [what.step for what in line.work() if isinstance(what, Claim)] == list(range(40)) and line.ended
-
-
-def test_a_worker_that_hangs_at_a_load_is_replaced(line_of: Any):
-    line = line_of(400, 10, 100)
-    (hand,) = line.crew.hands.values()
-    line.begin(hand)
-    assert hand.job is not None and isinstance(hand.job.task, Task)
-    assert line.tick(STALL_TICKS) == [] and line.tick(1) == [hand.number]
-    assert "made no progress for 8 s at the load of 50 records of window" in line.crew.warnings[0]
-    assert hand.job.task.deaths == 1
 
 
 def test_a_load_that_waits_for_its_time_is_no_stall(line_of: Any):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -10,28 +9,8 @@ from typing import Any
 
 import pytest
 
-from loaderd.daemon.pool import worker_pool
 from loaderd.daemon.pool.worker_pool import WorkerPool
 from loaderd.errors import DaemonError
-
-
-def test_no_worker_is_started_that_gets_no_bell(monkeypatch: pytest.MonkeyPatch):
-    """It would be in no list: nobody would end it, or close what it is watched by."""
-    started = []
-
-    class Forks:
-        def start(self) -> Any:
-            started.append(1)
-            return None, 1, -1
-
-    def no_bell() -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(worker_pool, "new_bell", no_bell)
-    forks: Any = Forks()
-    with pytest.raises(DaemonError, match="cannot start a worker: Too many open files"):
-        WorkerPool(forks).start()
-    assert not started
 
 
 class Forks:
@@ -67,8 +46,3 @@ def test_workers_that_were_there_when_one_had_done_something_may_all_die(pool: W
         pool.reap(pool.start()[0], False)
     with pytest.raises(DaemonError, match="10 workers died without having done anything"):
         pool.reap(pool.start()[0], False)
-
-
-def test_workers_that_have_nothing_to_do_may_die(pool: WorkerPool):
-    for _ in range(100):
-        pool.reap(pool.start()[0], True)
