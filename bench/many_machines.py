@@ -28,7 +28,7 @@ from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
 from loaderd.plan.rows import DatasetRows
-from loaderd.remote.servers import MOST_DRAWN, draw
+from loaderd.remote.servers import draw
 from loaderd.remote.tables import table_from_wire, table_to_wire
 
 BLOCK_RECORDS = 1024
@@ -130,8 +130,7 @@ class Simulation:
 
     def asks_again(self, now_s: float, number: int) -> None:
         consumer = self.consumers[number]
-        some = self.rng.sample(consumer.servers, min(MOST_DRAWN, len(consumer.servers)))
-        there = [each for each in some if consumer.aside_s.get(each, 0.0) <= now_s] or some
+        there = [each for each in consumer.servers if consumer.aside_s.get(each, 0.0) <= now_s] or consumer.servers
         known = [(consumer.on_the_way[each], consumer.answer_s.get(each, 0.0)) for each in there]
         chosen = there[draw(known, self.rng)]
         server = self.servers[chosen]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from loaderd.options import Shuffle, Storage
     from loaderd.plan.positions import Position
     from loaderd.randomness import RecordRandom
-    from loaderd.remote.tls import TLS
+    from loaderd.remote.security import TLS
     from loaderd.schema import (
         Array,
         Bits,
@@ -93,7 +93,7 @@ _HOME = {
     **dict.fromkeys(["Shuffle", "Storage"], "options"),
     "Statistics": "observe.statistics",
     "StorageCounts": "snapshots",
-    "TLS": "remote.tls",
+    "TLS": "remote.security",
     "board_symmetry": "schemas.symmetry",
     "connect": "client.connect",
 }

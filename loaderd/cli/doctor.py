@@ -23,7 +23,7 @@ from loaderd.observe.running_streams import RunningStream, running_streams
 from loaderd.options import require
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable, readable_line
-from loaderd.remote.tls import TLS
+from loaderd.remote.security import TLS
 from loaderd.snapshots import Progress
 
 if TYPE_CHECKING:

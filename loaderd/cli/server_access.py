@@ -7,8 +7,7 @@ import os
 
 from loaderd.errors import ServerError
 from loaderd.remote.address import TOKEN_VARIABLE
-from loaderd.remote.security import read_token
-from loaderd.remote.tls import TLS
+from loaderd.remote.security import TLS, read_token
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:

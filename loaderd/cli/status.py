@@ -7,10 +7,11 @@ import json
 import math
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaderd.cli.parallel_scan import needs_rich, say
@@ -19,6 +20,7 @@ from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.machine import in_mib
 from loaderd.redaction import readable_line
+from loaderd.remote.security import TLS
 from loaderd.snapshots import span
 
 if TYPE_CHECKING:
@@ -61,30 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.watch and not sys.stdout.isatty():
             raise OptionError("standard output must be a terminal, for --watch; it is a file or a pipe")
-        token, tls = access_of(arguments)
-
-        def ask() -> Answers:
-            def of(address: str) -> Report | LoaderdError:
-                try:
-                    report = ask_status(address, token=token, tls=tls)
-                    if not arguments.json:
-                        _check(address, report)
-                    return report
-                except LoaderdError as error:
-                    if len(arguments.addresses) == 1:
-                        raise
-                    return error
-
-            with ThreadPoolExecutor(_MOST_AT_A_TIME) as pool:
-                reports = dict(zip(arguments.addresses, pool.map(of, arguments.addresses), strict=True))
-            return Answers(time.monotonic(), reports)
-
+        ask = partial(_ask, arguments, *access_of(arguments))
         if arguments.json:
-            answers = ask()
-            for address, report in answers.there.items():
-                say(json.dumps(report if len(arguments.addresses) == 1 else {"address": address, **report}))
-            sys.stderr.writelines(f"{error.message}\n" for error in answers.away.values())
-            return 1 if answers.away else 0
+            return _print_json(ask(), len(arguments.addresses) > 1)
         needs_rich("loaderd status without --json")
         if arguments.watch:
             _watch(ask)
@@ -101,6 +82,36 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What servers said at ``at_s`` (monotonic), by their addresses; of those that do not answer, why."""
+
+    at_s: float
+    there: Mapping[str, Report]
+    away: Mapping[str, LoaderdError] = field(default_factory=dict)
+
+
+def _ask(arguments: argparse.Namespace, token: str | None, tls: TLS | None) -> Answers:
+    """Raises LoaderdError where the only server does not answer."""
+
+    def of(address: str) -> Report | LoaderdError:
+        try:
+            report = ask_status(address, token=token, tls=tls)
+            if not arguments.json:
+                _check(address, report)
+            return report
+        except LoaderdError as error:
+            if len(arguments.addresses) == 1:
+                raise
+            return error
+
+    with ThreadPoolExecutor(_MOST_AT_A_TIME) as pool:
+        found = dict(zip(arguments.addresses, pool.map(of, arguments.addresses), strict=True))
+    there = {address: each for address, each in found.items() if not isinstance(each, LoaderdError)}
+    away = {address: each for address, each in found.items() if isinstance(each, LoaderdError)}
+    return Answers(time.monotonic(), there, away)
+
+
 def _check(address: str, report: Report) -> None:
     """Raise ServerError for a report that cannot be shown: anybody may listen there."""
     try:
@@ -109,20 +120,11 @@ def _check(address: str, report: Report) -> None:
         raise no_report(address, error) from None
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What servers said at ``at_s`` (monotonic), by their addresses; of one that does not answer, why."""
-
-    at_s: float
-    reports: Mapping[str, Report | LoaderdError]
-
-    @property
-    def there(self) -> dict[str, Report]:
-        return {where: each for where, each in self.reports.items() if not isinstance(each, LoaderdError)}
-
-    @property
-    def away(self) -> dict[str, LoaderdError]:
-        return {where: each for where, each in self.reports.items() if isinstance(each, LoaderdError)}
+def _print_json(answers: Answers, with_addresses: bool) -> int:
+    for address, report in answers.there.items():
+        say(json.dumps({"address": address, **report} if with_addresses else report))
+    sys.stderr.writelines(f"{error.message}\n" for error in answers.away.values())
+    return 1 if answers.away else 0
 
 
 def _watch(ask: Callable[[], Answers]) -> None:
@@ -141,17 +143,14 @@ def screen(before: Answers, now: Answers) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    heads = [
-        _text(f"{_head(report)}{f' ({where})' if len(now.reports) > 1 else ''}")
-        for where, report in now.there.items()
-    ]
-    parts: list[RenderableType] = [*heads, _datasets(now)]
-    if any(report["consumers"] for report in now.there.values()):
-        parts.append(_consumers(before, now))
-    else:
-        parts.append(Text("no consumers"))
-    for report in now.there.values():
-        parts += [_text(f"{_who(each)}: {each['state']}") for each in report["consumers"] if each.get("state")]
+    has_several = len(now.there) + len(now.away) > 1
+    parts: list[RenderableType] = []
+    for where, report in now.there.items():
+        parts.append(_text(f"{_head(report)} ({where})" if has_several else _head(report)))
+    parts.append(_datasets(now))
+    consumers = [each for report in now.there.values() for each in report["consumers"]]
+    parts.append(_consumers(before, now) if consumers else Text("no consumers"))
+    parts += [_text(f"{_who(each)}: {each['state']}") for each in consumers if each.get("state")]
     parts += [_text(f"{where}: {error.message}") for where, error in now.away.items()]
     return Group(*parts)
 
@@ -173,22 +172,27 @@ def _text(text: str) -> Text:
 
 
 def _datasets(answers: Answers) -> Table:
-    from rich.table import Table
-
-    table = Table("data set", "state", box=None, pad_edge=False)
-    for title in ("shards", "records"):
-        table.add_column(title, justify="right")
+    table = _table("data set", "state", numbers=["shards", "records"])
     table.add_column("fields")
-    rows: dict[tuple[str, ...], int] = {}
+    rows: Counter[tuple[str, ...]] = Counter()
     for report in answers.there.values():
         for dataset in report["datasets"]:
             fields = ", ".join(f"{name} {spec}" for name, spec in dataset["fields"].items())
             sizes = f"{dataset['num_shards'] or 0:,}", f"{dataset['num_records'] or 0:,}"
             row = (dataset["name"], dataset["state"], *sizes, fields)
-            rows[row] = rows.get(row, 0) + 1
+            rows[row] += 1
     for (name, state, *others), servers in rows.items():  # servers that say the same share a row
         state = state if servers == 1 else f"{state} on {servers} servers"
         table.add_row(*map(_text, (name, state, *others)))
+    return table
+
+
+def _table(*texts: str, numbers: Sequence[str]) -> Table:
+    from rich.table import Table
+
+    table = Table(*texts, box=None, pad_edge=False)
+    for title in numbers:
+        table.add_column(title, justify="right")
     return table
 
 
@@ -212,31 +216,18 @@ class _Row:
             self.rates = had[0] + more[0], had[1] + more[1]
 
     def cells(self) -> list[str]:
-        one, rates = self.consumer, ["", ""]
-        if self.rates is not None:
-            rates = [f"{self.rates[0]:,.0f}", f"{self.rates[1] / 1e6:,.1f}"]
-        share, place, lent = one.get("rank", "connecting"), "", ""
+        one = self.consumer
+        rates = ["", ""] if self.rates is None else [f"{self.rates[0]:,.0f}", f"{self.rates[1] / 1e6:,.1f}"]
+        place = [one.get("rank", "connecting"), ""]
+        lent = ""
         if "sharing" in one:
-            share, place, lent = (
-                _sharing(one),
-                f"{one['epoch']}, {one['batch']}",
-                f"{one['slots_lent']} of {one['slots']}",
-            )
-        return [
-            _who(one),
-            one["dataset"],
-            share,
-            place,
-            f"{self.records:,.0f}",
-            *rates,
-            lent,
-            span(max(0.0, self.idle_s)),
-        ]
+            place = [_sharing(one), f"{one['epoch']}, {one['batch']}"]
+            lent = f"{one['slots_lent']} of {one['slots']}"
+        idle = span(max(0.0, self.idle_s))
+        return [_who(one), one["dataset"], *place, f"{self.records:,.0f}", *rates, lent, idle]
 
 
 def _consumers(before: Answers, now: Answers) -> Table:
-    from rich.table import Table
-
     rows: dict[tuple[str, ...], _Row] = {}
     for where, report in now.there.items():
         last = before.there.get(where, report)
@@ -246,16 +237,14 @@ def _consumers(before: Answers, now: Answers) -> Table:
         for each in report["consumers"]:
             key = _key(where, each)
             rows.setdefault(key, _Row(each)).add(each, known.get(key, {}), passed_s)
-    table = Table("consumer", "data set", "sharing", "epoch, batch", box=None, pad_edge=False)
-    for title in ("records", "records/s", "MB/s", "lent", "idle"):
-        table.add_column(title, justify="right")
-    shown = (
-        sorted(rows.values(), key=lambda row: row.idle_s)[:_MOST_SHOWN] if len(rows) > _MOST_SHOWN else rows.values()
-    )
-    for row in shown:
+    titles = "consumer", "data set", "sharing", "epoch, batch"
+    table = _table(*titles, numbers=["records", "records/s", "MB/s", "lent", "idle"])
+    too_many = len(rows) - _MOST_SHOWN
+    by_age = sorted(rows.values(), key=lambda row: row.idle_s) if too_many > 0 else list(rows.values())
+    for row in by_age[:_MOST_SHOWN]:
         table.add_row(*map(_text, row.cells()))
-    if len(rows) > _MOST_SHOWN:
-        table.add_row(_text(f"… and {len(rows) - _MOST_SHOWN:,} more: see --json"))
+    if too_many > 0:
+        table.add_row(_text(f"… and {too_many:,} more: see --json"))
     return table
 
 

@@ -20,9 +20,9 @@ from loaderd.ipc.subscription import Sharing, Subscription
 from loaderd.options import Remainder, as_float, as_shard, is_path, require, suggests_options
 from loaderd.plan.positions import Position
 from loaderd.remote.address import TOKEN_VARIABLE, Addresses, checked_addresses, network_address, unix_path
+from loaderd.remote.security import TLS
 from loaderd.remote.source import RemoteSet, RemoteStream, Settings, Token, check_token_function
 from loaderd.remote.tickets import ConsumerName
-from loaderd.remote.tls import TLS
 
 
 @suggests_options

@@ -112,15 +112,6 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def exit_status(process: subprocess.Popen[bytes]) -> int | None:
-    """The status with which it ended; None: it has not, or was killed. Nobody has waited for it, as in has_ended."""
-    if process.returncode is None:
-        with contextlib.suppress(ChildProcessError):
-            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            return ended.si_status if ended is not None and ended.si_code == os.CLD_EXITED else None
-    return process.returncode
-
-
 def search_path() -> list[str]:
     """``sys.path`` without relative entries: a child that starts in another folder, or later, finds the same modules.
 

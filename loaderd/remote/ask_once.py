@@ -8,7 +8,6 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from loaderd.errors import OptionError, ServerError
 from loaderd.ipc.worker_messages import AskTask
 from loaderd.options import StreamOptions
 from loaderd.plan.positions import compare, compare_listings, order_of
@@ -32,14 +31,6 @@ def wait_telling(answer: futures.Future[_Answer], tell: Callable[[int], None]) -
         tell(0)
 
 
-class _OtherData(ServerError):
-    """A server has other data than are wanted, as ``why`` says."""
-
-    def __init__(self, address: str, why: OptionError) -> None:
-        super().__init__(f"the server at {address}: {why.message}")
-        self.why = why
-
-
 def ask_table(task: AskTask, tell: Callable[[int], None], say: Callable[[str], None]) -> bytes:
     """The encoded table of a data set (``remote.tables``), from one of its servers.
 
@@ -50,21 +41,16 @@ def ask_table(task: AskTask, tell: Callable[[int], None], say: Callable[[str], N
     servers = Servers(of.addresses, of.settings, say, stream.has_begun)
 
     def call(calls: Calls, timeout_s: float) -> bytes:
-        try:
-            found = calls.table(of.name, task.listing, task.belongs_to, timeout_s)
-            table = table_from_wire(found, calls.address)
-            compare_listings(task.listing, table.listing)
-            if task.belongs_to:
-                _compare_order(task.belongs_to, table, stream.options)
-        except OptionError as error:
-            raise _OtherData(calls.address, error) from None
+        found = calls.table(of.name, task.listing, task.belongs_to, timeout_s)
+        table = table_from_wire(found, calls.address)
+        compare_listings(task.listing, table.listing)
+        if task.belongs_to:
+            _compare_order(task.belongs_to, table, stream.options)
         return found
 
     pool = futures.ThreadPoolExecutor(1)
     try:
         return wait_telling(pool.submit(servers.ask, call, of.limit_s), tell)
-    except _OtherData as error:
-        raise error.why from None
     finally:
         pool.shutdown(wait=False)
 

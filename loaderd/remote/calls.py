@@ -9,28 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import json
-import math
 import select
 import socket
 import ssl
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import LoaderdError, ServerError, from_wire
+from loaderd.errors import LoaderdError, ServerError, WorkerError, from_wire
 from loaderd.plan.passes import Listing
 from loaderd.remote.address import network_address
-from loaderd.remote.security import check_token, ends_tls, speaks_tls, tls_context
+from loaderd.remote.security import TLS, check_token, ends_tls, speaks_tls, tls_context
 from loaderd.remote.source import Settings
 from loaderd.remote.tickets import BYTES, CONSUMER, MSGPACK, NUM_FAULT_BYTES, SHAPE, RowFault, RowsTicket
-from loaderd.remote.tls import TLS
 from loaderd.version import VERSION
 
 PackedRows = npt.NDArray[np.uint8]
@@ -44,6 +43,7 @@ _CONNECT_S = 5.0
 _BUSY = (429, 502, 503, 504)
 _HINT_CERTIFICATE = "If it asks for a certificate, give one that it trusts: TLS(cert=…, key=…)."
 _HINT_IS_IT = "Is it a server of loaderd, of the same version?"
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, msgpack.UnpackException)
 
 
 class OutOfReach(Exception):
@@ -58,39 +58,37 @@ class TooMuchAtATime(ServerError):
     """The server has not made the rows of a ticket in the time that it takes for one."""
 
 
-class _Deadline:
-    """A socket on which nothing is received after ``until_s``: a timeout alone begins anew with each byte."""
+class ProcessDied(TooMuchAtATime):
+    """A process of the server has died while it made the rows."""
 
-    until_s = math.inf
 
-    def recv_into(self, *arguments: Any, **options: Any) -> int:
-        left_s = self.until_s - time.monotonic()
+class _Received(io.RawIOBase):
+    """What comes on a socket, up to ``until_s``: a timeout alone begins anew with each byte."""
+
+    def __init__(self, sock: socket.socket, until_s: float) -> None:
+        self._sock, self._until_s = sock, until_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, view: Any) -> int:
+        left_s = self._until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
-        if left_s < math.inf:
-            self.settimeout(left_s)  # type: ignore[attr-defined]
-        return super().recv_into(*arguments, **options)  # type: ignore[misc,no-any-return]
+        self._sock.settimeout(left_s)
+        return self._sock.recv_into(view)
 
-
-class _Socket(_Deadline, socket.socket):
-    pass
-
-
-class _TlsSocket(_Deadline, ssl.SSLSocket):
-    pass
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """For ``HTTPResponse``, which takes it for a socket."""
+        return io.BufferedReader(self)
 
 
 class _Answer(http.client.HTTPResponse):
     """An answer, whose body is not read yet, on the connection ``sock``."""
 
-    def __init__(self, sock: _Socket | _TlsSocket, method: str) -> None:
-        super().__init__(sock, method=method)
+    def __init__(self, sock: socket.socket, method: str, until_s: float) -> None:
+        super().__init__(cast(socket.socket, _Received(sock, until_s)), method=method)
         self.sock = sock
-
-    def end(self) -> None:
-        """End the connection: what comes is not wanted."""
-        self.close()
-        self.sock.close()
 
 
 class Calls:
@@ -107,45 +105,39 @@ class Calls:
         self._settings = settings
         self._token = settings.read_token()
         self._tls = settings.tls or TLS()
-        self._context: ssl.SSLContext | None = None
-        if is_secure:
-            self._context = tls_context(self._tls)
-            self._context.sslsocket_class = _TlsSocket
-        self._idle: list[_Socket | _TlsSocket] = []
+        self._context = tls_context(self._tls) if is_secure else None
+        self._idle: list[socket.socket] = []
         weakref.finalize(self, _close_all, self._idle)
 
     def rows(
         self, dataset: str, ticket: RowsTicket, row_bytes: int, timeout_s: float
     ) -> tuple[PackedRows, list[RowFault]]:
         """The rows of a ticket, uint8, (ticket.num_rows, row_bytes); and which of them could not be had."""
-        until_s = time.monotonic() + timeout_s
-        path = f"/v1/{quote(dataset, safe='')}/rows"
-        answer = self._request("POST", path, until_s, body=ticket.encode())
-        shape = f"{ticket.num_rows} x {row_bytes}"
-        self._require(answer.headers.get(SHAPE) == shape, f"rows of {answer.headers.get(SHAPE)!r:.100}", f"{shape!r}")
-        num_bytes, most_fault_bytes = ticket.num_rows * row_bytes, ticket.num_rows * _MOST_FAULT_BYTES
-        fault_bytes = self._count(answer, NUM_FAULT_BYTES, most_fault_bytes)
-        sent_bytes = self._count(answer, "content-length", num_bytes + fault_bytes) - fault_bytes
-        self._require(sent_bytes == num_bytes, f"{sent_bytes} bytes", f"{num_bytes}")
         data = np.empty((ticket.num_rows, row_bytes), np.uint8)
-        self._read(answer, data.reshape(-1).data)
-        faults = self._faults(self._take(answer, fault_bytes), ticket.num_rows)
-        self._keep(answer)
+        with self._asked("POST", f"{_path(dataset)}/rows", timeout_s, ticket.encode()) as answer:
+            shape = f"{ticket.num_rows} x {row_bytes}"
+            given = answer.headers.get(SHAPE)
+            self._require(given == shape, f"rows of {given!r:.100}", repr(shape))
+            fault_bytes = self._count(answer, NUM_FAULT_BYTES, ticket.num_rows * _MOST_FAULT_BYTES)
+            row_bytes_sent = self._count(answer, "content-length", data.nbytes + fault_bytes) - fault_bytes
+            self._require(row_bytes_sent == data.nbytes, f"{row_bytes_sent} bytes", f"{data.nbytes}")
+            self._read(answer, data.reshape(-1).data)
+            faults = self._faults(self._take(answer, fault_bytes), ticket.num_rows)
         return data, faults
 
     def table(self, dataset: str, listing: Listing | None, belongs_to: Mapping[str, Any], timeout_s: float) -> bytes:
         """The table of a data set (``remote.tables``); which one, see ``serve.datasets``."""
         query = {"listing": listing, "belongs_to": belongs_to or None}
         asked = urlencode({name: json.dumps(value) for name, value in query.items() if value is not None})
-        return self._get(f"/v1/{quote(dataset, safe='')}{'?' if asked else ''}{asked}", timeout_s)
+        return self._get(f"{_path(dataset)}{'?' if asked else ''}{asked}", timeout_s)
 
     def add_shards(self, dataset: str, digest: str, shards: bytes, timeout_s: float) -> None:
         """Tell the server which shards the data with this digest are of (``Table.shards``)."""
-        path = f"/v1/{quote(dataset, safe='')}/{quote(digest, safe='')}"
-        self._keep(self._request("PUT", path, time.monotonic() + timeout_s, body=shards, kind=BYTES))
+        with self._asked("PUT", f"{_path(dataset)}/{quote(digest, safe='')}", timeout_s, shards, BYTES):
+            pass  # the answer is empty
 
     def status(self, timeout_s: float) -> dict[str, Any]:
-        """What the server says of itself: ``serve.app.RowsApp.report``."""
+        """What the server says of itself: ``serve.app.RowsApp``."""
         try:
             found = json.loads(self._get("/v1", timeout_s))
         except (ValueError, RecursionError):
@@ -156,25 +148,35 @@ class Calls:
     # ------------------------------------------------------------------------------------------ requests
 
     def _get(self, path: str, timeout_s: float) -> bytes:
-        """The body of an answer."""
-        answer = self._request("GET", path, time.monotonic() + timeout_s)
-        body = self._take(answer, self._count(answer, "content-length", _MOST_TABLE_BYTES))
-        self._keep(answer)
-        return body
+        with self._asked("GET", path, timeout_s) as answer:
+            return self._take(answer, self._count(answer, "content-length", _MOST_TABLE_BYTES))
 
-    def _request(self, method: str, path: str, until_s: float, body: bytes = b"", kind: str = MSGPACK) -> _Answer:
-        """An answer with status 2xx, of which the body is not read yet."""
+    @contextlib.contextmanager
+    def _asked(
+        self, method: str, path: str, timeout_s: float, body: bytes = b"", kind: str = MSGPACK
+    ) -> Iterator[_Answer]:
+        """An answer with status 2xx, of which the body is to be read. Then its connection is kept for another one."""
+        until_s = time.monotonic() + timeout_s
         token = self._token
         answer = self._send(method, path, until_s, token, body, kind)
         if answer.status == 401 and (renewed := self._settings.read_token()) != token:  # it was rotated
-            answer.end()  # what it says may have no end
+            _end(answer)  # what it says may have no end
             self._token = renewed
             answer = self._send(method, path, until_s, renewed, body, kind)
-        if 200 <= answer.status < 300:
+        try:
+            if not 200 <= answer.status < 300:
+                raise self._refusal(answer)
             encoding = answer.headers.get("content-encoding", "identity")
             self._require(encoding == "identity", f"an answer in {encoding!r:.40}", "one that is not encoded")
-            return answer
-        raise self._refusal(answer)
+            yield answer
+        except BaseException:
+            _end(answer)
+            raise
+        answer.close()
+        if answer.will_close:
+            answer.sock.close()
+        else:
+            self._idle.append(answer.sock)
 
     def _send(self, method: str, path: str, until_s: float, token: str | None, body: bytes, kind: str) -> _Answer:
         headers = {
@@ -191,15 +193,14 @@ class Calls:
         lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         sock = self._connected(until_s)
         with self._in_words(sock):
-            sock.until_s = until_s
             sock.settimeout(max(0.1, until_s - time.monotonic()))
             with contextlib.suppress(BrokenPipeError):  # it may have answered already
                 sock.sendall("\r\n".join([*lines, "", ""]).encode() + body)
-            answer = _Answer(sock, method)
+            answer = _Answer(sock, method, until_s)
             answer.begin()
         return answer
 
-    def _connected(self, until_s: float) -> _Socket | _TlsSocket:
+    def _connected(self, until_s: float) -> socket.socket:
         """A connection that is idle, or a new one."""
         with contextlib.suppress(IndexError):
             while True:
@@ -215,22 +216,14 @@ class Calls:
             raise OutOfReach(f"nothing answers at {self._name}: {error.strerror or error}") from None
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is None:
-            return _Socket(fileno=plain.detach())
+            return plain
         with self._in_words(plain):
-            secure = self._context.wrap_socket(plain, server_hostname=self._tls.server_name or self._where[0])
-            assert isinstance(secure, _TlsSocket)
-            return secure
+            return self._context.wrap_socket(plain, server_hostname=self._tls.server_name or self._where[0])
 
-    def _keep(self, answer: _Answer) -> None:
-        """Keep the connection of an answer that was read for another request."""
-        answer.close()
-        if answer.will_close:
-            answer.sock.close()
-        else:
-            self._idle.append(answer.sock)
+    # ------------------------------------------------------------------------------------------ errors
 
     @contextlib.contextmanager
-    def _in_words(self, sock: socket.socket | ssl.SSLSocket) -> Iterator[None]:
+    def _in_words(self, sock: socket.socket) -> Iterator[None]:
         """Raises OutOfReach where the connection fails; ServerError for what no other attempt would change."""
         try:
             yield
@@ -280,15 +273,10 @@ class Calls:
         """What an answer with another status than 2xx means."""
         where, status = f"the server at {self.address}", answer.status
         try:
-            size = self._count(answer, "content-length", _MOST_ERROR_BYTES)
-            wire: Any = msgpack.unpackb(self._take(answer, size))
-            error = from_wire(wire["error"])
-            self._keep(answer)
-        except (ServerError, ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException):
-            answer.end()  # of a proxy, perhaps
-            error = ServerError(f"it answers with status {status}", hint=_HINT_IS_IT)
-            if status not in _BUSY:
-                error = ServerError(f"{where} answers with status {status}", hint=_HINT_IS_IT)
+            body = self._take(answer, self._count(answer, "content-length", _MOST_ERROR_BYTES))
+            error = from_wire(msgpack.unpackb(body)["error"])
+        except (ServerError, *_UNREADABLE):  # of a proxy, perhaps
+            error = ServerError(f"{where} answers with status {status}", hint=_HINT_IS_IT)
         if status in _BUSY:
             return OutOfReach(f"{where}: {error.message}")
         if status == 401:
@@ -296,8 +284,10 @@ class Calls:
                 f"{where} refuses the token",
                 hint="Give the one that it was started with: token=…, or in $LOADERD_TOKEN.",
             )
-        if status in (409, 413):
-            return (OtherData if status == 409 else TooMuchAtATime)(error.message, hint=error.hint)
+        if status == 409:
+            return OtherData(error.message, hint=error.hint)
+        if status == 413:
+            return (ProcessDied if isinstance(error, WorkerError) else TooMuchAtATime)(error.message)
         if 300 <= status < 400:
             return ServerError(
                 f"{where} leads to another address, and is not followed: {answer.headers.get('location')!r:.300}",
@@ -314,7 +304,6 @@ class Calls:
             with self._in_words(answer.sock):
                 got = answer.readinto(view[done:])
             if not got:
-                answer.end()
                 raise OutOfReach(f"the server at {self.address} ended the connection in the middle of an answer")
             done += got
 
@@ -326,8 +315,6 @@ class Calls:
     def _count(self, answer: _Answer, header: str, most: int) -> int:
         text = answer.headers.get(header) or ""
         is_count = text.isascii() and text.isdigit() and len(text) <= 15 and int(text) <= most
-        if not is_count:
-            answer.end()
         self._require(is_count, f"{header} {text!r:.100}", f"a number up to {most}")
         return int(text)
 
@@ -338,7 +325,7 @@ class Calls:
                 from_wire(error)
                 if not all(isinstance(row, int) and 0 <= row < num_rows for row in rows):
                     raise ValueError("a row that was not asked for")
-        except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
+        except _UNREADABLE as error:
             raise self._broken(f"faults that cannot be read: {error!s:.100}", "a list of rows and errors") from None
         return faults
 
@@ -350,6 +337,16 @@ class Calls:
         return ServerError(f"the server at {self.address} sent {found}, expected {expected}", hint=_HINT_IS_IT)
 
 
-def _close_all(idle: list[_Socket | _TlsSocket]) -> None:
+def _path(dataset: str) -> str:
+    return f"/v1/{quote(dataset, safe='')}"
+
+
+def _end(answer: _Answer) -> None:
+    """End the connection: what comes is not wanted."""
+    answer.close()
+    answer.sock.close()
+
+
+def _close_all(idle: list[socket.socket]) -> None:
     for sock in idle:
         sock.close()

@@ -9,8 +9,7 @@ from __future__ import annotations
 import concurrent.futures as futures
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +23,13 @@ from loaderd.errors import (
     ShardError,
     ShardReadError,
     StorageError,
+    WorkerError,
     from_wire,
 )
-from loaderd.ipc.worker_messages import CheckTask, LoadTask
+from loaderd.ipc.worker_messages import MOST_ROW_FAULTS, CheckTask, LoadTask
 from loaderd.plan.epoch import Slice
 from loaderd.remote.ask_once import wait_telling
-from loaderd.remote.calls import Calls, OtherData, OutOfReach, PackedRows, TooMuchAtATime
+from loaderd.remote.calls import Calls, OtherData, OutOfReach, PackedRows, ProcessDied, TooMuchAtATime
 from loaderd.remote.servers import Lacking, Servers
 from loaderd.remote.source import RemoteRows
 from loaderd.remote.tickets import RowFault, RowsTicket
@@ -50,36 +50,32 @@ Answered = tuple[PackedRows, list[RowFault]]
 Answer = futures.Future[Answered]
 
 
-@dataclass
-class Request:
-    """What is asked for at a time. ``ranges``: as the rows of a RowsTicket."""
-
-    ranges: list[tuple[int, int, int, int]] = field(default_factory=list)
-    num_rows: int = 0
-
-    def halves(self) -> Iterator[Request]:
-        """The same rows in two requests."""
-        slices = [Slice(block, first, stop, 0, epoch) for epoch, block, first, stop in self.ranges]
-        return requests_of(slices, -(-self.num_rows // 2))
+Asked = list[tuple[int, int, int, int]]
+"""What is asked for at a time: ranges as in a RowsTicket."""
 
 
-def requests_of(slices: Sequence[Slice], most_rows: int) -> Iterator[Request]:
-    """Requests for ``slices``, in order, each of at most ``most_rows`` rows.
+def num_rows_of(asked: Asked) -> int:
+    """How many rows an answer has."""
+    return sum(stop - first for _, _, first, stop in asked)
 
-    A slice is cut only if it is too large for one request: the server reads its block again for each part.
+
+def requests_of(ranges: Iterable[tuple[int, int, int, int]], most_rows: int) -> Iterator[Asked]:
+    """Requests for ``ranges``, in order, each of at most ``most_rows`` rows.
+
+    A range is cut only if it is too large for one request: the server reads its block again for each part.
     """
-    request = Request()
-    for block, first, stop, _, epoch in slices:
+    asked: Asked = []
+    num_rows = 0
+    for epoch, block, first, stop in ranges:
         for begin in range(first, stop, most_rows):
             end = min(stop, begin + most_rows)
-            too_many = request.num_rows + end - begin > most_rows
-            if too_many or len(request.ranges) == _MOST_RANGES_A_REQUEST:
-                yield request
-                request = Request()
-            request.ranges.append((epoch, block, begin, end))
-            request.num_rows += end - begin
-    if request.num_rows:
-        yield request
+            if num_rows + end - begin > most_rows or len(asked) == _MOST_RANGES_A_REQUEST:
+                yield asked
+                asked, num_rows = [], 0
+            asked.append((epoch, block, begin, end))
+            num_rows += end - begin
+    if asked:
+        yield asked
 
 
 def completed(answer: Answered, other: Answered) -> Answered:
@@ -178,39 +174,34 @@ class RowFetcher:
         """Send the requests for ``slices``; returns of each (number of its first row in the slices, answer)."""
         asked: list[tuple[int, Answer]] = []
         first_row = 0
-        for request in requests_of(slices, self._most_rows):
+        ranges = [(epoch, block, first, stop) for block, first, stop, _, epoch in slices]
+        for request in requests_of(ranges, self._most_rows):
             answer = self._pool.submit(self._rows, request)
             answer.add_done_callback(lambda _: self._wake())
             asked.append((first_row, answer))
-            first_row += request.num_rows
+            first_row += num_rows_of(request)
         return asked
 
-    def _rows(self, request: Request) -> Answered:
+    def _rows(self, request: Asked) -> Answered:
         data = self._data
-        name = data.of.name
-        ticket = RowsTicket(data.data, np.array(request.ranges), data.listing)
+        ticket = RowsTicket(data.data, np.array(request), data.listing)
         before: list[Answered] = []
 
-        def rows_of(calls: Calls, timeout_s: float) -> Answered | None:
-            try:
-                return calls.rows(name, ticket, data.row_bytes, timeout_s)
-            except TooMuchAtATime as error:
-                if request.num_rows == 1:
-                    raise OutOfReach(f"the server at {calls.address}: {error.message}") from None
-                return None
-
-        def call(calls: Calls, timeout_s: float) -> Answered | None:
+        def call(calls: Calls, timeout_s: float) -> Answered | TooMuchAtATime:
             began_s = time.monotonic()
             try:
-                answered = rows_of(calls, timeout_s)
-            except OtherData:  # more shards were added, perhaps
-                calls.add_shards(name, data.data, data.shards, timeout_s)
-                began_s = time.monotonic()
-                answered = rows_of(calls, timeout_s)
-            if answered is None:
-                return None
+                try:
+                    answered = calls.rows(data.of.name, ticket, data.row_bytes, timeout_s)
+                except OtherData:  # more shards were added, perhaps
+                    calls.add_shards(data.of.name, data.data, data.shards, timeout_s)
+                    began_s = time.monotonic()
+                    answered = calls.rows(data.of.name, ticket, data.row_bytes, timeout_s)
+            except TooMuchAtATime as error:
+                if ticket.num_rows == 1:
+                    raise OutOfReach(f"the server at {calls.address}: {error.message}") from None
+                return error
             if time.monotonic() - began_s < _QUICK_S:
-                self._most_rows = max(self._most_rows, min(self._limit_rows, 2 * request.num_rows))
+                self._most_rows = max(self._most_rows, min(self._limit_rows, 2 * ticket.num_rows))
             answered = completed(before.pop(), answered) if before else answered
             if any(fault.error["class"] == ShardReadError.__name__ for fault in answered[1]):
                 before.append(answered)
@@ -224,12 +215,19 @@ class RowFetcher:
                 raise
             # It is about a server, not about these rows, which must not be taken for lost.
             raise ServerError(error.message, hint=error.hint) from None
-        if answered is not None:
-            return answered
-        self._most_rows = min(self._most_rows, -(-request.num_rows // 2))
-        rows, faults = np.empty((0, data.row_bytes), np.uint8), []
-        for half in request.halves():
+        return self._halved(request, answered) if isinstance(answered, TooMuchAtATime) else answered
+
+    def _halved(self, request: Asked, error: TooMuchAtATime) -> Answered:
+        """The rows of a request that was too much for a server. Raises WorkerError where too many kill processes."""
+        half_rows = -(-num_rows_of(request) // 2)
+        if not isinstance(error, ProcessDied):
+            self._most_rows = min(self._most_rows, half_rows)
+        rows, faults = np.empty((0, self._data.row_bytes), np.uint8), []
+        for half in requests_of(request, half_rows):
             more, of_half = self._rows(half)
             faults += [RowFault([len(rows) + number for number in fault.rows], fault.error) for fault in of_half]
             rows = np.concatenate([rows, more])
+            num_deadly = sum(fault.error["class"] == WorkerError.__name__ for fault in faults)
+            if isinstance(error, ProcessDied) and num_deadly > MOST_ROW_FAULTS:
+                raise WorkerError(f"processes of the servers die of more than {MOST_ROW_FAULTS} of these rows")
         return rows, faults

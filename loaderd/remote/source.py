@@ -14,9 +14,8 @@ from loaderd.options import StreamOptions
 from loaderd.pickling import pickled
 from loaderd.plan.passes import Listing
 from loaderd.redaction import shown
-from loaderd.remote.security import read_token
+from loaderd.remote.security import TLS, read_token
 from loaderd.remote.tickets import ConsumerName
-from loaderd.remote.tls import TLS
 
 Token = str | os.PathLike[str] | Callable[[], str]
 

@@ -62,7 +62,7 @@ def most_rows(row_bytes: int, stored_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class RowsTicket:
-    """A request for records of a data set. Raises OptionError.
+    """A request for records of a data set.
 
     ``data``: the digest of its table (``remote.tables``). ``rows``: int64, (ranges, 4), each [epoch of its set,
     block, first, stop]: of the block's records in the data set, ``first`` to ``stop - 1``. ``listing``: if the data
@@ -73,12 +73,6 @@ class RowsTicket:
     rows: Ranges
     listing: Listing | None = None
     protocol: int = PROTOCOL
-
-    def __post_init__(self) -> None:
-        require(isinstance(self.data, str), "data", "the digest of the data", self.data)
-        object.__setattr__(self, "rows", _checked_ranges(self.rows))
-        require(self.num_rows <= MAX_ROWS, "rows", f"of at most {MAX_ROWS} records", self.num_rows)
-        object.__setattr__(self, "listing", checked_listing(self.listing))
 
     @property
     def num_rows(self) -> int:
@@ -105,21 +99,20 @@ class RowsTicket:
                 f"this server speaks protocol {PROTOCOL}, and the consumer {protocol!r:.40}",
                 hint="Install the same version of loaderd on both sides.",
             )
-        return cls(**found)
+        require(isinstance(found["data"], str), "data", "the digest of the data", found["data"])
+        return cls(found["data"], _checked_ranges(found["rows"]), checked_listing(found.get("listing")))
 
 
 def _checked_ranges(rows: Any) -> Ranges:
     """int64, (ranges, 4). Raises OptionError for anything that is none."""
-    must = f"1 to {MAX_RANGES} ranges [epoch, block, first, stop] with first < stop"
-    if not isinstance(rows, np.ndarray):  # it came from anybody
-        is_list = isinstance(rows, (list, tuple)) and 0 < len(rows) <= MAX_RANGES
-        is_list = is_list and all(isinstance(each, (list, tuple)) and len(each) == 4 for each in rows)
-        is_list = is_list and all(type(value) is int and 0 <= value <= _MOST for each in rows for value in each)
-        require(is_list, "rows", must, rows)
-    ranges: Ranges = np.asarray(rows, np.int64).reshape(-1, 4)
-    require(bool((ranges[:, 2] < ranges[:, 3]).all()), "rows", must, rows)
-    require(bool((ranges[:, 3] - ranges[:, 2] <= MAX_ROWS).all()), "rows", f"of at most {MAX_ROWS} records", rows)
-    return ranges
+    is_list = isinstance(rows, list) and 0 < len(rows) <= MAX_RANGES
+    is_list = is_list and all(isinstance(each, list) and len(each) == 4 for each in rows)
+    is_list = is_list and all(type(value) is int and 0 <= value <= _MOST for each in rows for value in each)
+    is_list = is_list and all(first < stop for _, _, first, stop in rows)
+    require(is_list, "rows", f"1 to {MAX_RANGES} ranges [epoch, block, first, stop] with first < stop", rows)
+    is_small = sum(stop - first for _, _, first, stop in rows) <= MAX_ROWS
+    require(is_small, "rows", f"of at most {MAX_ROWS} records", rows)
+    return np.asarray(rows, np.int64)
 
 
 class RowFault(NamedTuple):

@@ -28,7 +28,7 @@ from urllib.parse import parse_qs
 
 import msgpack
 
-from loaderd.errors import BusyError, LoaderdError, OptionError, ServerError, StorageError, to_wire
+from loaderd.errors import BusyError, LoaderdError, OptionError, ServerError, StorageError, WorkerError, to_wire
 from loaderd.remote.tickets import (
     BYTES,
     CONSUMER,
@@ -46,12 +46,11 @@ from loaderd.remote.tickets import (
     decode_map,
     encode_faults,
 )
-from loaderd.serve.bandwidth import Bandwidth
 from loaderd.serve.counters import Counters, RateLimitedLog
 from loaderd.serve.datasets import NotReady, OtherData, ServedDataset, ServedListing
-from loaderd.serve.deaths import STUCK_STATUS, Deaths
-from loaderd.serve.metrics import Sample
-from loaderd.serve.replies import Receive, Reply, Scope, Send, health_reply, send_reply
+from loaderd.serve.deaths import MAX_DEATHS, STUCK_STATUS, Deaths
+from loaderd.serve.metrics import Sample, samples_of_datasets, samples_of_totals
+from loaderd.serve.replies import Receive, Reply, Scope, Send, health_reply, metrics_reply, send_reply, why_not_ready
 from loaderd.serve.row_maker import Rows
 from loaderd.version import VERSION
 
@@ -63,6 +62,8 @@ _MOST_UNSENT_BYTES = 256 << 20
 _MAKE_LIMIT_S = 30.0
 _STUCK_S = 60.0
 _BODY_LIMIT_S = 10.0
+_MOST_BANDWIDTH_WAIT_S = 5.0
+_OTHER_VERSION = "Is it a server of loaderd, of the same version?"
 
 _Made = tuple[Rows, list[RowFault]]
 
@@ -79,12 +80,12 @@ class _Gone(Exception):
     """Nobody waits for the answer any more."""
 
 
-class _TooLong(Exception):
-    """The rows of a ticket take too long."""
-
-
 class RowsApp:
-    """The app of one process. ``tokens``: any of these will do; none: none is needed."""
+    """The app of one process. ``tokens``: any of these will do; none: none is needed.
+
+    ``bytes_per_s``: of rows; None: no limit. ``expires_s``: when its certificate expires, as a Unix time; None: it
+    has none.
+    """
 
     def __init__(
         self,
@@ -92,31 +93,29 @@ class RowsApp:
         tokens: list[str],
         counters: Counters,
         deaths: Deaths,
-        bandwidth: Bandwidth | None,
+        bytes_per_s: float | None,
+        expires_s: float | None,
     ) -> None:
         self._datasets = datasets
         self._tokens = [f"Bearer {token}".encode() for token in tokens]
         self._counters = counters
         self._deaths = deaths
-        self._bandwidth = bandwidth
+        self._bytes_per_s = bytes_per_s
+        self._next_s = 0.0
+        """When the next answer may go: it is in the past while bytes are left over."""
+        self._expires_s = expires_s
         self._say_failed = RateLimitedLog()
         self._makers = ThreadPoolExecutor(MAKERS, thread_name_prefix="rows")
         self._waiting = self._unsent_bytes = 0
         self._busy: dict[int, float] = {}
         """Of each thread that makes rows: when it last made progress."""
-        self.pages = {
+        self.health_pages = {
             "/livez": lambda: health_reply(""),
-            "/readyz": lambda: health_reply(self.why_not()),
-            "/metrics": self._metrics,
-            "/v1": self._report_page,
+            "/readyz": lambda: health_reply(self._why_not_ready()),
+            "/metrics": lambda: metrics_reply(self._samples()),
         }
-        """For ``HealthPages``."""
-        self.expires_s: float | None = None
-        """When its certificate expires, as a Unix time; None: it has none."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
         try:
             reply = await self._answer(scope, receive)
         except _Gone:
@@ -138,14 +137,12 @@ class RowsApp:
 
     def _refusal(self, scope: Scope, refused: _Refused) -> Reply:
         """An error as the caller's kind of map."""
-        if refused.status in (401, 413, 415):
+        if refused.close:
             self._counters.refused(_host(scope), refused.error.message)
         wire = {"error": to_wire(refused.error)}
-        wants_msgpack = _header(scope, b"accept") == MSGPACK.encode() or (
-            _header(scope, b"content-type") == MSGPACK.encode()
-        )
-        body: bytes = msgpack.packb(wire) if wants_msgpack else f"{json.dumps(wire)}\n".encode()
-        return Reply(refused.status, MSGPACK if wants_msgpack else JSON, (body,), refused.headers, refused.close)
+        if MSGPACK in (_header(scope, "accept"), _header(scope, "content-type")):
+            return Reply(refused.status, MSGPACK, (msgpack.packb(wire),), refused.headers, refused.close)
+        return _json_reply(wire, refused.status)._replace(headers=refused.headers, close=refused.close)
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -153,35 +150,34 @@ class RowsApp:
         method, path = scope["method"], scope["path"]
         if path in ("/livez", "/readyz"):  # they need no token, and tell nothing else
             _require_method(method, "GET")
-            return self.pages[path]()
+            return self.health_pages[path]()
         self._check_token(scope)
         if path == "/metrics":
-            return self._metrics()
-        words = path.strip("/").split("/")
-        if words[0] != "v1":
-            raise _Refused(404, ServerError("there is /v1, /livez, /readyz and /metrics", hint=_OTHER_VERSION))
-        if len(words) == 1:
+            return self.health_pages[path]()
+        version, *words = path.strip("/").split("/")
+        if version != "v1" or len(words) > 2:
+            error = ServerError("there is /v1, /livez, /readyz and /metrics", hint=_OTHER_VERSION)
+            raise _Refused(404, error)
+        if not words:
             _require_method(method, "GET")
-            return self._report_page()
-        dataset = self._datasets.get(words[1])
+            return _json_reply(self._report())
+        dataset = self._datasets.get(words[0])
         if dataset is None:
             names = ", ".join(self._datasets)
-            raise _Refused(404, ServerError(f"there is no data set {words[1][:100]!r}; this server has: {names}"))
+            raise _Refused(404, ServerError(f"there is no data set {words[0][:100]!r}; this server has: {names}"))
         try:
-            if len(words) == 2:
+            if len(words) == 1:
                 _require_method(method, "GET")
                 return await self._table(scope, dataset)
-            if len(words) == 3 and words[2] == "rows":
+            if words[1] == "rows":
                 _require_method(method, "POST")
                 return await self._rows(scope, receive, dataset)
-            if len(words) == 3:
-                _require_method(method, "PUT")
-                shards = await _body(scope, receive, MAX_SHARDS_BYTES)
-                if not shards or len(shards) % SHARD_BYTES:
-                    raise OptionError(f"the shards of a table have {SHARD_BYTES} bytes each, got {len(shards)} bytes")
-                await dataset.add(words[2], shards)
-                return Reply(204, BYTES)
-            raise _Refused(404, ServerError(f"there is nothing at {path[:200]!r}", hint=_OTHER_VERSION))
+            _require_method(method, "PUT")
+            shards = await _body(scope, receive, MAX_SHARDS_BYTES)
+            if not shards or len(shards) % SHARD_BYTES:
+                raise OptionError(f"the shards of a table have {SHARD_BYTES} bytes each, got {len(shards)} bytes")
+            await dataset.add(words[1], shards)
+            return Reply(204, BYTES)
         except NotReady as error:
             raise _Refused(503, BusyError(str(error)), (b"retry-after", b"1")) from None
         except OtherData as error:
@@ -194,35 +190,19 @@ class RowsApp:
 
     def _check_token(self, scope: Scope) -> None:
         """All tokens are compared, whichever is right, and in a time that tells nothing of them."""
-        if not self._tokens:
-            return
-        shown = [value for name, value in scope["headers"] if name == b"authorization"]
-        value = shown[0] if len(shown) == 1 else b""
-        if not any([hmac.compare_digest(value, token) for token in self._tokens]):
+        shown = _header(scope, "authorization").encode("latin-1")
+        if self._tokens and not any([hmac.compare_digest(shown, token) for token in self._tokens]):
             error = ServerError("the token is missing, or wrong", hint="Authorization: Bearer TOKEN")
             raise _Refused(401, error, (b"www-authenticate", b"Bearer"), close=True)
 
-    def why_not(self) -> str:
-        """Why consumers cannot be served now; "": they can. A data set that failed matters only if all have."""
-        preparing = [name for name, each in self._datasets.items() if each.current is None and each.error is None]
-        if preparing:
-            return f"being prepared: {', '.join(preparing)}"
-        if all(each.current is None for each in self._datasets.values()):
-            return "no data set can be served"
-        is_expired = self.expires_s is not None and self.expires_s <= time.time()
-        return "the certificate has expired" if is_expired else ""
-
     async def _table(self, scope: Scope, dataset: ServedDataset) -> Reply:
         query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
-        listing, belongs_to = None, {}
-        if "listing" in query:
-            listing = checked_listing(_json(query["listing"], "listing"))
-        if "belongs_to" in query:
-            belongs_to = decode_map(query["belongs_to"].encode(), JSON, "belongs_to")
+        listing = checked_listing(_json(query["listing"])) if "listing" in query else None
+        belongs_to = decode_map(query["belongs_to"].encode(), JSON, "belongs_to") if "belongs_to" in query else {}
         found = await dataset.of_position(listing, belongs_to)
-        tag = f'"{hashlib.sha256(found.table).hexdigest()[:32]}"'.encode()
-        headers = ((b"etag", tag), (b"cache-control", b"no-cache"))
-        if _header(scope, b"if-none-match") == tag:
+        tag = f'"{hashlib.sha256(found.table).hexdigest()[:32]}"'
+        headers = ((b"etag", tag.encode()), (b"cache-control", b"no-cache"))
+        if _header(scope, "if-none-match") == tag:
             return Reply(304, MSGPACK, (), headers)
         return Reply(200, MSGPACK, (found.table,), headers)
 
@@ -232,97 +212,96 @@ class RowsApp:
         self._waiting += 1
         try:
             body = await _body(scope, receive, MAX_TICKET_BYTES)
-            ticket = RowsTicket.decode(body, _header(scope, b"content-type").decode("latin-1"))
+            ticket = RowsTicket.decode(body, _header(scope, "content-type"))
             served = await dataset.of_ticket(ticket)
             served.check(ticket)
-            rows, faults = await self._unless_gone(receive, self._make(served, ticket))
+            rows, faults = await _unless_gone(receive, self._make(served, ticket))
         finally:
             self._waiting -= 1
         behind = encode_faults(faults)
-        consumer = ConsumerName.decode(_header(scope, CONSUMER.encode()).decode("latin-1"))
-        consumer = _with_host(consumer, scope)
+        consumer = ConsumerName.decode(_header(scope, CONSUMER))
+        if not consumer.host:
+            consumer = consumer._replace(name=consumer.name or "(no name)", host=_host(scope))
         self._counters.answered(dataset.name, consumer, len(rows), rows.nbytes + len(behind), faults)
         shape = f"{rows.shape[0]} x {rows.shape[1]}"
-        headers = [
-            (name.encode(), value.encode()) for name, value in ((SHAPE, shape), (NUM_FAULT_BYTES, str(len(behind))))
-        ]
-        return Reply(200, BYTES, (rows.reshape(-1).data, behind), tuple(headers))
-
-    async def _unless_gone(self, receive: Receive, making: Coroutine[Any, Any, _Made]) -> _Made:
-        """What ``making`` returns. Raises _Gone, and cancels it, where the caller goes meanwhile."""
-        made, going = asyncio.ensure_future(making), asyncio.ensure_future(_until_gone(receive))
-        try:
-            await asyncio.wait({made, going}, return_when=asyncio.FIRST_COMPLETED)
-            if not made.done():
-                raise _Gone
-            return made.result()
-        finally:
-            made.cancel()
-            going.cancel()
+        headers = ((SHAPE.encode(), shape.encode()), (NUM_FAULT_BYTES.encode(), str(len(behind)).encode()))
+        return Reply(200, BYTES, (rows.reshape(-1).data, behind), headers)
 
     async def _make(self, served: ServedListing, ticket: RowsTicket) -> _Made:
         """The rows of a ticket, and what of it could not be had. If it is cancelled, the thread stops soon."""
-        if self._bandwidth is not None:
-            await self._bandwidth.wait(ticket.num_rows * served.row_bytes)
+        await self._wait_for_bandwidth(ticket.num_rows * served.row_bytes)
+        encoded = ticket.encode()
+        died = self._deaths.number_of(encoded)
+        if died and ticket.num_rows > 1:
+            error = WorkerError("a process of the server died while it made these rows: ask for fewer at a time")
+            raise _Refused(413, error)
         stop = threading.Event()
-        until_s = most_waited_s = 0.0
-
-        def check(waited_s: float = 0.0) -> None:
-            nonlocal most_waited_s
-            self._busy[threading.get_ident()] = now_s = time.monotonic()
-            most_waited_s = max(most_waited_s, waited_s)
-            if stop.is_set():
-                raise _Gone
-            if now_s > until_s and most_waited_s > _MAKE_LIMIT_S / 3:  # it would take as long for fewer rows
-                raise NotReady("storage, or rows that must be made first, take long")
-            if now_s > until_s:
-                raise _TooLong
 
         def make() -> _Made:
-            nonlocal until_s
             until_s = time.monotonic() + _MAKE_LIMIT_S
+
+            def check() -> None:
+                self._busy[threading.get_ident()] = now_s = time.monotonic()
+                if stop.is_set():
+                    raise _Gone
+                if now_s > until_s and served.opened.access.outages.outage:  # it would take as long for fewer rows
+                    raise NotReady("storage does not answer")
+                if now_s > until_s:
+                    text = f"the rows of a ticket took more than {_MAKE_LIMIT_S:g} s: ask for fewer at a time"
+                    raise _Refused(413, ServerError(text))
+
             try:
-                check()
-                return served.make(ticket, check, self._deaths)
+                with self._deaths.working_at(encoded):
+                    check()
+                    return served.make(ticket, check, is_lost=died >= MAX_DEATHS)
             finally:
                 self._busy.pop(threading.get_ident(), None)
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._makers, make)
-        except _TooLong:
-            text = f"the rows of a ticket took more than {_MAKE_LIMIT_S:g} s: ask for fewer at a time"
-            raise _Refused(413, ServerError(text)) from None
         finally:
             stop.set()
 
-    def report(self) -> dict[str, Any]:
+    async def _wait_for_bandwidth(self, num_bytes: int) -> None:
+        """Those of one second may go at once. Answers that wait here are not made yet, so they take no memory."""
+        if self._bytes_per_s is None:
+            return
+        now_s = time.monotonic()
+        begin_s = max(self._next_s, now_s - 1.0)
+        if begin_s > now_s + _MOST_BANDWIDTH_WAIT_S:
+            raise NotReady("the bandwidth is used up")
+        self._next_s = begin_s + num_bytes / self._bytes_per_s
+        await asyncio.sleep(begin_s - now_s)
+
+    # ---------------------------------------------------------------------------------------- monitoring
+
+    def _why_not_ready(self) -> str:
+        if self._expires_s is not None and self._expires_s <= time.time():
+            return "the certificate has expired"
+        return why_not_ready(each.report() for each in self._datasets.values())
+
+    def _report(self) -> dict[str, Any]:
         """What ``loaderd status`` shows: plain values."""
         datasets = [each.report() for each in self._datasets.values()]
         return {**self._counters.report(), "pid": os.getppid(), "datasets": datasets}
 
-    def _report_page(self) -> Reply:
-        return Reply(200, JSON, (f"{json.dumps(self.report())}\n".encode(),))
-
-    def _metrics(self) -> Reply:
-        gauges: list[Sample] = [("ready", "1 if consumers can be served, else 0", {}, float(not self.why_not()))]
-        gauges.append(("build_info", "Always 1; the version is its label", {"version": VERSION}, 1.0))
-        if self.expires_s is not None:
+    def _samples(self) -> list[Sample]:
+        report = self._report()
+        found: list[Sample] = [
+            ("ready", "1 if consumers can be served, else 0", {}, float(not self._why_not_ready())),
+            ("build_info", "Always 1; the version is its label", {"version": VERSION}, 1.0),
+        ]
+        if self._expires_s is not None:
             about = "When the certificate expires, as a Unix time"
-            gauges.append(("certificate_expires_seconds", about, {}, self.expires_s))
-        for each in self._datasets.values():
-            report, labels = each.report(), {"dataset": each.name}
-            gauges.append(
-                ("dataset_ready", "1 if the data set can be served", labels, float(report["state"] == "ready"))
-            )
-            gauges.append(("dataset_shards", "Shards of the data set", labels, report["num_shards"]))
-            gauges.append(("dataset_records", "Records of an epoch of the data set", labels, report["num_records"]))
-        return Reply(200, self._counters.content_type, (self._counters.page(gauges),))
+            found.append(("certificate_expires_seconds", about, {}, self._expires_s))
+        return [*found, *samples_of_datasets(report["datasets"]), *samples_of_totals(report["totals"])]
 
     def tick(self) -> None:
         """To be called about once a second. Ends this process where rows make no progress: it is replaced."""
         for each in self._datasets.values():
             if each.current is not None:
-                self._counters.asked_storage(each.name, each.current.opened.access.take_counts())
+                counts = each.current.opened.access.take_counts()
+                self._counters.asked_storage(each.name, counts.requests, counts.retries)
         now_s = time.monotonic()
         if any(now_s - since_s > _STUCK_S for since_s in list(self._busy.values())):
             _logger.critical(
@@ -333,43 +312,40 @@ class RowsApp:
             os._exit(STUCK_STATUS)
 
 
-_OTHER_VERSION = "Is it a server of loaderd, of the same version?"
-
-
 def _require_method(method: str, wanted: str) -> None:
     if method != wanted and not (method == "HEAD" and wanted == "GET"):
         raise _Refused(405, ServerError(f"this is for {wanted}"), (b"allow", wanted.encode()), close=True)
 
 
-def _header(scope: Scope, name: bytes) -> bytes:
-    """The value of a header; b"" where there is none, or there are several."""
-    values = [value for each, value in scope["headers"] if each == name]
-    return values[0] if len(values) == 1 else b""
+def _header(scope: Scope, name: str) -> str:
+    """The value of a header; "" where there is none, or there are several."""
+    values = [value for each, value in scope["headers"] if each == name.encode()]
+    return values[0].decode("latin-1") if len(values) == 1 else ""
 
 
 def _host(scope: Scope) -> str:
     return str(scope["client"][0]) if scope.get("client") else "somewhere"
 
 
-def _with_host(consumer: ConsumerName, scope: Scope) -> ConsumerName:
-    return consumer if consumer.host else consumer._replace(name=consumer.name or "(no name)", host=_host(scope))
-
-
-def _json(text: str, what: str) -> Any:
+def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise OptionError(f"{what} must be JSON, got {text[:100]!r}") from None
+        raise OptionError(f"listing must be JSON, got {text[:100]!r}") from None
+
+
+def _json_reply(value: Any, status: int = 200) -> Reply:
+    return Reply(status, JSON, (f"{json.dumps(value)}\n".encode(),))
 
 
 async def _body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
     """The body of a request. Raises _Refused where it is too large, encoded or slow."""
-    if _header(scope, b"content-encoding") not in (b"", b"identity"):
+    if _header(scope, "content-encoding") not in ("", "identity"):
         error = ServerError("a request's body must not be compressed: it would have to be inflated")
         raise _Refused(415, error, close=True)
     too_large = ServerError(f"a request's body must have at most {most_bytes:,} bytes")
-    length = _header(scope, b"content-length") or b"0"
-    if not length.isdigit() or len(length) > 12 or int(length) > most_bytes:
+    length = _header(scope, "content-length") or "0"
+    if not (length.isascii() and length.isdigit()) or len(length) > 12 or int(length) > most_bytes:
         raise _Refused(413, too_large, close=True)
     body = bytearray()
 
@@ -392,6 +368,19 @@ async def _body(scope: Scope, receive: Receive, most_bytes: int) -> bytes:
     return bytes(body)
 
 
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _unless_gone(receive: Receive, making: Coroutine[Any, Any, _Made]) -> _Made:
+    """What ``making`` returns. Raises _Gone, and cancels it, where the caller goes meanwhile."""
+
+    async def until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    made, going = asyncio.ensure_future(making), asyncio.ensure_future(until_gone())
+    try:
+        await asyncio.wait({made, going}, return_when=asyncio.FIRST_COMPLETED)
+        if not made.done():
+            raise _Gone
+        return made.result()
+    finally:
+        made.cancel()
+        going.cancel()

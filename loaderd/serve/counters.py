@@ -1,30 +1,48 @@
 """What a process of the network server counts: for Prometheus, ``loaderd status`` and the log.
 
 Each process tells the supervisor once a second what it has counted. The supervisor adds it up, with what processes
-had counted that have ended, and writes the sums where every process can read them (``SharedValue``).
-Consumers choose their names: the first ``MAX_NAMES`` have counters of their own, all others share one.
+had counted that have ended, and writes the sums where every process can read them.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import struct
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import msgpack
 
 from loaderd.daemon.totals import Totals
 from loaderd.errors import from_wire
 from loaderd.remote.tickets import ConsumerName, RowFault
-from loaderd.serve.metrics import Sample, page_of, samples_of_totals
-from loaderd.serve.shared_value import SharedValue
-from loaderd.snapshots import StorageCounts
 from loaderd.version import VERSION
 
 MAX_READERS = 1024
 _FORGOTTEN_S = 3600.0
 _SAY_EVERY_S = 10.0
+_HEAD = struct.Struct("<QI")  # the length of what follows, and its checksum
 
 _logger = logging.getLogger("loaderd")
+
+
+def write_shared(fd: int, value: dict[str, Any]) -> None:
+    """Write a map to an anonymous file, for those who read it meanwhile."""
+    packed = msgpack.packb(value)
+    os.pwrite(fd, _HEAD.pack(len(packed), zlib.crc32(packed)) + packed, 0)
+
+
+def read_shared(fd: int) -> dict[str, Any]:
+    """What was written last."""
+    while True:
+        length, checksum = _HEAD.unpack(os.pread(fd, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
+        packed = os.pread(fd, length, _HEAD.size)
+        if packed and zlib.crc32(packed) == checksum:
+            return dict(msgpack.unpackb(packed))
+        time.sleep(0.001)  # it is being written
 
 
 class RateLimitedLog:
@@ -54,44 +72,31 @@ class Readers:
 
     def add(self, reader: tuple[str, ...], records: float, num_bytes: float, seen_s: float) -> bool:
         """``seen_s``: when it asked last, as a Unix time. Returns whether it is a new one."""
-        is_new = self._add(reader, records, num_bytes, seen_s)
+        is_new = reader not in self._rows
+        had = self._rows.get(reader, (0.0, 0.0, 0.0))
+        self._rows[reader] = had[0] + records, had[1] + num_bytes, max(had[2], seen_s)
         if len(self._rows) > 2 * MAX_READERS:  # finding the oldest ones takes as long for many as for one
-            self._forget()
+            self.to_wire()
         return is_new
-
-    def _add(self, reader: tuple[str, ...], records: float, num_bytes: float, seen_s: float) -> bool:
-        had = self._rows.get(reader)
-        before = had or (0.0, 0.0, 0.0)
-        self._rows[reader] = before[0] + records, before[1] + num_bytes, max(before[2], seen_s)
-        return had is None
-
-    def _forget(self) -> None:
-        since_s = time.time() - _FORGOTTEN_S
-        rows = {reader: had for reader, had in self._rows.items() if had[2] > since_s}
-        if len(rows) > MAX_READERS:
-            rows = dict(sorted(rows.items(), key=lambda each: each[1][2])[-MAX_READERS:])
-        self._rows = rows
 
     def to_wire(self) -> list[tuple[Any, ...]]:
         """The values of ``FIELDS`` of each, for :meth:`add_wire`."""
-        self._forget()
+        since_s = time.time() - _FORGOTTEN_S
+        by_age = sorted(self._rows.items(), key=lambda each: each[1][2])
+        self._rows = {reader: had for reader, had in by_age[-MAX_READERS:] if had[2] > since_s}
         return [(*reader, *had) for reader, had in self._rows.items()]
 
     def add_wire(self, rows: Iterable[Sequence[Any]]) -> None:
         """Add those of a process."""
         for row in rows:
-            *reader, records, num_bytes, seen_s = row
-            self._add(tuple(reader), records, num_bytes, seen_s)
+            self.add(tuple(row[:-3]), *row[-3:])
 
 
 class Counters:
-    """For use in one thread. ``shared``: the sums of all processes; one of a second ago is good enough."""
+    """For use in one thread. ``shared_fd``: a file with the sums of all processes, as of a second ago."""
 
-    def __init__(self, shared: SharedValue) -> None:
-        from prometheus_client.exposition import CONTENT_TYPE_LATEST
-
-        self.content_type: str = CONTENT_TYPE_LATEST
-        self._shared = shared
+    def __init__(self, shared_fd: int) -> None:
+        self._shared_fd = shared_fd
         self._totals, self._readers = Totals(), Readers()
         self._say_refused, self._say_lost = RateLimitedLog(), RateLimitedLog()
 
@@ -112,25 +117,20 @@ class Counters:
         self._totals.add("refused", "", "network", 1)
         self._say_refused(f"a call from {host} was refused: {why}")
 
-    def asked_storage(self, dataset: str, counts: StorageCounts) -> None:
+    def asked_storage(self, dataset: str, requests: int, retries: int) -> None:
         """What was asked of storage since the last call."""
-        self._totals.add("storage_requests", dataset, "", counts.requests)
-        self._totals.add("storage_retries", dataset, "", counts.retries)
+        self._totals.add("storage_requests", dataset, "", requests)
+        self._totals.add("storage_retries", dataset, "", retries)
 
     def to_wire(self) -> dict[str, Any]:
         """What this process has counted, for the supervisor."""
         return {"totals": self._totals.to_wire(), "readers": self._readers.to_wire()}
 
-    def page(self, gauges: Iterable[Sample] = ()) -> bytes:
-        """The page for Prometheus, of all processes. ``gauges``: what is not counted."""
-        return page_of([*gauges, *samples_of_totals(self._shared.read()["totals"])])
-
     def report(self) -> dict[str, Any]:
-        """What ``loaderd status`` shows of the server and its consumers: plain values.
+        """The sums of all processes, as plain values: for ``loaderd status``, and ``totals`` for Prometheus.
 
         ``counted_s``: when they were counted, as a Unix time.
         """
-        shared = self._shared.read()
-        consumers = [dict(zip(Readers.FIELDS, row, strict=True)) for row in shared["readers"]]
-        times = {name: shared[name] for name in ("started_s", "counted_s")}
-        return {"version": VERSION, **times, "consumers": consumers}
+        shared = read_shared(self._shared_fd)
+        consumers = [dict(zip(Readers.FIELDS, row, strict=True)) for row in shared.pop("readers")]
+        return {"version": VERSION, **shared, "consumers": consumers}

@@ -2,7 +2,7 @@
 
 ::
 
-    listing  ──being opened (a thread lists and indexes)──► open ──more than 4 are, and for 60 s nobody asks──► closed
+    listing  ──being opened (a thread lists and indexes)──► open ──16 others were asked for since──► closed
                 └─ failed: kept for some seconds, so that those who ask again get the reason
 
 A consumer goes on with the shards that it began with, though more have been added, and though this process has never
@@ -17,31 +17,28 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from loaderd.daemon.indexing.local_data import digest_names
 from loaderd.daemon.indexing.shard_manifest import Manifest, Manifests
 from loaderd.dataset import AnyDataset
-from loaderd.errors import LoaderdError, OptionError, ServerError, WorkerError
-from loaderd.ipc.worker_messages import MOST_ROW_FAULTS
+from loaderd.errors import LoaderdError, OptionError, ServerError
 from loaderd.plan.passes import Listing
 from loaderd.remote.tables import shard_hash, table_to_wire
 from loaderd.remote.tickets import SHARD_BYTES, RowFault, RowsTicket, most_rows
 from loaderd.schema.packed import unpacking_schema
-from loaderd.serve.deaths import MAX_DEATHS, NO_ROW, Deaths
-from loaderd.serve.opening import IndexedShards
-from loaderd.serve.row_maker import HINT_OF_DEATHS, RowMaker, Rows
+from loaderd.serve.opening import Choose, IndexedShards
+from loaderd.serve.row_maker import RowMaker, Rows
 from loaderd.snapshots import Progress
 from loaderd.storage.shard_file import ShardFile
 
-_MOST_IDLE_LISTINGS, _MOST_LISTINGS = 4, 16
-_IDLE_S = 60.0
+_MOST_LISTINGS = 16
 _LISTED_ANEW_S = 2.0
 _FAILED_FOR_S = 5.0
 _WAIT_S = 5.0
@@ -51,11 +48,15 @@ class NotReady(Exception):
     """The answer cannot be had now: ask later, or ask another server."""
 
 
-class Check(Protocol):
-    """Called now and then while rows are made. Raises where nobody waits for them any more, or they take too long."""
+class OtherData(ServerError):
+    """A ticket is for data that this server does not have open."""
 
-    def __call__(self, waited_s: float = 0.0) -> None:
-        """``waited_s``: for how long no row could be made, as storage does not answer, or others come first."""
+    def __init__(self, name: str, wanted: str, found: str) -> None:
+        super().__init__(
+            f"this server has other data {name!r} than are asked for: digest {found}, expected {wanted:.40}",
+            hint="Servers of one data set need the same shards, schema, seed and shuffle. Connect anew to use what "
+            "this one has.",
+        )
 
 
 class ServedListing:
@@ -86,8 +87,8 @@ class ServedListing:
     def check(self, ticket: RowsTicket) -> None:
         """Raise OptionError for a ticket of records that do not exist, or of more than an answer may hold."""
         blocks, stops = ticket.rows[:, 1], ticket.rows[:, 3]
-        missing = np.flatnonzero(stops > self._counts[np.minimum(blocks, len(self._counts) - 1)])
-        missing = np.append(np.flatnonzero(blocks >= len(self._counts)), missing)
+        counts = np.append(self._counts, 0)[np.minimum(blocks, len(self._counts))]
+        missing = np.flatnonzero(stops > counts)
         if len(missing):
             block, stop = int(blocks[missing[0]]), int(stops[missing[0]])
             raise OptionError(f"a ticket asks for record {stop - 1} of block {block}, which is not in the data")
@@ -97,21 +98,17 @@ class ServedListing:
                 f"a ticket must ask for at most {most} records of {self.row_bytes} bytes, got {ticket.num_rows}"
             )
 
-    def make(self, ticket: RowsTicket, check: Check, deaths: Deaths) -> tuple[Rows, list[RowFault]]:
-        """As ``RowMaker.make``. Raises WorkerError for a ticket of which processes die before its first row."""
-        began_s = time.monotonic()
+    def make(
+        self, ticket: RowsTicket, check: Callable[[], None], is_lost: bool = False
+    ) -> tuple[Rows, list[RowFault]]:
+        """As ``RowMaker.make``."""
         try:
             maker = self._idle.pop()
         except IndexError:
             maker = RowMaker(self._dataset, self.opened.data, self.opened.access)
         self._of_thread.check = check
         try:
-            with deaths.watching(ticket.encode(), lambda: check(time.monotonic() - began_s)) as (died, begin_row):
-                killers = [row for row, number in died.items() if number >= MAX_DEATHS]
-                if NO_ROW in killers or len(killers) > MOST_ROW_FAULTS:
-                    text = f"{died.total()} processes of the server died while they made these rows"
-                    raise WorkerError(text, hint=HINT_OF_DEATHS)
-                return maker.make(ticket.rows, check, killers, begin_row if died else None)
+            return maker.make(ticket.rows, check, is_lost)
         finally:
             del self._of_thread.check
             self._idle.append(maker)
@@ -120,10 +117,9 @@ class ServedListing:
 
     def _on_wait(self) -> None:
         """Storage does not answer yet: called now and then, in the thread that waits."""
-        check: Check | None = getattr(self._of_thread, "check", None)
+        check: Callable[[], None] | None = getattr(self._of_thread, "check", None)
         if check is not None:
-            outage = self.opened.access.outages.outage
-            check(0.0 if outage is None else outage.for_s)
+            check()
 
     def close(self) -> None:
         """Close the files of those who make no rows at this moment, those of the others when they have made them."""
@@ -136,15 +132,10 @@ class ServedListing:
 
 @dataclass
 class _Opening:
-    """A listing that is open, is being opened, or has failed. Times as of ``time.monotonic``."""
+    """A listing that is open, is being opened, or has failed, at ``failed_s`` (monotonic)."""
 
-    task: asyncio.Task[ServedListing]
-    used_s: float
+    task: asyncio.Future[ServedListing]
     failed_s: float | None = None
-
-    @property
-    def served(self) -> ServedListing | None:
-        return self.task.result() if self.task.done() and self.task.exception() is None else None
 
 
 class ServedDataset:
@@ -162,40 +153,39 @@ class ServedDataset:
         self._target = target
         self._openers = openers
         self._manifests = manifests
-        self._listings: OrderedDict[Hashable, _Opening] = OrderedDict()
-        """The one that was used last is the last."""
+        self._listings: dict[Hashable, _Opening] = {}
+        """By what they are asked for; the one that was used last is the last."""
 
     async def open_current(self) -> None:
         """List and index the shards that there are now. Raises LoaderdError."""
         try:
-            opened = await self._open(None, None)
+            opened = await self._open()
         except LoaderdError as error:
             self.error = error
             raise
         finally:
             self.progress = None
         self.current, self.error = opened, None
+        if self.dataset.grows:
+            self._keep(opened.opened.data.listing, opened)
         digests = opened.opened.data.digests
         if self._manifests is not None and digests:
             sets = zip(self.dataset.leaves(), opened.opened.sets, strict=True)
             manifest = Manifest.of(self._target, digests, [None if leaf.grows else files for leaf, files in sets])
-            if unkept := await self._in_thread(lambda: self._manifests and self._manifests.add(manifest)):
+            if unkept := await self._in_thread(self._manifests.add, manifest):
                 raise ServerError(f"the list of the shards of {self.name} cannot be kept: {unkept}")
 
-    async def _in_thread(self, function: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._openers, function)
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._openers, function, *arguments)
 
-    async def _open(
-        self, listing: Listing | None, choose: Callable[[list[list[ShardFile]]], list[list[ShardFile]]] | None
-    ) -> ServedListing:
+    async def _open(self, listing: Listing | None = None, choose: Choose = lambda listed: listed) -> ServedListing:
         known = None if self.current is None else self.current.opened.indexes
 
         def show(progress: Progress) -> None:
             self.progress = progress
 
         def work() -> ServedListing:
-            chosen = choose or (lambda listed: listed)
-            opened = IndexedShards(self.dataset, self.name, listing=listing, choose=chosen, known=known, show=show)
+            opened = IndexedShards(self.dataset, self.name, listing=listing, choose=choose, known=known, show=show)
             return ServedListing(self.dataset, opened)
 
         found: ServedListing = await self._in_thread(work)
@@ -206,7 +196,7 @@ class ServedDataset:
     async def of_ticket(self, ticket: RowsTicket) -> ServedListing:
         """The listing that a ticket is for. Raises NotReady, and LoaderdError; OtherData if it is not known."""
         if ticket.listing is not None:
-            served = await self._wait(ticket.listing, lambda: self._open(ticket.listing, None))
+            served = await self._wait(ticket.listing, partial(self._open, ticket.listing))
             if served.digest != ticket.data:
                 raise OtherData(self.name, ticket.data, served.digest)
             return served
@@ -220,36 +210,32 @@ class ServedDataset:
     async def of_position(self, listing: Listing | None, belongs_to: Mapping[str, Any]) -> ServedListing:
         """The listing that a consumer begins with, whose position has this ``listing`` and ``of``."""
         current = self._ready()
-        if self.dataset.grows:
-            if listing is not None:
-                return await self._wait(listing, lambda: self._open(listing, None))
-            now = self._listings.get("now")
-            latest = current if now is None or now.served is None else now.served
-            if time.monotonic() - latest.opened_s <= _LISTED_ANEW_S:
-                return latest
-            if now is not None and now.served is not None:
-                del self._listings["now"]
+        if self.dataset.grows and listing is not None:
+            return await self._wait(listing, partial(self._open, listing))
+        if self.dataset.grows and time.monotonic() - current.opened_s > _LISTED_ANEW_S:
             return await self._wait("now", self._open_now)
         digests = {name: str(belongs_to.get(name)) for name in digest_names(self.dataset)}
-        if not belongs_to or digests == current.opened.data.digests or self._manifests is None:
-            return current
         manifests = self._manifests
+        if self.dataset.grows or not belongs_to or digests == current.opened.data.digests or manifests is None:
+            return current
         key = ("position", *digests.values())
-        if key not in self._listings and await self._in_thread(lambda: manifests.find(self._target, digests)) is None:
+        found: Manifest | None = await self._in_thread(manifests.find, self._target, digests)
+        if found is None:
             return current  # the consumer says what differs
 
         async def open_earlier() -> ServedListing:
-            found = await self._in_thread(lambda: manifests.find(self._target, digests))
-            served = await self._open(None, None if found is None else found.choose)
-            self._add(("digest", served.digest), served)
+            served = await self._open(choose=found.choose)
+            self._keep(("digest", served.digest), served)
             return served
 
         return await self._wait(key, open_earlier)
 
     async def _open_now(self) -> ServedListing:
-        served = await self._open(None, None)
-        self._add(served.opened.data.listing, served)  # for the tickets that follow
-        return served
+        """List a data set that grows anew."""
+        self.current = await self._open()
+        self._listings.pop("now", None)
+        self._keep(self.current.opened.data.listing, self.current)  # for the tickets that follow
+        return self.current
 
     async def add(self, digest: str, shards: bytes) -> None:
         """Have tickets for ``digest`` answered, whose shards are those with these hashes. Raises as of_ticket."""
@@ -257,21 +243,19 @@ class ServedDataset:
             return
         wanted = {shards[at : at + SHARD_BYTES] for at in range(0, len(shards), SHARD_BYTES)}
 
+        def choose(listed: list[list[ShardFile]]) -> list[list[ShardFile]]:
+            chosen = [[file for file in files if shard_hash(file) in wanted] for files in listed]
+            found = {shard_hash(file) for files in chosen for file in files}
+            if found != wanted:
+                raise ServerError(
+                    f"{len(wanted - found)} of the {len(wanted)} shards that the consumer began with are gone, "
+                    "or have another size",
+                    hint="Bring them back as they were, or begin anew without the position.",
+                )
+            return chosen
+
         async def open_these() -> ServedListing:
-            found: set[bytes] = set()
-
-            def choose(listed: list[list[ShardFile]]) -> list[list[ShardFile]]:
-                chosen = [[file for file in files if shard_hash(file) in wanted] for files in listed]
-                found.update(shard_hash(file) for files in chosen for file in files)
-                if found != wanted:
-                    raise ServerError(
-                        f"{len(wanted - found)} of the {len(wanted)} shards that the consumer began with are gone, "
-                        "or have another size",
-                        hint="Bring them back as they were, or begin anew without the position.",
-                    )
-                return chosen
-
-            served = await self._open(None, choose)
+            served = await self._open(choose=choose)
             if served.digest != digest:
                 raise OtherData(self.name, digest, served.digest)
             return served
@@ -290,23 +274,16 @@ class ServedDataset:
             raise self.error.with_traceback(None)  # that of the last time would be kept, and grow
         raise NotReady(f"data set {self.name} is being prepared")
 
-    async def _wait(self, key: Hashable, begin: Callable[[], Any]) -> ServedListing:
-        """The listing of ``key``, which is opened if it is not open. Raises as :meth:`_opened`; NotReady where too
-        many are in use."""
-        now_s = time.monotonic()
+    async def _wait(self, key: Hashable, begin: Callable[[], Awaitable[ServedListing]]) -> ServedListing:
+        """The listing of ``key``, which is opened if it is not open. Raises as :meth:`_opened`."""
         opening = self._listings.get(key)
-        if opening is None:
-            self._close_unused(now_s)
-            if len(self._listings) >= _MOST_LISTINGS:
-                raise NotReady(f"data set {self.name} is read with too many earlier lists of its shards at a time")
-        if opening is None or (opening.failed_s is not None and now_s - opening.failed_s > _FAILED_FOR_S):
-            opening = self._listings[key] = _Opening(asyncio.ensure_future(begin()), now_s)
+        if opening is None or (opening.failed_s is not None and time.monotonic() - opening.failed_s > _FAILED_FOR_S):
+            opening = self._add(key, asyncio.ensure_future(begin()))
         return await self._opened(key, opening)
 
     async def _opened(self, key: Hashable, opening: _Opening) -> ServedListing:
         """The listing that is being opened. Raises NotReady where that takes long, and LoaderdError."""
-        opening.used_s = time.monotonic()
-        self._listings.move_to_end(key)
+        self._listings[key] = self._listings.pop(key)
         await asyncio.wait({opening.task}, timeout=_WAIT_S)
         if not opening.task.done():
             raise NotReady(f"shards of data set {self.name} are being listed and indexed")
@@ -314,33 +291,41 @@ class ServedDataset:
             opening.failed_s = time.monotonic()
         return opening.task.result()
 
-    def _add(self, key: Hashable, served: ServedListing) -> None:
-        if key not in self._listings:
-            self._listings[key] = _Opening(asyncio.ensure_future(_done(served)), time.monotonic())
+    def _keep(self, key: Hashable, served: ServedListing) -> None:
+        """Have it for those who will ask by another key."""
+        opened: asyncio.Future[ServedListing] = asyncio.get_running_loop().create_future()
+        opened.set_result(served)
+        self._add(key, opened)
 
-    def _close_unused(self, now_s: float) -> None:
-        """Close what has not been used for a while: those that are in use are kept, as opening them takes long."""
+    def _add(self, key: Hashable, task: asyncio.Future[ServedListing]) -> _Opening:
+        """Close the one that nobody has asked for for longest, where there are too many. Raises NotReady."""
         done = [key for key, opening in self._listings.items() if opening.task.done()]
-        for key in done[: max(0, len(done) - _MOST_IDLE_LISTINGS)]:
-            if now_s - self._listings[key].used_s < _IDLE_S and self._listings[key].served is not None:
-                continue
-            closed = self._listings.pop(key).served
-            if closed is not None and all(closed is not opening.served for opening in self._listings.values()):
-                closed.close()
+        if len(self._listings) >= _MOST_LISTINGS and not done:
+            task.cancel()
+            raise NotReady(f"too many earlier lists of the shards of data set {self.name} are being opened")
+        if len(self._listings) >= _MOST_LISTINGS:
+            closed = self._listings.pop(done[0]).task
+            if closed.exception() is None:
+                self._close(closed.result())
+        self._listings[key] = _Opening(task)
+        return self._listings[key]
+
+    def _close(self, served: ServedListing) -> None:
+        """Unless others use it."""
+        tasks = [opening.task for opening in self._listings.values()]
+        others = [task.result() for task in tasks if task.done() and task.exception() is None]
+        if served is not self.current and served not in others:
+            served.close()
 
     def report(self) -> dict[str, Any]:
         """What ``loaderd status`` shows of the data set: plain values."""
-        state, data = "ready", None if self.current is None else self.current.opened.data
+        state, data, progress = "ready", None if self.current is None else self.current.opened.data, self.progress
         if self.error is not None:
             state = f"failed: {self.error}"
+        elif data is None and progress is not None and progress.num_bytes:
+            state = f"indexing {100 * progress.done_bytes // progress.num_bytes} %"
         elif data is None:
-            progress = self.progress
-            has_share = progress is not None and progress.num_bytes
-            state = (
-                f"indexing {100 * progress.done_bytes // progress.num_bytes} %"
-                if progress is not None and has_share
-                else "listing its shards"
-            )
+            state = "listing its shards"
         specs = self.dataset.leaves()[0].schema.specs
         return {
             "name": self.name,
@@ -349,18 +334,3 @@ class ServedDataset:
             "num_records": 0 if data is None else data.rows.num_records,
             "fields": {name: f"{spec.dtype} {spec.shape}" for name, spec in specs.items()},
         }
-
-
-class OtherData(ServerError):
-    """A ticket is for data that this server does not have open."""
-
-    def __init__(self, name: str, wanted: str, found: str) -> None:
-        super().__init__(
-            f"this server has other data {name!r} than are asked for: digest {found}, expected {wanted:.40}",
-            hint="Servers of one data set need the same shards, schema, seed and shuffle. Connect anew to use what "
-            "this one has.",
-        )
-
-
-async def _done(served: ServedListing) -> ServedListing:
-    return served

@@ -1,13 +1,13 @@
-"""Which tickets processes of this server have died of, and at which row: memory ran out, or a function crashed.
+"""Which tickets processes of this server have died of: memory ran out, or a function crashed.
 
 ::
 
-    process ──writes the tickets that it works at──► a file in memory ──read when it has died──► supervisor
-            ◄─────────────────────── all deaths of the last five minutes (SharedValue) ──────────────┘
+    a file in memory:   the last 1,024 deaths │ tickets that process 0 works at │ process 1 │ …
+                        the supervisor writes   the process writes; the supervisor reads them when it has died
 
-A ticket of which a process has died is made row by row, and the file says at which row; a row of which three have
-died is left out. No other ticket is made beside it: that one would be suspected, too, and be lost in the end. Deaths
-are forgotten after five minutes: memory, say, may have been short for a while.
+The rows of a ticket of which a process has died are asked for in halves, until one row is left; a row of which three
+have died is lost. A ticket that was only beside it is halved, too, which costs nothing. Deaths are forgotten after
+five minutes: memory, say, may have been short for a while.
 """
 
 from __future__ import annotations
@@ -15,103 +15,68 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 
-from loaderd.serve.shared_value import SharedValue
-
-NO_ROW = -1
 MAX_DEATHS = 3
-"""Of a row; or before the first one, of the whole ticket."""
+"""Of a ticket for one row."""
 STUCK_STATUS = 70
 """Of a process that ended because its rows made no progress: storage may hang, which is no ticket's fault."""
 _REMEMBERED_S = 300.0
-_CHECK_S = 0.1
-_UNDER_WAY = struct.Struct("<16sq")  # a digest of the ticket, and the row; zeros: none
-_BYTES = 64 * _UNDER_WAY.size  # of a process: it has fewer threads
+_ENTRY = struct.Struct("<16sd")  # a digest of the ticket; of a death, when it was (monotonic, s)
+_MOST_DEATHS, _MOST_UNDER_WAY = 1024, 64  # a process has fewer threads
+_DEATHS_BYTES, _PROCESS_BYTES = _MOST_DEATHS * _ENTRY.size, _MOST_UNDER_WAY * _ENTRY.size
 
 
 class Deaths:
-    """For use in several threads of a process. ``fd``: the file; ``place``: where this process writes in it.
+    """For use in several threads of a process. ``fd``: the file; None: a new one, for the supervisor.
 
-    ``shared``: has what :class:`DeathRecords` knows.
+    ``place``: where this process writes in it.
     """
 
-    def __init__(self, fd: int, place: int, shared: SharedValue) -> None:
-        self._fd = fd
-        self._shared = shared
-        first = place * _BYTES
-        self._free = list(range(first, first + _BYTES, _UNDER_WAY.size))
-        self._changed = threading.Condition()
-        self._num_under_way, self._is_alone = 0, False
+    def __init__(self, fd: int | None = None, place: int = 0) -> None:
+        self.fd = os.memfd_create("loaderd-tickets") if fd is None else fd
+        first = _first_byte(place)
+        self._free = list(range(first, first + _PROCESS_BYTES, _ENTRY.size))
+        self._num_deaths = 0
+
+    def number_of(self, ticket: bytes) -> int:
+        """How many processes have died of a ticket."""
+        digest, known = _digest(ticket), os.pread(self.fd, _DEATHS_BYTES, 0)
+        if digest not in known:  # which takes 3 µs, not 100
+            return 0
+        since_s = time.monotonic() - _REMEMBERED_S
+        return sum(
+            other == digest and at_s > since_s
+            for other, at_s in _ENTRY.iter_unpack(known.ljust(_DEATHS_BYTES, b"\0"))
+        )
 
     @contextlib.contextmanager
-    def watching(
-        self, ticket: bytes, check: Callable[[], None]
-    ) -> Iterator[tuple[Counter[int], Callable[[int], None]]]:
-        """Around the work at a ticket: yields how many processes died at which row, and what to tell of each row.
-
-        ``check`` is called while other work must end first.
-        """
-        digest = sha256(ticket).digest()[:16]
-        died = Counter(row for other, row in self._shared.read()["deaths"] if other == digest)
-        with self._turn(bool(died), check):
-            offset = self._free.pop()
-
-            def begin_row(row: int) -> None:
-                os.pwrite(self._fd, _UNDER_WAY.pack(digest, row), offset)
-
-            begin_row(NO_ROW)
-            try:
-                yield died, begin_row
-            finally:
-                os.pwrite(self._fd, bytes(_UNDER_WAY.size), offset)
-                self._free.append(offset)
-
-    @contextlib.contextmanager
-    def _turn(self, alone: bool, check: Callable[[], None]) -> Iterator[None]:
-        """Around work beside which there is no other if it must be ``alone``."""
-
-        def wait_until(is_so: Callable[[], bool]) -> None:
-            while not is_so():
-                self._changed.wait(_CHECK_S)
-                check()
-
-        with self._changed:
-            wait_until(lambda: not self._is_alone)
-            self._is_alone = alone  # from here on no other work begins
-            self._num_under_way += 1
+    def working_at(self, ticket: bytes) -> Iterator[None]:
+        """Around the work at a ticket."""
+        offset = self._free.pop()
+        os.pwrite(self.fd, _ENTRY.pack(_digest(ticket), 0.0), offset)
         try:
-            if alone:
-                with self._changed:
-                    wait_until(lambda: self._num_under_way == 1)
             yield
         finally:
-            with self._changed:
-                self._num_under_way -= 1
-                self._is_alone &= not alone
-                self._changed.notify_all()
-
-
-class DeathRecords:
-    """The supervisor's."""
-
-    def __init__(self) -> None:
-        self.fd = os.memfd_create("loaderd-tickets")
-        self._deaths: list[tuple[float, tuple[bytes, int]]] = []
+            os.pwrite(self.fd, bytes(_ENTRY.size), offset)
+            self._free.append(offset)
 
     def record_end(self, place: int, is_death: bool) -> None:
         """A process has ended, and another one will have its place. ``is_death``: it has died of its tickets."""
-        entries = _UNDER_WAY.iter_unpack(os.pread(self.fd, _BYTES, place * _BYTES).ljust(_BYTES, b"\0"))
-        if is_death:
-            self._deaths += [(time.monotonic(), (digest, row)) for digest, row in entries if any(digest)]
-        os.pwrite(self.fd, bytes(_BYTES), place * _BYTES)
+        found = os.pread(self.fd, _PROCESS_BYTES, _first_byte(place)).ljust(_PROCESS_BYTES, b"\0")
+        for digest, _ in _ENTRY.iter_unpack(found):
+            if is_death and any(digest):
+                death = _ENTRY.pack(digest, time.monotonic())
+                os.pwrite(self.fd, death, self._num_deaths % _MOST_DEATHS * _ENTRY.size)
+                self._num_deaths += 1
+        os.pwrite(self.fd, bytes(_PROCESS_BYTES), _first_byte(place))
 
-    def to_wire(self) -> list[tuple[bytes, int]]:
-        """The digest of the ticket, and the row, of each death that is not forgotten."""
-        since_s = time.monotonic() - _REMEMBERED_S
-        self._deaths = [death for death in self._deaths if death[0] > since_s]
-        return [what for _, what in self._deaths]
+
+def _first_byte(place: int) -> int:
+    return _DEATHS_BYTES + place * _PROCESS_BYTES
+
+
+def _digest(ticket: bytes) -> bytes:
+    return sha256(ticket).digest()[:16]

@@ -47,7 +47,7 @@ class GuardedHttp(HttpToolsProtocol):
             if oldest is not self:
                 oldest.drop(_FULL)
                 return
-            self.on_refused(self.client[0] if self.client else "somewhere", _FULL)
+            self._note_refused(_FULL)
             transport.write(_FULL_ANSWER)
             transport.close()
             self.loop.call_later(_CLOSE_LIMIT_S, transport.abort)  # TLS waits for the other end
@@ -69,7 +69,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     def drop(self, why: str) -> None:
         """End the connection."""
-        self.on_refused(self.client[0] if self.client else "somewhere", why)
+        self._note_refused(why)
         self._limit.cancel()
         self.transport.abort()
 
@@ -108,8 +108,11 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self.on_refused(self.client[0] if self.client else "somewhere", "it is no HTTP request")
+        self._note_refused("it is no HTTP request")
         super().send_400_response(msg)
+
+    def _note_refused(self, why: str) -> None:
+        self.on_refused(self.client[0] if self.client else "somewhere", why)
 
 
 async def serve_pages(app: Any, sock: socket.socket) -> None:

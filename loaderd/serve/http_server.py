@@ -34,15 +34,14 @@ from loaderd.ipc.child import die_with_parent, enter_process, name_process
 from loaderd.ipc.messages import AskStatus, Drain, Failed, Serve, Status, Stop
 from loaderd.restarts import Backoff
 from loaderd.serve.app import RowsApp
-from loaderd.serve.bandwidth import Bandwidth
 from loaderd.serve.counters import Counters
 from loaderd.serve.datasets import ServedDataset
 from loaderd.serve.deaths import Deaths
 from loaderd.serve.guarded_http import GuardedHttp, serve_pages
 from loaderd.serve.replies import HealthPages
-from loaderd.serve.shared_value import SharedValue
 
 _KEEP_ALIVE_S = 60
+_HANDSHAKE_S = 10.0
 _TICK_S = 1.0
 _LAST_STATUS_S = 2.0
 _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
@@ -68,6 +67,15 @@ def _file_of(content: bytes | None) -> str | None:
     return _path_of(fd)
 
 
+class _Loop(uvloop.Loop):
+    """Ends TLS handshakes that take long: uvicorn cannot be told to."""
+
+    async def create_server(self, *arguments: Any, **options: Any) -> Any:
+        if options.get("ssl"):
+            options["ssl_handshake_timeout"] = _HANDSHAKE_S
+        return await super().create_server(*arguments, **options)
+
+
 class HttpServer:
     """``fds``: what came with the message Serve (``supervisor.HttpSupervisor``)."""
 
@@ -79,8 +87,7 @@ class HttpServer:
         uvicorn_logger = logging.getLogger("uvicorn.error")
         uvicorn_logger.handlers, uvicorn_logger.propagate = logging.getLogger("loaderd").handlers, False
         uvicorn_logger.setLevel(logging.ERROR)
-        shared = SharedValue(fds["shared"])
-        self._counters = Counters(shared)
+        self._counters = Counters(fds["shared"])
         openers = ThreadPoolExecutor(_OPENERS, thread_name_prefix="open")
         manifests = None if settings["manifests"] is None else Manifests(settings["manifests"])
         imported = imported_datasets(settings["targets"])
@@ -89,10 +96,11 @@ class HttpServer:
             for target, (name, dataset) in zip(settings["targets"], imported.items(), strict=True)
         }
         limit = settings["max_bandwidth"]
-        bandwidth = None if limit is None else Bandwidth(limit / settings["workers"])
-        deaths = Deaths(fds["tickets"], settings["place"], shared)
-        self._app = RowsApp(self._datasets, settings["tokens"], self._counters, deaths, bandwidth)
-        self._app.expires_s = settings["expires_s"]
+        bytes_per_s = None if limit is None else limit / settings["workers"]
+        deaths = Deaths(fds["tickets"], settings["place"])
+        self._app = RowsApp(
+            self._datasets, settings["tokens"], self._counters, deaths, bytes_per_s, settings["expires_s"]
+        )
         GuardedHttp.max_connections = settings["max_connections"]
         GuardedHttp.on_refused = staticmethod(self._counters.refused)
         pems = {name: _file_of(settings[name]) for name in ("tls_cert", "tls_key", "tls_client_ca")}
@@ -125,8 +133,8 @@ class HttpServer:
             limit_s = None if self._settings["others_serve"] else _OPEN_FIRST_S
             await asyncio.wait_for(asyncio.gather(*(each.wait() for each in opened)), limit_s)
         if "health" in self._fds:
-            pages = {path: page for path, page in self._app.pages.items() if path != "/v1"}
-            await serve_pages(HealthPages(pages), socket.socket(fileno=self._fds["health"]))
+            pages = HealthPages(self._app.health_pages)
+            await serve_pages(pages, socket.socket(fileno=self._fds["health"]))
         name_process("loaderd-http")
         self._tell()
         asyncio.get_running_loop().add_reader(self._channel, self._hear)
@@ -170,21 +178,16 @@ class HttpServer:
                 async with self._alone():
                     await dataset.open_current()
             except Exception as error:
-                if not isinstance(error, LoaderdError):
-                    error = DaemonError(f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
-                    if dataset.current is None:
-                        dataset.error = error
+                error = _as_ours(error)
+                if dataset.current is None:
+                    dataset.error = error
                 _logger.error("data set %s: %s", dataset.name, error)
-                tried.set()
-                if dataset.current is not None:
-                    return
-            else:
-                data = dataset.current.opened.data if dataset.current else None
-                assert data is not None
+            tried.set()
+            if dataset.current is not None:
+                data = dataset.current.opened.data
                 _logger.info("data set %s is ready: %d records", dataset.name, data.rows.num_records)
                 if data.left_out:
                     _logger.warning("%s: %s", dataset.name, data.left_out)
-                tried.set()
                 return
             await asyncio.sleep(retries.next_s())
 
@@ -196,12 +199,18 @@ class HttpServer:
             yield
 
 
+def _as_ours(error: Exception) -> LoaderdError:
+    if isinstance(error, LoaderdError):
+        return error
+    return DaemonError(f"{type(error).__name__}: {error}", traceback="".join(traceback.format_exception(error)))
+
+
 def main() -> None:
     """Entry point of the process."""
     sock, parent = enter_process("loaderd-starts")
     die_with_parent(parent)
     channel = Channel(sock)
-    loop = uvloop.new_event_loop()
+    loop = _Loop()
     asyncio.set_event_loop(loop)
     try:
         while not (messages := channel.receive()):
@@ -213,9 +222,7 @@ def main() -> None:
     except ChannelClosed:
         os._exit(_FAILED_STATUS)
     except Exception as error:
-        if not isinstance(error, LoaderdError):
-            error = DaemonError(f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
         with contextlib.suppress(ChannelClosed):
-            channel.send(Failed(error))
+            channel.send(Failed(_as_ours(error)))
         os._exit(_FAILED_STATUS)
     os._exit(0)  # threads may wait for storage, or for a user's function

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any, cast, get_args
 
 from loaderd.daemon.totals import Totals, WireTotal
 from loaderd.ipc.subscription import Sharing
@@ -37,11 +38,7 @@ def samples(is_ready: bool, reports: Sequence[Mapping[str, Any]], totals: Totals
     yield "workers", "Worker processes", {}, sum(each["workers"] for each in reports)
     yield "memory_bytes", "Shared memory of windows and slots", {}, sum(each["memory_bytes"] for each in reports)
     datasets = {dataset["name"]: dataset for report in reports for dataset in report["datasets"]}
-    for name, dataset in datasets.items():
-        labels = {"dataset": name}
-        yield "dataset_ready", "1 if the data set is indexed, else 0", labels, dataset["state"] == "ready"
-        yield "dataset_shards", "Shards of the data set", labels, dataset["num_shards"] or 0
-        yield "dataset_records", "Records of an epoch of the data set", labels, dataset["num_records"] or 0
+    yield from samples_of_datasets(datasets.values())
     # Those that have opened a stream; the others have only connected so far.
     consumers = [each for report in reports for each in report["consumers"] if "sharing" in each]
     for name in datasets:
@@ -55,6 +52,15 @@ def samples(is_ready: bool, reports: Sequence[Mapping[str, Any]], totals: Totals
     idle_s = max((each["idle_s"] for each in consumers), default=0.0)
     yield "consumer_idle_seconds", "Time since the consumer that is idle longest took a batch", {}, idle_s
     yield from samples_of_totals(totals.to_wire())
+
+
+def samples_of_datasets(datasets: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
+    """``datasets``: as in the reports of both servers."""
+    for dataset in datasets:
+        labels = {"dataset": dataset["name"]}
+        yield "dataset_ready", "1 if the data set can be served, else 0", labels, dataset["state"] == "ready"
+        yield "dataset_shards", "Shards of the data set", labels, dataset["num_shards"] or 0
+        yield "dataset_records", "Records of an epoch of the data set", labels, dataset["num_records"] or 0
 
 
 def samples_of_totals(totals: Iterable[WireTotal]) -> Iterator[Sample]:
@@ -76,16 +82,4 @@ def page_of(samples: Iterable[Sample]) -> bytes:
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             families[name] = kind(f"loaderd_{name}", about, labels=list(labels))
         families[name].add_metric(list(labels.values()), value)
-    registry = CollectorRegistry()
-    registry.register(_Finished(list(families.values())))
-    return generate_latest(registry)
-
-
-class _Finished:
-    """Gives finished metrics to a registry."""
-
-    def __init__(self, metrics: list[Any]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[Any]:
-        return self._metrics
+    return generate_latest(cast(CollectorRegistry, SimpleNamespace(collect=families.values)))

@@ -8,8 +8,12 @@ import math
 import os
 import re
 import socket
+import ssl
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from loaderd.daemon.catalog import HOW_TRAININGS_END
 from loaderd.daemon.indexing.shard_manifest import Manifests
@@ -21,6 +25,8 @@ from loaderd.remote.security import read_tokens
 
 _logger = logging.getLogger("loaderd")
 
+_SHORT_TOKEN = 16
+_SOON_S = 7 * 86_400
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -31,6 +37,10 @@ def parse_bytes(text: str, what: str = "a number of bytes") -> int:
     number = round(wanted) if math.isfinite(wanted) else 0
     require(number > 0, what, f"like 100MB, with a unit of {', '.join(_UNITS)}", text)
     return number
+
+
+def _check_bytes(number: int | None, what: str) -> None:
+    require(number is None or is_count(number), what, "from 1 to 2**63 - 1 bytes", number)
 
 
 def default_state_folder() -> str:
@@ -143,12 +153,7 @@ class UnixOptions(ServerOptions):
         super().__post_init__()
         for name in ("max_consumers", "max_held_batches"):
             as_count(getattr(self, name), name)
-        require(
-            self.max_memory is None or is_count(self.max_memory),
-            "max_memory",
-            "from 1 to 2**63 - 1 bytes",
-            self.max_memory,
-        )
+        _check_bytes(self.max_memory, "max_memory")
         if self.idle_timeout is not None:
             as_float(self.idle_timeout, "idle_timeout", "a positive number of seconds", sys.float_info.min)
 
@@ -172,15 +177,11 @@ class HttpOptions(ServerOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         as_count(self.max_connections, "max_connections")
-        bandwidth = self.max_bandwidth
-        require(bandwidth is None or is_count(bandwidth), "max_bandwidth", "from 1 to 2**63 - 1 bytes", bandwidth)
+        _check_bytes(self.max_bandwidth, "max_bandwidth")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise OptionError("--tls-cert and --tls-key go together, got one of them")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise OptionError("--tls-client-ca needs --tls-cert and --tls-key")
-        for path in (self.tls_cert, self.tls_key, self.tls_client_ca):
-            if path is not None and not os.access(path, os.R_OK):
-                raise OptionError(f"cannot read {path}", hint="It must be a PEM file that this user may read.")
         missing = [
             *([] if self.tls_cert else ["TLS (--tls-cert and --tls-key)"]),
             *([] if self.tokens() else [f"a token (--token-file, or the environment's {TOKEN_VARIABLE})"]),
@@ -194,3 +195,35 @@ class HttpOptions(ServerOptions):
     def tokens(self) -> list[str]:
         """The tokens that are in the file, or in the environment, now. Raises OptionError."""
         return read_tokens(self.token_file)
+
+    def expires_s(self) -> float | None:
+        """When the certificate expires, as a Unix time. Raises OptionError if the certificates cannot be used."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        what = f"--tls-cert {self.tls_cert} and --tls-key {self.tls_key} must be a certificate and its private key"
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key, password=lambda: b"")
+            if self.tls_client_ca is not None:
+                what = f"--tls-client-ca {self.tls_client_ca} must be the certificate of a CA"
+                context.load_verify_locations(self.tls_client_ca)
+            # Python has no public way to read a certificate without a connection; this one is as old as ssl.
+            found: dict[str, Any] = ssl._ssl._test_decode_cert(self.tls_cert)  # type: ignore[attr-defined]
+        except OSError as error:  # the base class of ssl.SSLError
+            reason = str(getattr(error, "reason", None) or error.strerror or "there is none")
+            reason = reason.lower().replace("_", " ")
+            raise OptionError(f"{what}, PEM, without a passphrase: {reason}") from None
+        return float(ssl.cert_time_to_seconds(found["notAfter"]))
+
+    def warnings(self) -> Iterator[str]:
+        """Of secrets as they are now. Raises OptionError if they cannot be used."""
+        shortest = min(map(len, self.tokens()), default=_SHORT_TOKEN)
+        if shortest < _SHORT_TOKEN:
+            yield (
+                f"a token has {shortest} characters and could be guessed; {_SHORT_TOKEN} or more are better: "
+                "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+            )
+        left_s = (self.expires_s() or math.inf) - time.time()
+        if left_s < _SOON_S:
+            when = "has expired" if left_s <= 0 else f"expires in {left_s / 3600:.0f} hours"
+            yield f"the certificate {self.tls_cert} {when}. SIGHUP makes the server read a new one"

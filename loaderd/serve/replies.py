@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, NamedTuple
+
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from loaderd.serve.metrics import Sample, page_of
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -31,6 +35,21 @@ def health_reply(why_not: str) -> Reply:
     return text_reply(503 if why_not else 200, why_not or "ok")
 
 
+def why_not_ready(datasets: Iterable[Mapping[str, Any]]) -> str:
+    """Why consumers cannot be served now; "": they can. A data set that failed matters only if all have.
+
+    ``datasets``: as in the reports of both servers.
+    """
+    states = {each["name"]: each["state"] for each in datasets}
+    others = {name: state for name, state in states.items() if not state.startswith("failed")} or states
+    return "; ".join(f"{name}: {state}" for name, state in others.items() if state != "ready")
+
+
+def metrics_reply(samples: Iterable[Sample]) -> Reply:
+    """The answer of /metrics."""
+    return Reply(200, CONTENT_TYPE_LATEST, (page_of(samples),))
+
+
 class HealthPages:
     """An ASGI app for operators, without a token. ``pages``: what makes the answer, by path."""
 
@@ -42,8 +61,7 @@ class HealthPages:
         if page is None:
             reply = text_reply(404, f"there is {', '.join(self._pages)}")
         elif scope["method"] not in ("GET", "HEAD"):
-            allow = (b"allow", b"GET, HEAD")
-            reply = text_reply(405, "only GET and HEAD are served")._replace(headers=(allow,), close=True)
+            reply = text_reply(405, "only GET and HEAD are served")._replace(close=True)
         else:
             reply = page()
         await send_reply(send, reply)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ _ROWS_AT_A_TIME, _BYTES_AT_A_TIME = 512, 1 << 20
 _BLOCKS_AT_A_TIME = 8
 _MOST_S = 1.0
 
-HINT_OF_DEATHS = "A derived field that crashes, or too little memory, are the usual causes."
+_HINT = "A derived field that crashes, or too little memory, are the usual causes."
 
 Rows = npt.NDArray[np.uint8]
 
@@ -60,40 +60,31 @@ class RowMaker:
         """Close the shards' files."""
         self._files.close()
 
-    def make(
-        self,
-        ranges: Ranges,
-        check: Callable[[], None],
-        without: Collection[int] = (),
-        begin_row: Callable[[int], None] | None = None,
-    ) -> tuple[Rows, list[RowFault]]:
+    def make(self, ranges: Ranges, check: Callable[[], None], is_lost: bool = False) -> tuple[Rows, list[RowFault]]:
         """The rows of ``ranges``, uint8, (rows, row bytes); and which of them could not be had: their bytes are 0.
 
-        ``without``: rows of which processes have died. ``begin_row``: make one row at a time, and call this with its
-        number before. Raises OptionError where a record is asked for twice, and what ``check`` raises.
+        ``is_lost``: processes have died of it, a single row. Raises OptionError where a record is asked for twice,
+        and what ``check`` raises.
         """
         ends = np.cumsum(ranges[:, 3] - ranges[:, 2])
         num_rows = int(ends[-1])
+        rows = np.zeros((num_rows, self._row_dtype.itemsize), np.uint8)  # no byte of another answer is in the gaps
+        if is_lost:
+            died = WorkerError("processes of the server died, one after another, when they made a row", hint=_HINT)
+            return rows, [RowFault([0], to_wire(self._named(ranges, ends, 0, died)))]
         if len(self._window) < num_rows:  # kept: fresh memory for each ticket would cost 34 ns a record
             self._window = np.empty((num_rows, self._schema.row_bytes), np.uint8)
         faults: list[tuple[list[int], LoaderdError]] = []
         for blocks, places in _by_block(ranges):
             check()
             faults += self._files.read(blocks, self._data.places(blocks, self._seed), places, self._window)
-        died = WorkerError(
-            "processes of the server died, one after another, when they made a row", hint=HINT_OF_DEATHS
-        )
-        faults += [([number], self._named(ranges, ends, number, died)) for number in without]
-        rows = np.zeros((num_rows, self._row_dtype.itemsize), np.uint8)  # no byte of another answer is in the gaps
         lost = sorted({number for numbers, _ in faults for number in numbers})
         out = rows.reshape(-1).view(self._row_dtype)
         for before, end in itertools.pairwise([-1, *lost, num_rows]):
             first = before + 1
             while first < end:
                 check()
-                if begin_row is not None:
-                    begin_row(first)
-                stop = min(end, first + (1 if begin_row else self._at_a_time))
+                stop = min(end, first + self._at_a_time)
                 began_s = time.monotonic()
                 failed = self._pack(first, stop, out)
                 self._adapt(stop - first, time.monotonic() - began_s)
@@ -141,32 +132,23 @@ def _by_block(ranges: Ranges) -> Iterator[tuple[list[Slice], npt.NDArray[np.intp
     The slices count their records from 0. Raises OptionError where ranges of a block overlap.
     """
     lengths = ranges[:, 3] - ranges[:, 2]
-    rows = np.cumsum(lengths) - lengths
-    order = np.lexsort(ranges.T[[2, 1, 0]])
-    ranges, lengths, rows = ranges[order], lengths[order], rows[order]
-    is_next = (ranges[1:, :2] != ranges[:-1, :2]).any(axis=1)
-    begins = np.append(0, np.flatnonzero(is_next) + 1)
-    ends = np.append(begins[1:], len(ranges))
-    overlaps = np.flatnonzero((ranges[1:, 2] < ranges[:-1, 3]) & ~is_next)
-    if len(overlaps):
-        _, block, record, _ = ranges[overlaps[0] + 1].tolist()
-        raise OptionError(f"a ticket asks for record {record} of block {block} twice")
-    for at in range(0, len(begins), _BLOCKS_AT_A_TIME):
-        merged, places = [], []
+    first_rows = (np.cumsum(lengths) - lengths).tolist()
+    listed = sorted(zip(ranges.tolist(), first_rows, strict=True))
+    blocks = [list(of_block) for _, of_block in itertools.groupby(listed, key=lambda each: each[0][:2])]
+    for at in range(0, len(blocks), _BLOCKS_AT_A_TIME):
+        slices: list[Slice] = []
+        places = []
         num_records = 0
-        for begin, end in zip(begins[at : at + _BLOCKS_AT_A_TIME], ends[at : at + _BLOCKS_AT_A_TIME], strict=True):
-            epoch, block, first, _ = ranges[begin].tolist()
-            stop = int(ranges[end - 1, 3])
-            if end - begin == 1:
-                of_block = np.arange(rows[begin], rows[begin] + stop - first)
-            else:
-                of_block = np.full(stop - first, -1, np.intp)
-                counts = lengths[begin:end]
-                number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-                of_block[number + np.repeat(ranges[begin:end, 2] - first, counts)] = number + np.repeat(
-                    rows[begin:end], counts
-                )
-            merged.append(Slice(block, first, stop, num_records, epoch))
-            places.append(of_block)
-            num_records += stop - first
-        yield merged, np.concatenate(places)
+        for of_block in blocks[at : at + _BLOCKS_AT_A_TIME]:
+            epoch, block, begin, _ = of_block[0][0]
+            end, done = of_block[-1][0][3], begin
+            rows = np.full(end - begin, -1, np.intp)
+            for (_, _, first, stop), row in of_block:
+                if first < done:
+                    raise OptionError(f"a ticket asks for record {first} of block {block} twice")
+                rows[first - begin : stop - begin] = np.arange(row, row + stop - first)
+                done = stop
+            slices.append(Slice(block, begin, end, num_records, epoch))
+            places.append(rows)
+            num_records += len(rows)
+        yield slices, np.concatenate(places)

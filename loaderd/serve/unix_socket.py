@@ -19,12 +19,11 @@ from pathlib import Path
 
 from loaderd.errors import ServerError
 from loaderd.ipc.channel import peer_of
-from loaderd.processes import has_ended, name_of
+from loaderd.processes import has_ended
 
 _BACKLOG = 128
 _DYING_S = 10.0
 _LOCKED_S = 15.0  # another server may wait for _DYING_S meanwhile
-_LOCKED_AT_END_S = 1.0
 _MAX_PATH_BYTES = 107  # sun_path of sockaddr_un, without the zero at its end
 
 
@@ -38,7 +37,7 @@ class UnixSocket:
                 f"the path of a Unix socket must have at most {_MAX_PATH_BYTES} bytes, got {self.path}",
                 hint="Choose a shorter one with --unix.",
             )
-        with _locked_folder(self.path, _LOCKED_S):
+        with _locked_folder(self.path):
             _remove_stale(self.path)
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             before = os.umask(0o177)
@@ -56,12 +55,9 @@ class UnixSocket:
         return self.socket.fileno()
 
     def close(self) -> None:
-        """Close the socket and remove its file, unless another server has replaced it. May be called again.
-
-        Where somebody has locked the folder, the file stays: the next server replaces it.
-        """
+        """Close the socket and remove its file, unless another server has replaced it. May be called again."""
         self.socket.close()
-        with contextlib.suppress(OSError, ServerError), _locked_folder(self.path, _LOCKED_AT_END_S):
+        with contextlib.suppress(OSError):
             if _identity(self.path) == self._identity:
                 os.unlink(self.path)
 
@@ -93,33 +89,28 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _locked_folder(path: str, limit_s: float) -> Iterator[None]:
-    """Raises ServerError where the folder cannot be opened, or is locked for ``limit_s`` seconds."""
+def _locked_folder(path: str) -> Iterator[None]:
+    """Raises ServerError where the folder cannot be opened, or stays locked."""
     folder = os.path.dirname(path)
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise ServerError(f"cannot listen at {path}: {folder}: {error.strerror}") from None
+    until_s = time.monotonic() + _LOCKED_S
     try:
-        until_s = time.monotonic() + limit_s
-        while not _lock(fd):
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if time.monotonic() > until_s:
                 raise ServerError(
-                    f"cannot listen at {path}: another process has locked {folder} for {limit_s:g} s",
+                    f"cannot listen at {path}: another process has locked {folder} for {_LOCKED_S:g} s",
                     hint="`lslocks` says which one. Choose another path with --unix, in a folder of yours.",
                 )
             time.sleep(0.02)
         yield
     finally:
         os.close(fd)
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _remove_stale(path: str) -> None:
@@ -150,15 +141,9 @@ def _remove_stale(path: str) -> None:
                 )
             pid, user = peer_of(probe) if number == 0 else (0, 0)
         if not (pid and has_ended(pid)) or time.monotonic() > until_s:
-            who = f"process {pid}{_name(pid)} of user {user}" if number == 0 else "a process with a full queue"
+            who = f"process {pid} of user {user}" if number == 0 else "another process"
             raise ServerError(
                 f"cannot listen at {path}: {who} listens there already",
                 hint="Stop that server, or choose another path with --unix.",
             )
         time.sleep(0.02)
-
-
-def _name(pid: int) -> str:
-    """The name of a process, as " (loaderd)"; "" if it is not known, as of one in another container."""
-    name = name_of(pid) if pid else ""
-    return f" ({name})" if name else ""

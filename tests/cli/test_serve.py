@@ -14,9 +14,7 @@ import pytest
 
 from loaderd.cli.main import main, parser
 from loaderd.cli.serve import options_of
-from loaderd.errors import OptionError
 from loaderd.serve.options import Address, HttpOptions, UnixOptions
-from tests.helpers.commands import COMMAND
 
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 
@@ -79,12 +77,6 @@ def test_every_option_arrives(tmp_path: Path):
     assert set(expected | of_http) == set(HttpOptions.__dataclass_fields__)
 
 
-def test_the_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("LOADERD_TOKEN", "secret")
-    found = options("--listen", "127.0.0.1:0")
-    assert isinstance(found, HttpOptions) and found.tokens() == ["secret"]
-
-
 def test_without_a_folder_of_the_user_it_makes_one_in_tmp(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     default = options()
@@ -131,21 +123,6 @@ def test_what_is_refused(
     assert (ended.value.code, printed.out) == (2, "")
     assert error in printed.err and "Traceback" not in printed.err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_refusal_of_the_command(tmp_path: Path):
-    command = [COMMAND, "serve", "a.b:train", "--workers", "0"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "") and list(tmp_path.iterdir()) == []
-    assert "workers must be a positive integer" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_token_that_others_can_read_is_refused(tmp_path: Path):
-    path = tmp_path / "token"
-    path.write_text("secret")
-    path.chmod(0o644)
-    with pytest.raises(OptionError, match="must be for its owner alone"):
-        options("--listen", "127.0.0.1:0", "--token-file", str(path))
 
 
 def test_the_table_of_the_docs_has_every_option():

@@ -14,7 +14,6 @@ import pytest
 
 import loaderd
 from loaderd import testing
-from loaderd.client.connect import ask_status
 from loaderd.errors import OptionError, RecordMismatchError, ServerError, SkippedDataWarning
 from loaderd.kernels.crc import framed
 from loaderd.serve.app import MAKERS
@@ -50,44 +49,6 @@ def test_batches_are_those_of_an_embedded_loader(server, two_epochs, monkeypatch
         assert statistics.kernels == ("compiled" if find_spec("llvmlite") else "numpy")
         assert list(loader.schema.fields) == ["bits", "id", "twice"]
     assert sorted(chain(*two_epochs[:16])) == list(range(1000))
-
-
-def test_one_address_will_do(server, two_epochs):
-    with loaderd.connect(server.address, "train", batch_size=64, epochs=2) as loader:
-        assert [check(batch) for batch in loader] == two_epochs
-
-
-@pytest.mark.slow
-def test_positions_are_those_of_an_embedded_loader(server, two_epochs):
-    with connect(server, epochs=2) as loader:
-        for batch, _ in zip(loader, range(5), strict=False):
-            check(batch)
-        position = loader.position
-    with connect(server, epochs=2, start=position) as loader:
-        assert [check(batch) for batch in loader] == two_epochs[position.batch :]
-    with loaderd.Loader(server.dataset(), batch_size=64, epochs=2, start=position) as loader:
-        assert [check(batch) for batch in loader] == two_epochs[position.batch :]
-
-
-@pytest.mark.slow
-def test_an_epoch_goes_on_with_other_hosts(server):
-    """Five hosts begin a window of 200 each, and the rest of it is more than any window of two hosts would be."""
-    found = []
-    for host in range(5):
-        with connect(server, batch_size=10, shard=(host, 5), workers=1) as loader:
-            found += check(next(iter(loader)))
-            position = loader.position
-    for host in range(2):
-        with connect(server, shard=(host, 2), workers=1, start=position) as loader:
-            found += chain(*map(check, loader))
-    assert sorted(found) == list(range(1000))
-
-
-def test_who_holds_all_batches_gets_copies(server, two_epochs):
-    with connect(server, epochs=2, held_batches=2) as loader:
-        held = list(loader)
-        assert [check(batch) for batch in held] == two_epochs
-        assert loader.statistics().batches_copied >= len(two_epochs) - 2
 
 
 @pytest.mark.one_variant
@@ -144,11 +105,6 @@ def test_a_later_epoch_is_not_compared_with_the_position_at_the_start(start_serv
 def test_an_unknown_data_set(server):
     with pytest.raises(ServerError, match=r"no data set 'secret'.*: .*train"):
         loaderd.connect([server.address], "secret", batch_size=64)
-
-
-def test_status(server):
-    report = ask_status(server.address)
-    assert [each["name"] for each in report["datasets"]] == ["train"]
 
 
 def test_nobody_answers():

@@ -155,19 +155,6 @@ def test_what_processes_count_that_are_replaced_is_not_lost(start_server):
     wait_until(lambda: server.records_sent() >= had, 10)
 
 
-def test_a_reload_that_fails_changes_nothing(start_server, tmp_path):
-    server = start_server()
-    before = server.server.processes()
-    module = tmp_path / "datasets_of_test.py"
-    module.write_text(module.read_text() + "\nraise RuntimeError('half written')\n")
-    server.server.process.send_signal(signal.SIGHUP)
-    assert "half written" in server.server.wait_line("cannot import")
-    server.server.wait_line("reload failed, the server goes on as it was")
-    wait_until(lambda: server.server.processes() == before)
-    with connect(server) as loader:
-        assert sum(map(len, ids(loader))) == 1000
-
-
 @pytest.mark.parametrize("kind", ["a file", "a function"])
 def test_a_token_is_rotated_under_a_training(start_server, tmp_path, kind, embedded):
     """The server takes both for a while; the consumer reads its own again when the old one is refused."""

@@ -17,7 +17,7 @@ from loaderd.errors import RecordMismatchError, ShardReadError, to_wire
 from loaderd.ipc.worker_messages import CheckTask, LoadTask
 from loaderd.plan.epoch import Slice
 from loaderd.remote import row_fetcher
-from loaderd.remote.row_fetcher import RowFetcher, requests_of
+from loaderd.remote.row_fetcher import RowFetcher, num_rows_of, requests_of
 from loaderd.remote.source import RemoteRows, RemoteSet, Settings
 from loaderd.remote.tickets import RowFault, encode_faults, most_rows
 from loaderd.stages import Stage
@@ -28,12 +28,11 @@ EPOCH = 7
 
 def ranges(slices: list[tuple[int, int, int]], most_rows: int) -> list[list[tuple[int, int, int]]]:
     """Of each request; ``slices``: (block, first, stop)."""
-    wanted = [Slice(block, first, stop, 0, EPOCH) for block, first, stop in slices]
-    found = list(requests_of(wanted, most_rows))
+    found = list(requests_of([(EPOCH, *each) for each in slices], most_rows))
     for request in found:
-        assert request.num_rows == sum(stop - first for _, _, first, stop in request.ranges) <= most_rows
-        assert {epoch for epoch, *_ in request.ranges} == {EPOCH}
-    return [[(block, first, stop) for _, block, first, stop in request.ranges] for request in found]
+        assert num_rows_of(request) <= most_rows
+        assert {epoch for epoch, *_ in request} == {EPOCH}
+    return [[(block, first, stop) for _, block, first, stop in request] for request in found]
 
 
 def test_blocks_are_not_cut_where_they_fit():

@@ -62,17 +62,11 @@ def test_rows_that_cannot_be_had_are_named_and_zero(maker: RowMaker):
     assert {number for number in range(len(rows)) if not rows[number].any()} - {300} == lost, "300 is of number 0"
 
 
-def test_rows_of_which_processes_died_are_named_and_not_made(maker: RowMaker):
-    """Beside others that cannot be had. The others are made one by one, and each is announced."""
-    begun: list[int] = []
-    ranges = np.array([(0, 0, REFUSED - 2, REFUSED + 3), (0, 0, BAD, BAD + 2)])
-    rows, faults = maker.make(ranges, no_callback, [0, 3], begun.append)
-    said = {number: fault.error["message"] for fault in faults for number in fault.rows}
-    assert sorted(said) == [0, 2, 3, 5] and begun == [1, 2, 4, 6]
-    assert "processes of the server died" in said[3] and f"000.tfrecord: record {REFUSED + 1}, of" in said[3]
-    whole, _ = made(maker, (0, 0, 0, BLOCK))
-    assert not rows[sorted(said)].any()
-    assert rows[[1, 4, 6]].tobytes() == whole[[REFUSED - 1, REFUSED + 2, BAD + 1]].tobytes()
+def test_a_row_of_which_processes_died_is_named_and_not_made(maker: RowMaker):
+    rows, (fault,) = maker.make(np.array([(0, 0, 7, 8)]), no_callback, is_lost=True)
+    assert fault.rows == [0] and not rows.any()
+    assert "processes of the server died" in fault.error["message"]
+    assert "000.tfrecord: record 7, of" in fault.error["message"]
 
 
 def test_an_answer_follows_from_its_ticket_alone(maker: RowMaker):

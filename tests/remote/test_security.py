@@ -174,8 +174,8 @@ def test_certificates_that_cannot_be_used(server, tmp_path):
 def test_certificates_with_which_no_server_starts(server, certificates, tmp_path):
     (tmp_path / "empty.pem").write_text("nothing")
     for key, words in (
-        (tmp_path / "empty.pem", "must be a private key without a passphrase"),
-        (certificates.client_key, "does not belong to the certificate"),
+        (tmp_path / "empty.pem", "must be a certificate and its private key, PEM, without a passphrase"),
+        (certificates.client_key, "key values mismatch"),
     ):
         options = ["--tls-cert", certificates.server_cert, "--tls-key", key]
         done = run("serve", "datasets_of_test:train", "--listen", "127.0.0.1:0", *options, folder=server.folder)

@@ -143,24 +143,6 @@ def test_a_server_that_stands_still_costs_a_while(start_server, embedded):
 
 
 @pytest.mark.slow
-def test_a_server_that_is_added_is_used(server, start_server):
-    servers = [server]
-    with loaderd.connect(
-        lambda: [server.address for server in servers], "train", batch_size=64, epochs=None, workers=1
-    ) as loader:
-        batches = iter(loader)
-        next(batches)
-        servers.append(start_server())
-
-        def is_used():
-            for _ in range(200):
-                next(batches)
-            return servers[1].records_sent() > 0
-
-        wait_until(is_used)
-
-
-@pytest.mark.slow
 def test_an_address_function_that_fails_is_asked_again(server, start_server, monkeypatch, caplog):
     monkeypatch.setattr("loaderd.client.discovery._ASK_AGAIN_S", 0.0)
     servers, asked = [server, start_server()], []
@@ -178,29 +160,6 @@ def test_an_address_function_that_fails_is_asked_again(server, start_server, mon
         wait_until(lambda: next(batches) and servers[1].records_sent() > 0)
     first, second = (record.message for record in caplog.records if "function given as address" in record.message)
     assert first == second and "OSError: the registry does not answer right now" in first
-
-
-@pytest.mark.slow
-def test_nobody_waits_for_an_address_function(server, start_server, monkeypatch):
-    monkeypatch.setattr("loaderd.client.discovery._ASK_AGAIN_S", 0.0)
-    servers, is_asked, may_answer = [server], threading.Event(), threading.Event()
-
-    def find():
-        if len(servers) > 1:
-            is_asked.set()
-            may_answer.wait(60)
-        return [server.address for server in servers]
-
-    with loaderd.connect(find, "train", batch_size=64, epochs=None, workers=1) as loader:
-        batches = iter(loader)
-        next(batches)
-        servers.append(start_server())
-        wait_until(lambda: next(batches) and is_asked.is_set())
-        for _ in range(200):
-            next(batches)
-        assert not may_answer.is_set() and not [line for line in servers[1].server.said if "reads train" in line]
-        may_answer.set()
-        wait_until(lambda: next(batches) and servers[1].records_sent() > 0)
 
 
 ASKING = """

@@ -1,54 +1,29 @@
-"""Who is suspected when a process of the network server dies of a ticket."""
+"""Which tickets processes of the network server have died of."""
 
 from __future__ import annotations
 
-import threading
-from hashlib import sha256
+import time
 
 import pytest
 
-from loaderd.serve.deaths import NO_ROW, DeathRecords, Deaths
-from loaderd.serve.shared_value import SharedValue
-
-DEADLY, SOUND = b"a ticket of which a process has died", b"another ticket"
+from loaderd.serve.deaths import Deaths
 
 
-def no_check() -> None:
-    """The caller still waits."""
+def test_a_ticket_that_was_worked_at_is_known_to_all_processes(monkeypatch: pytest.MonkeyPatch):
+    records = Deaths()
+    processes = [Deaths(records.fd, place) for place in range(3)]
 
+    def known(ticket: bytes) -> list[int]:
+        return [each.number_of(ticket) for each in processes]
 
-@pytest.fixture
-def deaths() -> Deaths:
-    shared = SharedValue()
-    shared.write({"deaths": [(sha256(DEADLY).digest()[:16], NO_ROW)]})
-    return Deaths(DeathRecords().fd, 0, shared)
-
-
-@pytest.mark.parametrize("first", [DEADLY, SOUND])
-def test_a_ticket_that_is_suspected_is_made_alone(deaths: Deaths, first: bytes):
-    """A ticket beside it would die with it, again and again, and be taken for deadly, too."""
-    second = SOUND if first == DEADLY else DEADLY
-    begun, ended = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with deaths.watching(second, begun.set) as (died, _):
-            assert ended.is_set() and died.total() == (second == DEADLY)
-
-    other = threading.Thread(target=work)
-    with deaths.watching(first, no_check):
-        other.start()
-        assert begun.wait(30)  # it waits, and looks whether its caller still does
-        ended.set()
-    other.join(30)
-    assert not other.is_alive()
-
-
-def test_who_waits_for_nothing_any_more_lets_others_work(deaths: Deaths):
-    def has_gone() -> None:
-        raise ConnectionError
-
-    with deaths.watching(SOUND, no_check):
-        with pytest.raises(ConnectionError), deaths.watching(DEADLY, has_gone):
-            pass
-        with deaths.watching(b"a third", no_check):
-            pass
+    with processes[1].working_at(b"deadly"), processes[2].working_at(b"sound"):
+        for is_death in (True, True, False):
+            with processes[0].working_at(b"deadly"):
+                records.record_end(0, is_death)
+        records.record_end(1, True)
+    assert (known(b"deadly"), known(b"sound")) == ([3] * 3, [0] * 3)
+    records.record_end(0, True)  # it works at none any more
+    assert known(b"deadly") == [3] * 3
+    later_s = time.monotonic() + 301
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    assert known(b"deadly") == [0] * 3, "it is forgotten"

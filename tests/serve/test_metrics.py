@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from typing import Any
 
@@ -11,9 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loaderd.daemon.totals import MAX_NAMES, OTHERS, Totals
 from loaderd.remote.tickets import ConsumerName
-from loaderd.serve.counters import MAX_READERS, Counters, Readers
-from loaderd.serve.metrics import page_of, samples
-from loaderd.serve.shared_value import SharedValue
+from loaderd.serve.counters import MAX_READERS, Counters, Readers, write_shared
+from loaderd.serve.metrics import page_of, samples, samples_of_totals
 
 
 def consumer(**more: Any) -> dict[str, Any]:
@@ -112,20 +110,9 @@ def test_odd_names_are_quoted():
     assert read(totals=totals)['loaderd_batches_total a"b\\c, d="e" ä train'] == 1
 
 
-def test_the_first_read_waits_for_a_value_that_is_being_written():
-    whole, shared = SharedValue(), SharedValue()
-    whole.write({"deaths": list(range(100))})
-    packed = os.pread(whole.fd, 1000, 0)
-    os.pwrite(shared.fd, packed[: len(packed) // 2], 0)
-    writer = threading.Timer(0.05, os.pwrite, (shared.fd, packed, 0))
-    writer.start()
-    assert SharedValue(shared.fd).read() == whole.read()
-    writer.join()
-
-
 def test_of_the_network_each_process_shows_what_all_have_counted():
-    shared = SharedValue()
-    counters = [Counters(shared), Counters(SharedValue(shared.fd))]
+    shared = os.memfd_create("shared")
+    counters = [Counters(shared), Counters(os.dup(shared))]
     consumer = ConsumerName("trainer", "gpu1", "7", "0/2")
     for each in counters:
         each.answered("train", consumer, 8, 800, [])
@@ -135,11 +122,13 @@ def test_of_the_network_each_process_shows_what_all_have_counted():
         totals.add_wire(each.to_wire()["totals"])
         readers.add_wire(each.to_wire()["readers"])
     times = {"started_s": 1.0, "counted_s": 2.0}
-    shared.write({**times, "totals": totals.to_wire(), "readers": readers.to_wire()})
+    write_shared(shared, {**times, "totals": totals.to_wire(), "readers": readers.to_wire()})
     for each in counters:
-        assert 'loaderd_remote_records_total{consumer="trainer",dataset="train"} 16.0\n' in each.page().decode()
-        assert 'loaderd_refused_total{way="network"} 2.0\n' in each.page().decode()
-        (found,) = each.report()["consumers"]
+        report = each.report()
+        page = page_of(samples_of_totals(report["totals"])).decode()
+        assert 'loaderd_remote_records_total{consumer="trainer",dataset="train"} 16.0\n' in page
+        assert 'loaderd_refused_total{way="network"} 2.0\n' in page
+        (found,) = report["consumers"]
         assert (found["rank"], found["records"], found["bytes"]) == ("0/2", 16, 1600)
 
 

@@ -192,26 +192,6 @@ def test_a_reload_that_fails_changes_nothing(start: Start, tmp_path: Path):
     wait_until(lambda: server.daemon != before)
 
 
-@pytest.mark.slow  # a second one while the first hangs: below
-def test_reloads_in_quick_succession_end_with_the_newest(start: Start, tmp_path: Path):
-    slow = "import pathlib, time\nif pathlib.Path('began').touch() is None: time.sleep(0.5)\n"
-    (tmp_path / "sets.py").write_text(slow + MODULE)
-    server = start()
-
-    def while_one_starts() -> None:
-        wait_until((tmp_path / "began").exists)
-        (tmp_path / "began").unlink()
-        server.process.send_signal(signal.SIGHUP)
-
-    while_one_starts()  # the first
-    server.wait_line("reload: another daemon is started")
-    while_one_starts()  # the second, which has read the file already
-    (tmp_path / "sets.py").write_text(slow + MODULE.replace("shards/*", "shards/001"))
-    server.wait_line("reload: another daemon is started")
-    server.wait_line("train: 200 records in 1 shards")
-    wait_until(lambda: server.report()["datasets"][0]["num_records"] == 200)
-
-
 @both_servers
 def test_a_reload_whose_import_hangs_makes_room_for_the_next_and_for_the_end(
     start: Start, tmp_path: Path, network: bool
@@ -302,6 +282,20 @@ def test_a_second_server_at_the_same_place_is_refused(start: Start):
     server.wait_line("memory:")
     second = start()
     assert second.wait_end() == 2
-    who = f"process {server.process.pid} (loaderd) of user {os.getuid()}"
+    who = f"process {server.process.pid} of user {os.getuid()}"
     assert f"{who} listens there already" in "".join(second.said)
     assert server.report()["pid"] in server.family()
+
+
+@pytest.mark.slow
+def test_systemd_is_told(start: Start, tmp_path: Path):
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(60)
+        server = start(NOTIFY_SOCKET=str(tmp_path / "notify"))
+        assert systemd.recv(100) == b"READY=1"
+        server.process.send_signal(signal.SIGHUP)
+        assert [systemd.recv(100), systemd.recv(100)] == [b"RELOADING=1", b"READY=1"]
+        server.process.send_signal(signal.SIGTERM)
+        assert systemd.recv(100) == b"STOPPING=1"
+        assert server.wait_end() == 0
