@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,6 @@ import loaderd_ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tests.bindings_ray.ray_trainer import Trainer
-
-KILLING_S = 60.0
 
 
 def start_trainers(nodes, name):
@@ -61,74 +57,34 @@ def test_a_node_goes_and_another_comes(start_cluster, datasets, servers):
     loaderd_ray.stop("moving")
 
 
-def test_processes_are_killed_for_a_minute(start_cluster, datasets):
-    """Any of the actors, their servers, and what these have started; and the loaders' own workers.
-
-    Meanwhile a node goes, and another one comes.
-    """
-    cluster = start_cluster(1, 1, 1)
+def test_each_kind_of_process_is_killed(start_cluster, datasets):
+    """The manager, a server's actor, its server, one of the server's processes, and a loader's own worker."""
+    cluster = start_cluster(1, 1)
     loaderd_ray.serve("ray_datasets:train", name="hunted")
-    trainers = start_trainers([node.node_id for node in cluster.nodes[:2]], "hunted")
+    trainers = start_trainers([node.node_id for node in cluster.nodes], "hunted")
     reading = [trainer.read.remote() for trainer in trainers]
-    over = threading.Event()
-    killed: dict[str, int] = {}
-    rng = random.Random(7)
+
+    def num_taken():
+        return ray.get([trainer.num_taken.remote() for trainer in trainers])
 
     def victims():
-        mark = os.environ[MARK]
-        roots = {name: actors(mark, name) for name in ("Manager", "Server", "Trainer")}
-        for name, pids in roots.items():
-            for pid in pids:
-                # A loader gives up where three of its daemons in a row are killed, which has nothing to do with Ray.
-                family = [each for each in process_tree(pid) if name != "Trainer" or is_worker(each)]
-                yield from ((name if each == pid else f"{name}'s", each) for each in family)
-
-    def kill():
-        # First of which kind, then which of it: else managers would hardly have their turn among so many processes.
-        while not over.wait(rng.uniform(0.3, 1.5)):
-            kinds: dict[str, list[int]] = {}
-            for what, pid in victims():
-                kinds.setdefault(what, []).append(pid)
-            if not kinds:  # all are just being started again
-                continue
-            what = rng.choice(sorted(kinds))
-            pid = rng.choice(kinds[what])
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            killed[what] = killed.get(what, 0) + 1
-
-    # On a busy machine a server needs longer for its start than it lives here: without this, nothing would be read.
-    wait_until(lambda: all(ray.get([each.num_taken.remote() for each in trainers])))
-    killing = threading.Thread(target=kill)
-    killing.start()
-
-    def go_on_reading():
-        ended, _ = ray.wait(reading, timeout=KILLING_S / 3)
-        assert not ended, ray.get(ended)
-
-    try:
-        go_on_reading()
-        cluster.remove_node(cluster.nodes[2])
-        go_on_reading()
-        new = cluster.add_node(1)
-        go_on_reading()
-    finally:
-        over.set()
-        killing.join()
-    ray.get([trainer.end_after.remote(100) for trainer in trainers])
-    check(ray.get(reading, timeout=60), datasets)
-    assert killed.keys() == {"Manager", "Server", "Server's", "Trainer's"}, killed
-
-    def all_serve():
-        states = loaderd_ray.status("hunted")
-        return new.node_id in {state.node for state in states} and all(
-            each.address and each.report for each in states
+        """One of each kind."""
+        (manager,), (server, *_), (trainer, *_) = (
+            actors(os.environ[MARK], name) for name in ("Manager", "Server", "Trainer")
         )
+        (_, serve, process, *_) = process_tree(server)
+        worker = next(pid for pid in process_tree(trainer) if is_worker(pid))
+        return [manager, server, serve, process, worker]
 
-    wait_until(all_serve)
-    # Not stopped: that the cluster's end is the end of all of it, is seen to by whoever has started it.
+    for kind in range(5):
+        wait_until(lambda: all(each.address and each.report for each in loaderd_ray.status("hunted")))
+        before = num_taken()
+        os.kill(victims()[kind], signal.SIGKILL)
+        wait_until(lambda before=before: all(now > then + 20 for now, then in zip(num_taken(), before, strict=True)))
+    ray.get([trainer.end_after.remote(20) for trainer in trainers])
+    check(ray.get(reading, timeout=60), datasets)
+    wait_until(lambda: all(each.address and each.report for each in loaderd_ray.status("hunted")))
+    loaderd_ray.stop("hunted")
 
 
 def is_worker(pid):

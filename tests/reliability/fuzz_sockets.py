@@ -2,8 +2,7 @@
 
 ::
 
-    python -m tests.reliability.fuzz_sockets [--unix 100000] [--network 100000] [--warm-up 500] [--slow 12]
-        [--seed 0]
+    python -m tests.reliability.fuzz_sockets [--unix 100000] [--network 100000] [--warm-up 500] [--seed 0]
 
 A message here is what one connection, or one call, says that it should not. Each must cost its sender the connection,
 and nobody else anything: the readers (``readers.py``) lose nothing, no process ends, and afterwards the server has
@@ -18,7 +17,6 @@ import contextlib
 import json
 import os
 import random
-import select
 import socket
 import subprocess
 import sys
@@ -51,8 +49,6 @@ from tests.reliability.hostile import OPTIONS, STRANGE, WRONG, Maker
 _HELLO = encode(Hello(PROTOCOL, VERSION, "train"))
 _SUBSCRIBE = encode(Subscribe(OPTIONS, None))
 
-# A message, or the first one of a connection, may take 10 s; and the server looks once a second.
-_SLOW_LIMIT_S = 14.0
 _FLOOD = 200
 _EVERY = 5_000
 """After how many messages there is a flood, and a consumer that does not read."""
@@ -77,21 +73,17 @@ class Figures:
 class UnixFuzzer:
     """Says one thing a connection, and sees how it ends."""
 
-    def __init__(self, served: Served, num_slow: int, rng: random.Random, figures: Figures) -> None:
+    def __init__(self, served: Served, rng: random.Random, figures: Figures) -> None:
         self._served = served
         self._rng = rng
         self._figures = figures
-        self._slow = SlowOnes(num_slow, SLOW, lambda: served.connect().socket, _SLOW_LIMIT_S, rng, figures)
 
     def run(self, count: int) -> None:
         for number in range(count):
             self._one()
-            if number % 50 == 0:
-                self._slow.tend()
             if number % _EVERY == 0:
                 flood(lambda: self._served.connect().socket, self._figures)
                 self._never_read()
-        self._slow.finish()
 
     def _one(self) -> None:
         rng = self._rng
@@ -176,11 +168,10 @@ class UnixFuzzer:
 class NetworkFuzzer:
     """Makes one call, or one connection, for each message."""
 
-    def __init__(self, served: Served, num_slow: int, rng: random.Random, figures: Figures) -> None:
+    def __init__(self, served: Served, rng: random.Random, figures: Figures) -> None:
         self._port = served.port
         self._rng = rng
         self._figures = figures
-        self._slow = SlowOnes(num_slow, SLOW_ON_NETWORK, self._connect, _SLOW_LIMIT_S, rng, figures)
 
     def _connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self._port), LIMIT_S)
@@ -195,109 +186,13 @@ class NetworkFuzzer:
             self._figures.longest_answer_s = max(self._figures.longest_answer_s, time.monotonic() - began_s)
             if answer == "timeout":
                 self._figures.wrong.append(f"network: {what}: no answer for {LIMIT_S} s")
-            if number % 50 == 0:
-                self._slow.tend()
             if number % _EVERY == 0:
                 flood(self._connect, self._figures)
-        self._slow.finish()
 
 
 def descriptors(_: random.Random) -> bytes:
     """Goes with some."""
     return _HELLO
-
-
-_LARGE = encode(Subscribe(OPTIONS, "1" * 5_000))
-SLOW = {
-    "says nothing": (b"", b""),
-    "says nothing after half a message": (_HELLO + _SUBSCRIBE[:10], b""),
-    "says Hello a byte at a time": (_HELLO[:1], _HELLO[1:]),
-    "says Subscribe a byte at a time": (_HELLO + _LARGE[:1], _LARGE[1:]),
-}
-"""What is said at once, and what is then said a byte at a time."""
-SLOW_ON_NETWORK = {
-    "says nothing to the port": (b"", b""),
-    "says half a request, and nothing more": (b"POST /v1/train/rows HTTP/1.1\r\nHost:", b""),
-    "says a request a byte at a time": (b"GET", b" /v1/train HTTP/1.1\r\n" + b"X: y\r\n" * 100),
-    "says a body a byte at a time": (
-        f"POST /v1/train/rows HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 99\r\n\r\n".encode(),
-        b"x" * 99,
-    ),
-}
-
-
-class Slow:
-    """A connection that says too little for too long."""
-
-    def __init__(self, kind: str, sock: socket.socket, at_once: bytes, slowly: bytes) -> None:
-        self.kind = kind
-        self.socket = sock
-        self.socket.sendall(at_once)
-        self._slowly = slowly
-        self._began_s = self._said_s = time.monotonic()
-
-    @property
-    def age_s(self) -> float:
-        return time.monotonic() - self._began_s
-
-    def is_ended(self) -> bool:
-        """Say a byte more, if a second has passed; whether the server has ended the connection."""
-        try:
-            if self._slowly and time.monotonic() - self._said_s > 1.0:
-                self.socket.sendall(self._slowly[:1])
-                self._slowly, self._said_s = self._slowly[1:], time.monotonic()
-            while select.select([self.socket], [], [], 0)[0]:
-                if not self.socket.recv(1 << 16):
-                    return True
-        except OSError:
-            return True
-        return False
-
-
-class SlowOnes:
-    """``number`` connections that come to no end, of ``kinds``; the server is to end each within ``limit_s``."""
-
-    def __init__(
-        self,
-        number: int,
-        kinds: dict[str, tuple[bytes, bytes]],
-        connect: Callable[[], socket.socket],
-        limit_s: float,
-        rng: random.Random,
-        figures: Figures,
-    ) -> None:
-        self._number = number
-        self._kinds = kinds
-        self._connect = connect
-        self._limit_s = limit_s
-        self._rng = rng
-        self._figures = figures
-        self._present: list[Slow] = []
-
-    def tend(self) -> None:
-        """Look after them, and let others come for those that are ended."""
-        self._look()
-        while len(self._present) < self._number:
-            kind = self._rng.choice(list(self._kinds))
-            self._present.append(Slow(kind, self._connect(), *self._kinds[kind]))
-            self._figures.messages[kind] += 1
-
-    def finish(self) -> None:
-        """Wait until all are ended."""
-        while self._present:
-            time.sleep(0.2)
-            self._look()
-
-    def _look(self) -> None:
-        for slow in list(self._present):
-            if slow.is_ended():
-                self._figures.ended["end of a slow one"] += 1
-            elif slow.age_s < self._limit_s:
-                continue
-            else:
-                self._figures.wrong.append(f"{slow.kind}: still connected after {self._limit_s} s")
-            self._present.remove(slow)
-            slow.socket.close()
 
 
 def flood(connect: Callable[[], socket.socket], figures: Figures) -> None:
@@ -310,8 +205,8 @@ def flood(connect: Callable[[], socket.socket], figures: Figures) -> None:
 # -------------------------------------------------------------------------------------------- everything
 
 
-def fuzz(folder: Path, warm_up: int, num_unix: int, num_network: int, num_slow: int, seed: int) -> Figures:
-    """So many messages to each socket of a server, with readers beside, and ``num_slow`` connections that stay."""
+def fuzz(folder: Path, warm_up: int, num_unix: int, num_network: int, seed: int) -> Figures:
+    """So many messages to each socket of a server, with readers beside."""
     figures = Figures()
     rng = random.Random(seed)
     began_s = time.perf_counter()
@@ -330,10 +225,10 @@ def fuzz(folder: Path, warm_up: int, num_unix: int, num_network: int, num_slow: 
         assert readers.stdout.readline() == "all read\n", "the readers do not begin"
         for fuzzer in (UnixFuzzer, NetworkFuzzer):
             # Its messages are not counted; what goes wrong is.
-            fuzzer(served, num_slow, rng, Figures(wrong=figures.wrong)).run(warm_up)
+            fuzzer(served, rng, Figures(wrong=figures.wrong)).run(warm_up)
         before = least(served, 2)
-        UnixFuzzer(served, num_slow, rng, figures).run(num_unix)
-        NetworkFuzzer(served, num_slow, rng, figures).run(num_network)
+        UnixFuzzer(served, rng, figures).run(num_unix)
+        NetworkFuzzer(served, rng, figures).run(num_network)
         compare(before, least(served, 15, before), figures)
         rest, _ = readers.communicate("over\n")
         figures.readers = json.loads(rest)
@@ -370,12 +265,11 @@ def main() -> int:
     parser.add_argument(
         "--warm-up", type=int, default=500, help="messages first: a process keeps memory for what it has done once"
     )
-    parser.add_argument("--slow", type=int, default=12, help="connections that say too little for too long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="kept, with the server's log in it; without it, a temporary one")
     args = parser.parse_args()
     with contextlib.nullcontext(args.folder) if args.folder else tempfile.TemporaryDirectory() as folder:
-        figures = fuzz(Path(folder).resolve(), args.warm_up, args.unix, args.network, args.slow, args.seed)
+        figures = fuzz(Path(folder).resolve(), args.warm_up, args.unix, args.network, args.seed)
     print(json.dumps(vars(figures)))
     return 1 if figures.wrong else 0
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
-from harness.process_tree import process_tree
 
-from loaderd.ipc.channel import Channel, ChannelClosed
-from loaderd.ipc.messages import PROTOCOL, AskStatus, Hello, Status
-from loaderd.version import VERSION
+from loaderd.ipc.channel import Channel
+from tests.helpers.serving import Server
 from tests.reliability.numbered import write_shards
 from tests.reliability.processes import name_of, num_fds, read
 
-_COMMAND = str(Path(sys.executable).with_name("loaderd"))
 _FOLDER = Path(__file__).parent
 _SIZES = (9_000, 1_000, 6_500, 3_500)
 _MODULE = """
@@ -43,61 +35,26 @@ _HTTP = "loaderd-http"
 
 
 class Served:
-    """``loaderd serve`` twice in ``folder``, at a Unix socket and at a port, with their logs in files there."""
+    """``loaderd serve`` twice in ``folder``, at a Unix socket and at a port, when both are ready."""
 
     def __init__(self, folder: Path) -> None:
         write_shards(folder / "shards", _SIZES)
         (folder / "sets.py").write_text(_MODULE.format(folder=str(_FOLDER)))
         self.unix = str(folder / "socket")
-        where = {"unix": ["--unix", self.unix], "http": ["--listen", "127.0.0.1:0"]}
-        self.logs = {name: folder / f"{name}.log" for name in where}
-        environment = {**os.environ, "LOADERD_TOKEN": TOKEN}
-        self.processes = []
-        for name, arguments in where.items():
-            command = [
-                _COMMAND,
-                "serve",
-                "sets:train",
-                "--workers",
-                "2",
-                "--state",
-                str(folder / "state"),
-                *arguments,
-            ]
-            with open(self.logs[name], "wb") as log:
-                self.processes.append(subprocess.Popen(command, cwd=folder, stderr=log, env=environment))
-        self._wait_until_ready()
-
-    def _wait_until_ready(self) -> None:
-        until_s = time.monotonic() + LIMIT_S
-        while True:
-            with contextlib.suppress(OSError, ChannelClosed):
-                text = self.logs["http"].read_text()
-                listens = re.search(r"http://127.0.0.1:(\d+)", text)
-                if listens and "is ready" in text and self.report()["datasets"][0]["state"] == "ready":
-                    self.port = int(listens[1])
-                    return
-            are_there = all(process.poll() is None for process in self.processes)
-            assert time.monotonic() < until_s and are_there, [log.read_text() for log in self.logs.values()]
-            time.sleep(0.1)
+        started = "sets:train", "--workers", "2"
+        here = Server(folder, *started, unix=self.unix)
+        network = Server(folder, *started, network=True, LOADERD_TOKEN=TOKEN)
+        self._servers = [here, network]
+        here.wait_line("memory:")
+        for _ in range(2):
+            network.wait_ready()
+        self.port = int(network.address.rpartition(":")[2])
 
     def connect(self) -> Channel:
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(self.unix)  # waits while the queue is full, which it would not with a timeout
         sock.settimeout(LIMIT_S)
         return Channel(sock)
-
-    def report(self) -> dict[str, Any]:
-        channel = self.connect()
-        channel.send(Hello(PROTOCOL, VERSION, ""))
-        channel.send(AskStatus())
-        try:
-            while True:
-                for message in channel.receive():
-                    if isinstance(message, Status):
-                        return message.report
-        finally:
-            channel.close()
 
     def state(self) -> Usage:
         """Of each process, by its number: name, descriptors, threads, memory of its own in MiB."""
@@ -110,13 +67,12 @@ class Served:
 
     def family(self) -> list[int]:
         """All processes of both servers."""
-        return [pid for process in self.processes for pid in process_tree(process.pid)]
+        return [pid for server in self._servers for pid in server.family()]
 
     def close(self) -> None:
-        for process in self.processes:
-            process.send_signal(signal.SIGTERM)
-        for process in self.processes:
-            process.wait()
+        for server in self._servers:
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_end()
 
 
 def least(served: Served, seconds: float, before: Usage | None = None) -> Usage:
@@ -144,7 +100,7 @@ def has_grown(before: tuple[str, int, int, float], after: tuple[str, int, int, f
     name, fds, threads, mib = before
     is_on_network = name == _HTTP
     most_threads = threads + (_MOST_THREADS_ON_NETWORK if is_on_network else 0)
-    # The shards of four listings may be open; whoever asks may make some up.
+    # The shards of several listings may be open; whoever asks may make some up.
     most_fds = fds + (3 * len(_SIZES) if is_on_network else 0)
     most_mib = mib + (_MOST_MIB_ON_NETWORK if is_on_network else _MOST_MIB)
     return after[1] > most_fds or after[2] > most_threads or after[3] > most_mib

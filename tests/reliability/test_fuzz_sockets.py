@@ -12,12 +12,11 @@ from tests.reliability import fuzz_sockets
 
 
 # 20 s of CPU, nearly all of it the readers'. Each kind of message is sent to real sockets in tests/ipc/
-# test_untrusted.py, tests/daemon/test_server.py and, with a consumer beside, tests/remote/test_hostile.py.
+# test_untrusted.py, tests/daemon/test_hostile_consumers.py and tests/remote/test_requests.py.
 @pytest.mark.slow
 def test_what_is_malformed_costs_its_sender_the_connection_and_nobody_else_anything():
-    """Without those who say too little, for they stay a quarter of a minute: test_hostile.py has them."""
     command = [sys.executable, "-m", fuzz_sockets.__name__, "--unix", "80", "--network", "50"]
-    command += ["--warm-up", "30", "--slow", "0"]
+    command += ["--warm-up", "30"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     figures = json.loads(done.stdout)
     assert done.returncode == 0, figures

@@ -18,7 +18,7 @@ import pytest
 
 import loaderd
 from loaderd.client.connect import ask_status
-from loaderd.errors import BusyError, LoaderdError, ServerError
+from loaderd.errors import LoaderdError, ServerError
 from loaderd.processes import name_of
 from tests.helpers.serving import COMMAND, MODULE, Server, handles_of, wait_ends, wait_until
 
@@ -75,60 +75,7 @@ def test_no_record_of_a_short_life_is_missing_in_the_counters(start: Start):
     assert metric(server, "loaderd_batches_total") == 600
 
 
-# ------------------------------------------------------------------------------------------------ groups
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "error", "why"),
-    [
-        (
-            {"sharing": "mirrored", "consumers": 2},
-            {"sharing": "mirrored", "consumers": 3},
-            ServerError,
-            "consumers 3",
-        ),
-        (
-            {"sharing": "mirrored"},
-            {"sharing": "mirrored", "batch_size": 20},
-            ServerError,
-            "batch_size 20 instead of 10",
-        ),
-        ({"shard": (0, 2)}, {"shard": (1, 3)}, ServerError, "shard"),
-        ({"shard": (0, 2)}, {"shard": (0, 2)}, BusyError, r"a consumer with shard=\(0, 2\) already"),
-        ({"shard": (0, 2)}, {"shard": (1, 2), "epochs": 2}, ServerError, "epochs 2 instead of 1"),
-    ],
-)
-def test_who_does_not_fit_is_refused_with_the_reason(
-    server: Server, first: dict[str, Any], second: dict[str, Any], error: type[LoaderdError], why: str
-):
-    with connect(server, **first):
-        with pytest.raises(error, match=why):
-            connect(server, **second)
-        connect(server, **{**second, "group": "another"}).close()
-
-
-def test_a_place_is_free_again(server: Server):
-    for _ in range(3):
-        with connect(server, shard=(0, 2)) as loader:
-            assert sum(batch.num_records for batch in loader) == 150
-
-
 # ------------------------------------------------------------------------------------------------- idle
-
-
-@pytest.mark.slow
-def test_who_waits_for_another_is_not_idle(start: Start):
-    server = start("--idle-timeout", "3")
-    with connect(server, sharing="mirrored", consumers=2, reconnect_timeout=0) as waiting:
-        program = "import sys, loaderd, time\ntime.sleep(6)\n"
-        program += (
-            "with loaderd.connect(sys.argv[1], 'train', batch_size=10, sharing='mirrored', consumers=2) as loader:"
-        )
-        program += "\n    print(sum(batch.num_records for batch in loader))\n"
-        command = [sys.executable, "-c", program, f"unix://{server.path}"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-            assert sum(batch.num_records for batch in waiting) == 300
-            assert other.communicate(timeout=60)[0] == "300\n"
 
 
 def test_who_leaves_its_batches_untaken_is_sent_away(start: Start):

@@ -15,7 +15,6 @@ import pytest
 
 import loaderd
 from loaderd.errors import ServerError
-from loaderd.observe.running_streams import running_streams
 from tests.helpers.serving import MODULE, Server, wait_until
 
 CONSUMER = str(Path(__file__).with_name("consumer.py"))
@@ -167,18 +166,6 @@ def test_split_each_rank_gets_its_part_whoever_is_killed(group: Group, embedded:
 
 
 @pytest.mark.slow
-def test_independent_nobody_is_stopped_by_another(group: Group, embedded: Any):
-    slow, quick = group.add({}, {})
-    take(1, slow, quick)
-    os.kill(slow.process.pid, signal.SIGSTOP)
-    take(ALL, quick)
-    assert quick.had == [*embedded(), None]
-    os.kill(slow.process.pid, signal.SIGCONT)
-    take(ALL, slow)
-    assert slow.had == quick.had
-
-
-@pytest.mark.slow
 def test_mirrored_all_get_all_whoever_is_killed(group: Group, embedded: Any):
     models = group.add(*2 * [{"sharing": "mirrored", "consumers": 2, "epochs": 2}])
     take(3, *models)
@@ -229,18 +216,6 @@ def test_mirrored_a_stopped_member_is_waited_for_and_a_killed_one_is_not(group: 
 
 
 @pytest.mark.slow
-def test_a_group_has_no_more_than_it_was_said_to_have(group: Group):
-    options = {"sharing": "mirrored", "consumers": 2}
-    first, _ = group.add(options, options)
-    with pytest.raises(ServerError, match="has its 2 consumers"):
-        group.connect(**options)
-    group.connect(**options, group="another").close()
-    first.kill()
-    wait_until(lambda: len(group.server.report()["consumers"]) == 1)
-    group.connect(**options).close()
-
-
-@pytest.mark.slow
 def test_who_is_sent_away_keeps_what_it_holds_until_it_hears_of_it(group: Group, embedded: Any):
     group.restart_server("--idle-timeout", "1")
     options = {"sharing": "mirrored", "consumers": 2}
@@ -279,14 +254,3 @@ def test_a_reload_keeps_a_group_together(group: Group, embedded: Any):
     take(ALL, other)
     one.hear()
     assert one.had == other.had == [*embedded(), None]
-
-
-@pytest.mark.slow
-def test_nobody_judges_how_a_group_waits(group: Group):
-    """Its batches are taken by the server, which waits for nothing."""
-    *members, alone = group.add(*[{"sharing": "mirrored", "group": "g", "consumers": 2}] * 2, {})
-    for one in (*members, alone):
-        one.ask(5)
-    for one in (*members, alone):
-        one.hear()
-    assert [stream.consumer for stream in running_streams(frozenset({group.server.daemon}))] == [alone.process.pid]

@@ -7,15 +7,12 @@ import os
 import pty
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
 import loaderd
-from tests.helpers.serving import COMMAND, MODULE, Server
+from tests.helpers.serving import COMMAND, Server
 
 
 def status(*arguments: str) -> str:
@@ -38,16 +35,6 @@ def test_on_this_machine(server: Server):
     assert report["limits"]["max_consumers"] == 64
 
 
-@pytest.mark.parametrize("words", [[], ["--json"]])
-def test_that_nobody_reads_it_does_not_mean_that_the_server_does_not_answer(server: Server, words: list[str]):
-    command = [COMMAND, "status", f"unix://{server.path}", *words]
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (141, b"")
-
-
 @pytest.mark.slow
 def test_the_doctor_sees_consumers_by_the_server_and_by_its_process(server: Server):
     def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -67,46 +54,6 @@ def test_the_doctor_sees_consumers_by_the_server_and_by_its_process(server: Serv
         assert done.returncode == 0 and "trainer" in done.stdout and "as fast as its model" in done.stdout
         (case,) = json.loads(doctor(str(os.getpid()), "--json").stdout)
         assert case["pid"] == os.getpid(), "the consumer of a server's stream"
-
-
-_SLOW = """
-import time
-def slow(ids):
-    time.sleep(0.3)
-    return ids
-fields = {"id": loaderd.Array("id"), "slow": loaderd.Derived(slow, ["id"], (), "int64")}
-heavy = loaderd.Dataset("shards/*.tfrecord", loaderd.Schema(schema.features, fields))
-"""
-
-
-@pytest.mark.slow
-def test_who_waits_because_of_another_consumer_is_told_so(
-    tmp_path: Path, write_numbered_to: Callable[[Path, Sequence[int]], list[Path]]
-):
-    write_numbered_to(tmp_path / "shards", [100, 200])
-    (tmp_path / "sets.py").write_text(MODULE + _SLOW)
-    server = Server(tmp_path, "sets:train", "sets:heavy", "--workers", "1")
-    server.wait_line("connect with")
-    address = f"unix://{server.path}"
-    diagnoses: dict[str, str] = {}
-
-    def take(dataset: str) -> None:
-        with loaderd.connect(address, dataset=dataset, batch_size=10, epochs=None) as loader:
-            until_s = time.monotonic() + 6
-            for _ in loader:
-                if time.monotonic() > until_s:
-                    break
-            diagnoses[dataset] = str(loader.diagnose())
-
-    consumers = [threading.Thread(target=take, args=(dataset,)) for dataset in ("train", "heavy")]
-    for consumer in consumers:
-        consumer.start()
-    for consumer in consumers:
-        consumer.join()
-    server.close()
-    assert "busy with other consumers of the server" in diagnoses["train"]
-    for found in diagnoses.values():
-        assert "Advice: `loaderd serve --workers " in found
 
 
 @pytest.mark.slow
