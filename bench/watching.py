@@ -6,7 +6,7 @@
 
 One training runs all the while, and `loaderd top` in a terminal of its own. In turn, for so many seconds each, both
 are on, or neither: `top` is stopped, and the training writes nothing. When it does, it writes figures every so many
-steps, and pictures once an epoch. The loop "bare" takes eager tensors and does nothing with them; "model" trains a
+steps. The loop "bare" takes eager tensors and does nothing with them; "model" trains a
 small net on them, with TensorFlow on the same cores. Prints the steps a second of each pair of stretches as JSON, and
 of each loop the median of their ratios, and between which two a half of them lie.
 """
@@ -64,8 +64,6 @@ with loaderd.Loader(shards, loaderd.schemas.chess_eval(), batch_size=512, epochs
             train(board, score)
         if writes and step % every == 0:
             callback.write(step)
-        if writes and step % loader.batches_per_epoch == 0:
-            callback.write_pictures(step)
 """
 _WARMUP_S = 6
 _COMMAND = "import sys; from loaderd.cli.main import main; main(sys.argv[1:])"

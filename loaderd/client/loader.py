@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-import numpy.typing as npt
-
 from loaderd.client.batch import Batch, HandOver, identity
 from loaderd.client.reconnecting_stream import ReconnectingStream
 from loaderd.client.shutdown import ProgramEnded
@@ -236,12 +234,6 @@ class Loader:
             batch.instead_of_batch = True
             raise batch
         return batch
-
-    def _glimpse(self, num_records: int) -> dict[str, npt.NDArray[Any]]:
-        """A dict that gets a copy of the next batch's first ``num_records`` records when that batch is taken."""
-        copied: dict[str, npt.NDArray[Any]] = {}
-        self._stream.glimpses.append((copied, num_records))
-        return copied
 
     def _read(self, pass_: Pass, step: int, takes_ahead: bool = False) -> Batch | LoaderdError | None:
         if (watched := self._stream.watched) is not None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import subprocess
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
-
-import numpy.typing as npt
 
 from loaderd.client.batch import Batch
 from loaderd.client.shutdown import ProgramEnded, end_with_program, program_has_ended
@@ -53,8 +50,6 @@ class Stream(ABC):
     def __init__(self, skipped: SkippedData) -> None:
         self.counts = StreamCounts()
         self.skipped = skipped
-        self.glimpses: deque[tuple[dict[str, npt.NDArray[Any]], int]] = deque()
-        """What gets a copy of the next batch's first records, and of how many."""
         self.lock = threading.Lock()
         """Held by the thread that asks for a batch."""
         self._over: str | type[ProgramEnded] | None = None
@@ -122,9 +117,6 @@ class Stream(ABC):
         """Count ``batch``, which the consumer gets."""
         self.counts.batches_delivered += 1
         self.counts.records_delivered += batch.num_records
-        while self.glimpses:
-            copied, num_records = self.glimpses.popleft()
-            copied.update({name: array[:num_records].copy() for name, array in batch.items()})
         return batch
 
     # -------------------------------------------------------------------------------------------- end

@@ -40,6 +40,6 @@ def test_every_verdict_is_explained():
 
 def test_the_pictures_are_there():
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", DOCS)
-    assert len(pictures) == 3
+    assert len(pictures) == 2
     for picture in pictures:
         assert (FOLDER / picture).stat().st_size < 100_000
