@@ -76,9 +76,8 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     ``fit`` trains on ``dataset`` or on what ``map`` and ``prefetch`` make of it: each step must be its next batch.
     Raises OptionError for data that grow, and for a ``directory`` that TensorFlow would
     take for a pattern. When ``fit`` begins, raises it if the backup is of another model or of other data, and for
-    what cannot be resumed: a model of tf_keras, other data than ``dataset``, what ``cache``, ``shuffle``, ``batch``
-    and the like make of it, a MultiWorkerMirroredStrategy, ``steps_per_epoch`` for data with an end, and
-    ``steps_per_execution`` that does not divide an epoch's steps.
+    what cannot be resumed: other data than ``dataset``, what ``cache``, ``shuffle``, ``batch`` and the like make of
+    it, ``steps_per_epoch`` for data with an end, and ``steps_per_execution`` that does not divide an epoch's steps.
     """
 
     def __init__(
@@ -118,16 +117,6 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._delete_checkpoint = delete_checkpoint
 
     # ------------------------------------------------------------------------------------ called by fit
-
-    def set_model(self, model: Any) -> None:
-        if not isinstance(model, keras.Model):
-            raise OptionError(
-                f"BackupAndRestore is for models of Keras {keras.__version__}, got one of "
-                f"{type(model).__module__.partition('.')[0]}",
-                hint="Build the model with the package keras; or save its weights and loader.position in a training "
-                "loop of your own.",
-            )
-        super().set_model(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._backup: str | None = tf.train.latest_checkpoint(self._directory)
@@ -198,25 +187,16 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _check_fit(self) -> int | None:
         """How many steps ``fit`` makes in an epoch; None if it has no end. Raises OptionError as the class says."""
-        if isinstance(self.model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            raise OptionError(
-                "BackupAndRestore does not work with a MultiWorkerMirroredStrategy",
-                hint="Save the weights and loader.after(begin, batches) in a training loop of your own.",
-            )
         steps, together = self.params["steps"], self.model.steps_per_execution
         if self._endless:
             return None if steps is None else -(-steps // together) * together
-        if steps != self._num_steps:
+        # Where Keras is given steps_per_epoch, it keeps its iterator from one epoch to the next: the epoch after a
+        # resumed one would have no steps.
+        if steps != self._num_steps or argument_of_fit("steps_per_epoch") is not None:
             raise OptionError(
-                f"fit must take all {self._num_steps} steps of the data set each epoch, got steps_per_epoch={steps}",
-                hint="Make the data set with epochs=None: it goes on from one epoch of fit to the next.",
-            )
-        if argument_of_fit("steps_per_epoch") is not None:
-            raise OptionError(
-                "fit must not be given steps_per_epoch for a data set with an end: Keras then keeps its iterator "
-                "from one epoch to the next, and the epoch after a resumed one would have no steps",
+                f"fit must not be given steps_per_epoch for a data set with an end, got {steps}",
                 hint=f"Leave it out: fit takes the {self._num_steps} steps of the data set by itself. Or make the "
-                "data set with epochs=None.",
+                "data set with epochs=None: it goes on from one epoch of fit to the next.",
             )
         if self._num_steps % together:
             raise OptionError(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
-
 import tensorflow as tf
 
 from loaderd.errors import OptionError
@@ -17,39 +14,13 @@ def check_device(device: str) -> None:
     present = [logical.name for logical in tf.config.list_logical_devices()]
     try:
         wanted = tf.DeviceSpec.from_string(device)
+        is_present = f"/device:{wanted.device_type}:{wanted.device_index or 0}" in present
     except ValueError:
-        wanted = None
-    for name in present:
-        spec = tf.DeviceSpec.from_string(name)
-        if wanted is not None and (wanted.device_type, wanted.device_index or 0) == (
-            spec.device_type,
-            spec.device_index,
-        ):
-            return
-    raise OptionError(
-        f"device must be one of {present}, got {device!r}", hint="TensorFlow sees no other device here."
-    )
-
-
-def copy_ns(specs: Iterable[tf.TensorSpec], batch_size: int, device: str) -> int:
-    """Nanoseconds that a copy of a batch of such fields to ``device`` takes when the device has nothing else to do.
-
-    TensorFlow's own prefetching does not tell. 0 in a graph of TensorFlow 1, where nothing can be tried.
-    """
-    with tf.init_scope():
-        if not tf.executing_eagerly():
-            return 0
-        with tf.device("/CPU:0"):
-            # Text stays on the host. Ones, because the host gives zeros no memory until they are read.
-            fields = [tf.ones([batch_size, *spec.shape[1:]], spec.dtype) for spec in specs if spec.dtype != tf.string]
-        took_ns = []
-        for _ in range(2):  # the first copy readies the device
-            began_ns = time.perf_counter_ns()
-            with tf.device(device):
-                copies = [tf.identity(field) for field in fields]
-            took_ns.append(time.perf_counter_ns() - began_ns)
-            del copies
-    return took_ns[-1]
+        is_present = False
+    if not is_present:
+        raise OptionError(
+            f"device must be one of {present}, got {device!r}", hint="TensorFlow sees no other device here."
+        )
 
 
 def has_gpu() -> bool:

@@ -12,26 +12,14 @@ the model works on a batch, the replica's next one lies on its device, and the o
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
 
 import loaderd
-from loaderd.client.elements import Structure
 from loaderd.errors import OptionError
-from loaderd.options import (
-    DEFAULT_STORAGE,
-    OnCorrupt,
-    Refresh,
-    Remainder,
-    Unpack,
-    as_count,
-    require,
-    suggests_options,
-)
+from loaderd.options import Remainder, as_count, require
 from loaderd_tf.dataset_attributes import attach
 from loaderd_tf.graphs import unconverted
 from loaderd_tf.keras_calls import check_one_host
@@ -41,48 +29,24 @@ from loaderd_tf.tf_dataset import make_dataset
 _HELD_BY_REPLICA = 6
 
 
-_OF_THE_STRATEGY = {
-    **dict.fromkeys(
-        ("shard", "num_shards", "shard_index", "rank", "world_size", "num_replicas"),
-        "nothing: each host that the strategy has reads its own share",
-    ),
-    "device": "nothing: each replica that the strategy has gets its batches on its own device",
-    **dict.fromkeys(("batch_size", "batch"), "global_batch_size=, for all replicas together"),
-}
-
-
-@partial(suggests_options, names=_OF_THE_STRATEGY)
 def distribute(
     strategy: tf.distribute.Strategy,
     shards: Any,
     schema: loaderd.Schema | None = None,
     *,
     global_batch_size: int,
-    structure: Structure = None,
     prefetch: int = 2,
-    unpack: Unpack = "worker",
-    epochs: int | None = 1,
-    shuffle: bool | loaderd.Shuffle = True,
-    seed: int | None = 0,
     remainder: Remainder = "short",
-    workers: int | None = None,
-    on_corrupt: OnCorrupt = "raise",
     held_batches: int | None = None,
-    index_cache: str = "user",
-    progress: bool | None = None,
-    refresh: Refresh = "never",
-    stall_timeout: float | None = 120.0,
-    report: str | os.PathLike[str] | None = None,
-    storage: loaderd.Storage = DEFAULT_STORAGE,
-    start: loaderd.Position | None = None,
+    **options: Any,
 ) -> tf.distribute.DistributedDataset:
     """Batches of TFRecord shards for the replicas of ``strategy``: each gets records of its own, on its own device.
 
     ``strategy``: a MirroredStrategy, a MultiWorkerMirroredStrategy (then this is called in each of its processes), or
     another one whose replicas are fed by their own process. A step takes ``global_batch_size`` records, the same
     number for each replica; every host reads its share of each epoch (``shard`` and ``device`` follow from the
-    strategy), and over all replicas each record comes once an epoch. The other options are those of
-    :func:`make_dataset`; ``prefetch`` is a number of slots of a host, beside those of the batches that its replicas
+    strategy), and over all replicas each record comes once an epoch. ``options`` are those of
+    :func:`make_dataset`. ``prefetch`` is a number of slots of a host, beside those of the batches that its replicas
     have or that are on their way to them. What is returned has ``loader``, ``close()``, ``statistics()`` and
     ``diagnose()`` as there; they are those of this host.
 
@@ -97,53 +61,27 @@ def distribute(
     loop of your own, make it with ``start=Position(epoch, steps * replicas of a host)`` (:func:`make_dataset` says
     why not in ``fit``, and what to do there). Raises exceptions of :mod:`loaderd.errors`.
     """
-    global_batch_size = _check(strategy, global_batch_size)
+    size = _check(strategy, global_batch_size)
     prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
-    make_of_host = partial(
-        make_dataset,
-        shards,
-        schema,
-        structure=structure,
-        prefetch=prefetch,
-        unpack=unpack,
-        epochs=epochs,
-        shuffle=shuffle,
-        seed=seed,
-        remainder=remainder,
-        workers=workers,
-        on_corrupt=on_corrupt,
-        index_cache=index_cache,
-        progress=progress,
-        refresh=refresh,
-        stall_timeout=stall_timeout,
-        report=report,
-        storage=storage,
-        start=start,
-    )
-    return _distributed(strategy, make_of_host, global_batch_size, prefetch, held_batches, remainder == "drop")
-
-
-def _distributed(
-    strategy: tf.distribute.Strategy,
-    make_of_host: Callable[..., tf.data.Dataset],
-    global_batch_size: int,
-    prefetch: int,
-    held_batches: int | None,
-    drop: bool,
-) -> tf.distribute.DistributedDataset:
-    """``make_of_host`` lacks what the strategy decides: batch size, share and, where it is None, ``held_batches``."""
+    for name in ("batch_size", "shard", "device"):
+        if name in options:
+            raise TypeError(f"distribute has no option {name!r}: it follows from the strategy and global_batch_size")
     opened: list[tuple[loaderd.Loader, int, int]] = []  # and how many of its batches a step takes; how many hosts
 
     def open_pipeline(context: tf.distribute.InputContext) -> tf.data.Dataset:
         replicas = context.num_replicas_in_sync // context.num_input_pipelines
-        held = prefetch + _HELD_BY_REPLICA * replicas
-        dataset = make_of_host(
-            batch_size=context.get_per_replica_batch_size(global_batch_size),
+        dataset = make_dataset(
+            shards,
+            schema,
+            batch_size=context.get_per_replica_batch_size(size),
             shard=(context.input_pipeline_id, context.num_input_pipelines),
-            held_batches=held if held_batches is None else held_batches,
+            prefetch=prefetch,
+            remainder=remainder,
+            held_batches=prefetch + _HELD_BY_REPLICA * replicas if held_batches is None else held_batches,
+            **options,
         )
         opened.append((dataset.loader, replicas, context.num_input_pipelines))
-        return _in_steps(dataset, replicas, drop)
+        return _in_steps(dataset, replicas, remainder == "drop")
 
     distributed = strategy.distribute_datasets_from_function(open_pipeline)
     ((loader, replicas, num_hosts),) = opened

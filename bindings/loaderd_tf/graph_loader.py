@@ -27,14 +27,13 @@ _MOST_MISSED = 16
 class GraphLoader:
     """The functions for ``loader``, whose batches are handed over as the arrays of the fields ``names``.
 
-    ``copy_ns``: how long it takes to copy a batch to its device; 0 on the host. ``pins``: whether a GPU may copy the
-    batches, with or without a device that is theirs. TensorFlow keeps what a GPU copies until that is over.
+    ``pins``: whether a GPU may copy the batches, with or without a device that is theirs. TensorFlow keeps what a GPU
+    copies until that is over.
     """
 
-    def __init__(self, loader: Loader, names: tuple[str, ...], copy_ns: int, pins: bool) -> None:
+    def __init__(self, loader: Loader, names: tuple[str, ...], pins: bool) -> None:
         self._loader = weakref.ref(loader)
         self._names = names
-        self._copy_ns = copy_ns
         self._pins = pins
         self._pass_of = lru_cache(maxsize=16)(self._parse_pass)
         # By pass: the step of a batch that was not delivered, though it is not broken, and the last step asked for.
@@ -139,7 +138,7 @@ class GraphLoader:
         if step == last:
             self._missed.pop(pass_text, None)
         try:
-            return loader._fetch(pass_, step, self._copy_ns)
+            return loader._fetch(pass_, step)
         except EmptyBatchError:
             return self._empty_batch(loader)
         except BaseException as error:

@@ -9,7 +9,6 @@ module follows what a data set was made of, from the one that is iterated to tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from loaderd.client.loader import Loader
@@ -31,33 +30,16 @@ def check_counted(iterator: Any, loader: Loader, endless: bool) -> None:
 
     ``endless``: whether the data of the loader have no end.
     """
+    allowed = _ONE_FOR_ONE | _BY_STRATEGY | (_OF_ENDLESS if endless else _OF_PASSES)
     for each in getattr(iterator, "_iterators", [iterator]):  # with a strategy: one for each host
         dataset = getattr(each, "_dataset", None)
-        if dataset is not None:
-            _check(dataset, loader, endless)
-
-
-def _check(dataset: Any, loader: Loader, endless: bool) -> None:
-    if all(loader_of(each) is not loader for each in _sources_of(dataset)):
-        raise OptionError(
-            "fit must train on the data set that BackupAndRestore was given, or on what is made of it, got another",
-            hint="Give both the same data set.",
-        )
-    allowed = _ONE_FOR_ONE | _BY_STRATEGY | (_OF_ENDLESS if endless else _OF_PASSES)
-    while loader_of(dataset) is not loader:
-        name = type(dataset).__name__
-        if name not in allowed or getattr(dataset, "_deterministic", None) == "false":
-            raise OptionError(
-                "fit must take the batches of BackupAndRestore's data set one for one and in their order, got "
-                f"{name.lstrip('_')} between the two: it could not be resumed",
-                hint="Of the data set make others by map (deterministic) and prefetch only. make_dataset itself "
-                "shuffles, batches, copies to a device, and with epochs=None repeats.",
-            )
-        (dataset,) = dataset._inputs()
-
-
-def _sources_of(dataset: Any) -> Iterator[Any]:
-    """``dataset``, and all that it is made of."""
-    yield dataset
-    for each in dataset._inputs():
-        yield from _sources_of(each)
+        while dataset is not None and loader_of(dataset) is not loader:
+            name, inputs = type(dataset).__name__, dataset._inputs()
+            if name not in allowed or not inputs or getattr(dataset, "_deterministic", None) == "false":
+                raise OptionError(
+                    "fit must train on the data set that BackupAndRestore was given, and take its batches one for "
+                    f"one and in their order, got {name.lstrip('_')} between the two: it could not be resumed",
+                    hint="Of the data set make others by map (deterministic) and prefetch only. make_dataset itself "
+                    "shuffles, batches, copies to a device, and with epochs=None repeats.",
+                )
+            (dataset,) = inputs

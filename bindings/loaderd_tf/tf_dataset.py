@@ -26,7 +26,7 @@ from loaderd.client.shutdown import program_has_ended
 from loaderd.errors import OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, Unpack, as_count, suggests_options
 from loaderd_tf.dataset_attributes import attach
-from loaderd_tf.device import copy_ns, has_gpu, is_host
+from loaderd_tf.device import has_gpu, is_host
 from loaderd_tf.graph_loader import GraphLoader, cardinality
 from loaderd_tf.graphs import check_process, keep_with_graph, unconverted
 from loaderd_tf.iterators import with_own_iterators
@@ -138,8 +138,7 @@ def from_loader(
         tf.TensorSpec([loader.static_batch_size, *spec.shape], tf.as_dtype(spec.dtype))
         for spec in (loader.schema.specs[name] for name in names)
     ]
-    copying_ns = 0 if device is None else copy_ns(specs, loader.batch_size, device)
-    graph_loader = GraphLoader(loader, names, copying_ns, has_gpu())
+    graph_loader = GraphLoader(loader, names, has_gpu())
     pack = packer(structure)
     keep_with_graph(loader)
 

@@ -217,18 +217,15 @@ class Loader:
         """Count that the consumer waited ``waited_ns`` for a copy to a device; ``ahead`` copies are begun early."""
         self._stream.count_device_wait(waited_ns, ahead)
 
-    def _fetch(self, pass_: Pass, step: int, copy_ns: int = 0) -> Batch | None:
+    def _fetch(self, pass_: Pass, step: int) -> Batch | None:
         """Batch ``step`` of a pass, or None behind its last one. Step 0 is where the whole pass would begin.
 
         Any step can be asked for at any time, and always gives the same batch. Steps in order are fast; for any other
         one the workers have to begin anew. Raises the error of a batch that cannot be delivered. The caller keeps
-        count of the steps: there is no :attr:`position` afterwards. ``copy_ns``: how long the caller will take to
-        copy the batch to a device.
+        count of the steps: there is no :attr:`position` afterwards.
         """
         with self._stream.lock:
             batch = self._read(pass_, step, takes_ahead=True)
-            if copy_ns:
-                self._stream.count_device_wait(copy_ns, 1)
             self._here = None
         if isinstance(batch, LoaderdError):
             batch.instead_of_batch = True

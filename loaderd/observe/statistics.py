@@ -28,8 +28,8 @@ class Statistics:
     wait_s: float
     """Seconds that the consumer waited for a batch."""
     device_wait_s: float
-    """Seconds that it waited, besides, for copies of batches to a device. Where a ``tf.data.Dataset`` copies, this is
-    an estimate: the number of copies, times what one took when the data set was made."""
+    """Seconds that it waited, besides, for copies of batches to a device. Those of a ``tf.data.Dataset`` do not
+    count."""
     records_skipped: int
     """Records left out of batches for damage that the index pass did not see. (What it saw is not in the plan.)"""
     damages: tuple[Damage, ...]

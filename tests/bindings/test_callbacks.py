@@ -15,7 +15,6 @@ import loaderd_tf
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 import loaderd
 from loaderd.errors import OptionError
@@ -291,10 +290,6 @@ def test_what_cannot_go_on(open_dataset: Callable[..., Any], tmp_path: Path):
     backup = loaderd_tf.BackupAndRestore(tmp_path, dataset)
     with pytest.raises(OptionError, match=r"is of another model or optimizer: .*\[32, 8\].* these have .*\[32, 1\]"):
         other.fit(dataset, callbacks=[backup], shuffle=False, verbose=0)
-    of_keras_2 = tf_keras.Sequential([tf_keras.Input((32,)), tf_keras.layers.Dense(1)])
-    of_keras_2.compile("sgd", "mse")
-    with pytest.raises(OptionError, match=r"is for models of Keras 3\..*, got one of tf_keras"):
-        of_keras_2.fit(dataset, callbacks=[backup], verbose=0)
 
 
 @pytest.mark.slow
@@ -331,7 +326,7 @@ def test_the_steps_of_data_with_an_end_are_not_for_fit_to_say(
     model.compile("adam", "mse")
     dataset = open_dataset()
     backup = loaderd_tf.BackupAndRestore(tmp_path / "backup", dataset)
-    with pytest.raises(OptionError, match=r"must not be given steps_per_epoch .*\n.*takes the 22 steps"):
+    with pytest.raises(OptionError, match=r"must not be given steps_per_epoch .*, got 22\n.*takes the 22 steps"):
         model.fit(dataset, epochs=2, steps_per_epoch=22, callbacks=[backup], shuffle=False, verbose=0)
     assert model.seen == {} and dataset.loader._next_is_whole
 
@@ -339,7 +334,7 @@ def test_the_steps_of_data_with_an_end_are_not_for_fit_to_say(
 @pytest.mark.slow
 def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Path):
     dataset = open_dataset()
-    with pytest.raises(OptionError, match="must take all 22 steps of the data set each epoch, got steps_per_epoch=7"):
+    with pytest.raises(OptionError, match=r"must not be given steps_per_epoch .*, got 7"):
         fit(tmp_path, dataset, steps_per_epoch=7)
     with pytest.raises(OptionError, match="steps_per_execution must divide the 22 steps of an epoch, got 4"):
         fit(tmp_path, dataset, together=4)
@@ -373,7 +368,7 @@ NOT_COUNTED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOT_COUNTED)
 def test_steps_that_do_not_count_the_batches_are_refused(open_dataset: Callable[..., Any], tmp_path: Path, name: str):
-    message = f"must take the batches .* one for one and in their order, got {name} between"
+    message = f"take its batches one for one and in their order, got {name} between"
     with pytest.raises(OptionError, match=message):
         fit(tmp_path, open_dataset(), derive=NOT_COUNTED[name])
     assert build(DEFAULT, 1)[0].seen == {}, "before the first step"
@@ -387,7 +382,7 @@ def test_a_part_of_an_endless_data_set_is_refused(open_dataset: Callable[..., An
 
 def test_a_training_on_other_data_is_refused(open_dataset: Callable[..., Any], tmp_path: Path):
     dataset, other = open_dataset(), open_dataset()
-    with pytest.raises(OptionError, match=r"must train on the data set .* or on what is made of it, got another"):
+    with pytest.raises(OptionError, match=r"must train on the data set .*, got ConcatenateDataset between"):
         fit(tmp_path, dataset, derive=lambda _: other)
     same_loader = loaderd_tf.from_loader(dataset.loader, ("bits", "id"))
     assert len(fit(tmp_path, dataset, derive=lambda _: same_loader)[0]) == 44

@@ -22,7 +22,7 @@ import tensorflow as tf
 import loaderd
 from loaderd.errors import OptionError
 from tests.helpers.numbered import Numbered
-from tests.helpers.own_processes import DAEMON, children_of, newest_daemon, seen_of_newest, wait_ends
+from tests.helpers.own_processes import DAEMON, children_of, newest_daemon, wait_ends
 
 RECORDS = 1000
 
@@ -215,21 +215,6 @@ def test_batches_are_copied_to_a_device(chess: list[str], schema: loaderd.Schema
         np.testing.assert_allclose(
             np.concatenate([e["score"] for e in elements]), plain_tensorflow(chess)[2], atol=1e-6
         )
-
-
-@pytest.mark.slow
-def test_copies_to_a_device_are_counted(chess: list[str], schema: loaderd.Schema):
-    """By what one of them took when the data set was made; on the host there is none."""
-    for device in ("/CPU:0", "/CPU:1"):
-        ds = loaderd_tf.make_dataset(chess, schema, batch_size=100, device=device, workers=1)
-        batches = sum(1 for _ in ds)
-        found, now = ds.statistics(), seen_of_newest()
-        assert now.device_wait_s == pytest.approx(found.device_wait_s)
-        if device == "/CPU:0":
-            assert found.device_wait_s == 0
-        else:
-            assert 1e-6 < found.device_wait_s / batches < 1 and now.copies_ahead == 1
-        ds.close()
 
 
 @pytest.mark.parametrize("device", ["/GPU:7", "/CPU:2", "nonsense"])

@@ -196,14 +196,8 @@ def test_what_cannot_be_distributed(mirrored: tf.distribute.Strategy, numbered: 
     for size in (0, 41, 40.0, True):
         with pytest.raises(OptionError, match=f"positive multiple of the strategy's 2 replicas, got {size}"):
             distribute(global_batch_size=size)
-    for name, instead in {
-        "shard": "nothing: each host that the strategy has reads its own share",
-        "rank": "nothing: each host that the strategy has reads its own share",
-        "batch_size": "global_batch_size=, for all replicas together",
-        "device": "nothing: each replica that the strategy has gets its batches on its own device",
-        "num_workers": "workers=",
-    }.items():
-        with pytest.raises(TypeError, match=f"^distribute has no option '{name}': give {instead}$"):
+    for name in ("shard", "batch_size", "device"):
+        with pytest.raises(TypeError, match=f"^distribute has no option '{name}': it follows from the strategy"):
             distribute(**{name: 2})
 
 

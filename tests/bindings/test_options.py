@@ -31,10 +31,6 @@ def test_options_are_those_of_a_loader():
     of_make_dataset = parameters(loaderd_tf.make_dataset)
     assert own.items() <= of_make_dataset.items()
     assert set(of_make_dataset) - set(of_loader) == {"structure", "prefetch", "device"}
-    expected = {name: each for name, each in of_make_dataset.items() if name not in ("shard", "device", "batch_size")}
-    distributed = parameters(loaderd_tf.distribute)
-    assert set(distributed) - set(expected) == {"strategy", "global_batch_size"}
-    assert expected.items() <= distributed.items()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +45,7 @@ def test_options_are_those_of_a_loader():
 )
 @pytest.mark.parametrize(
     "function",
-    [loaderd.Loader, loaderd_tf.make_dataset, loaderd_tf.distribute, loaderd.connect],
+    [loaderd.Loader, loaderd_tf.make_dataset, loaderd.connect],
     ids=lambda f: f.__name__,
 )
 def test_other_names_of_options(function: Any, option: str, meant: str):

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import loaderd
 from loaderd.errors import OptionError
 from tests.helpers.numbered import Numbered
 from tests.helpers.own_processes import newest_daemon
