@@ -189,4 +189,4 @@ def _length_at(content: bytearray, offset: int) -> int:
 def _compression_of(path: Path) -> str:
     (file,) = list_shards(path)
     with closing(open_shard(file)) as opened:
-        return detect_compression(file.uri, opened, file.size_bytes)
+        return detect_compression(file.uri, opened.read_at, file.size_bytes)

@@ -88,7 +88,7 @@ def _count(shards: int) -> str:
 
 def _compression_of(file: ShardFile) -> str:
     with closing(open_shard(file)) as opened:
-        return _COMPRESSIONS[detect_compression(file.uri, opened, file.size_bytes)]
+        return _COMPRESSIONS[detect_compression(file.uri, opened.read_at, file.size_bytes)]
 
 
 def _with_sample(base: Config, files: list[ShardFile], scratch: Path, about: str) -> Inputs:

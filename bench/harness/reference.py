@@ -116,7 +116,8 @@ def _decode_field(
 def read(file: ShardFile) -> Iterator[bytes]:
     """The records of a shard, as they are stored. Raises ValueError where one is damaged."""
     with closing(open_shard(file)) as opened:
-        stream = open_stream(file.uri, opened, detect_compression(file.uri, opened, file.size_bytes))
+        compression = detect_compression(file.uri, opened.read_at, file.size_bytes)
+        stream = open_stream(file.uri, opened.read_at, compression)
         for found in scan(file.uri, stream.read_into):
             if isinstance(found, Damage):
                 raise ValueError(str(found))

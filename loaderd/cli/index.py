@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from loaderd.cli.parallel_scan import add_shards, count, rate, read_all, record_format_of, say
 from loaderd.errors import LoaderdError
-from loaderd.formats.index_cache import why_unkept
 from loaderd.formats.indexer import find_indexes
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
@@ -79,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         name, reason = unkept[0]
         sys.stderr.write(
             f"{len(unkept):,} of {len(made):,} indexes cannot be kept. {readable_line(name)}: "
-            f"{readable_line(why_unkept(reason))}\n"
+            f"{readable_line(reason)}\n"
         )
         sys.stderr.write("Choose another --index-cache, or make room there.\n")
     return 2 if unkept else int(damages > 0)

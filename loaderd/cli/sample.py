@@ -105,7 +105,8 @@ def sample_shards(files: Sequence[ShardFile], num_records: int, display: Progres
 def _records_of(file: ShardFile, on_read: OnRead) -> Iterator[tuple[int, bytes]]:
     """Number and bytes of each healthy record, in order."""
     with closing(open_shard(file, Access())) as opened:
-        stream = open_stream(file.uri, opened, detect_compression(file.uri, opened, file.size_bytes), on_read)
+        compression = detect_compression(file.uri, opened.read_at, file.size_bytes)
+        stream = open_stream(file.uri, opened.read_at, compression, on_read)
         for piece in scan(file.uri, stream.read_into):
             if isinstance(piece, Damage):
                 continue

@@ -50,15 +50,15 @@ def stored_in(file: ShardFile) -> StoredFormat | None:
     """
     detected = detect_schema(file)
     if detected is not None:
-        assert detected.schema.records is not None
-        module = f"import loaderd\n\nschema = {detected.made_by}\n"
-        named = f"{detected.made_by}, recognized by the content"
-        return StoredFormat(detected.schema.records, detected.schema, named, module)
+        schema, made_by = detected
+        assert schema.records is not None
+        module = f"import loaderd\n\nschema = {made_by}\n"
+        return StoredFormat(schema.records, schema, f"{made_by}, recognized by the content", module)
     with closing(open_shard(file)) as opened:
         head = bytearray(len(ZIP_MAGIC))
         if not opened.read_at(0, memoryview(head)) or head != ZIP_MAGIC:
             return None
-        records = FixedRecords(np.dtype(list(arrays_of(file, opened).items())))
+        records = FixedRecords(np.dtype(list(arrays_of(file, opened.read_at).items())))
     return StoredFormat(records, None, _NO_SCHEMA, _as_python(records))
 
 

@@ -25,11 +25,10 @@ from loaderd.formats.compression import ByteStream, most_record_bytes, open_stre
 from loaderd.formats.framing import RecordChunk, scan
 from loaderd.formats.reader import Reader
 from loaderd.formats.shard_index import ANCHOR_RECORDS
-from loaderd.kernels.crc import FRAME_BYTES, HEADER_BYTES, Bytes1D, chain_crcs, check_data_crcs
+from loaderd.kernels.crc import FOOTER_BYTES, HEADER_BYTES, Bytes1D, chain_crcs, check_data_crcs
 from loaderd.kernels.frames import CHAIN_SLACK_BYTES, Ends, walk_chains
 from loaderd.stages import Stage
 from loaderd.storage.shard_file import Block
-from loaderd.storage.timed import TimedFile, inflating
 
 _ANCHOR_BYTES = 4
 
@@ -37,8 +36,10 @@ _ANCHOR_BYTES = 4
 class BlockReader(Reader):
     """Reads blocks of TFRecord files."""
 
-    def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
-        return ends[:-1] + HEADER_BYTES, np.diff(ends) - FRAME_BYTES
+    header_bytes, footer_bytes = HEADER_BYTES, FOOTER_BYTES
+
+    def crc_of(self, piece: RecordChunk, crc: int) -> int:
+        return chain_crcs(piece.buffer, piece.ends, crc)
 
     def memory_bytes(self, block: Block) -> int:
         return block.num_bytes
@@ -65,7 +66,9 @@ class BlockReader(Reader):
         """As in ``Reader``; both CRCs of each record are checked, and that of a block which has one."""
         self._file(block.shard).check_unchanged()
         if block.crc is not None:
-            yield from self._read_compared(block)
+            pieces = self._checked(self._read_part(block, block.first_record + block.num_records))
+            yield from self._compared(block, pieces)
+            self._check_unchanged(block)
             return
         is_whole = not block.anchors or self._find_frames([block]) is not None
         for part in [block] if is_whole else _parts(block):
@@ -73,17 +76,6 @@ class BlockReader(Reader):
             if begin + part.num_records <= first or begin >= stop:
                 continue
             yield from self._checked(self._read_part(part, block.first_record + stop))
-        self._check_unchanged(block)
-
-    def _read_compared(self, block: Block) -> Iterator[RecordChunk]:
-        """All of a block that has a CRC. It held no damage when it was indexed: so what holds any is another one."""
-        crc = 0
-        for piece in self._checked(self._read_part(block, block.first_record + block.num_records)):
-            if isinstance(piece, Damage):
-                self._refuse(block, f"at byte {piece.offset}: {piece.found} in place of {piece.expected}")
-            crc = chain_crcs(piece.buffer, piece.ends, crc)
-            yield piece
-        self._check_content(block, crc)
         self._check_unchanged(block)
 
     def _checked(self, pieces: Iterator[RecordChunk | Damage]) -> Iterator[RecordChunk | Damage]:
@@ -180,15 +172,14 @@ class BlockReader(Reader):
     def _scan(self, part: Block, offset: int, record: int) -> tuple[ByteStream, Iterator[RecordChunk | Damage]]:
         """The shard's stream, and what it holds from ``offset``, where ``record`` begins, to the end of ``part``."""
         uri = self._files[part.shard].uri
-        timed = TimedFile(self._file(part.shard), self._spent)
-        stream = open_stream(uri, timed, self._compressions[part.shard], self._on_read)
-        with inflating(self._spent):
+        stream = open_stream(uri, self._read_at(part.shard), self._compressions[part.shard], self._on_read)
+        with self._inflating():
             stream.skip(offset)
         left = part.offset + part.num_bytes - offset
 
         def read_into(view: memoryview) -> int:
             nonlocal left
-            with inflating(self._spent):
+            with self._inflating():
                 got = stream.read_into(view[:left]) if left else 0
             left -= got
             return got

@@ -7,28 +7,22 @@ like; otherwise its first bytes tell GZIP (RFC 1952) and ZLIB (RFC 1950). A file
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 
-from loaderd.errors import Damage
+from loaderd.errors import Damage, LoaderdError
 from loaderd.formats.framing import MAX_RECORD_BYTES
+from loaderd.formats.inflate import MOST_INFLATED, READ_BYTES, open_inflater
 from loaderd.formats.kinds import GZIP_MAGIC, HEAD_BYTES, Content, is_frame, kind_of, refused
 from loaderd.kernels.crc import HEADER_BYTES
-from loaderd.storage.shard_file import Compression, Readable
+from loaderd.storage.shard_file import Compression, ReadAt
 
 OnRead = Callable[[int], None]
 """Called after each read of a shard from front to back, with the offset in the file that the reading has reached."""
 
 _EXPECTED = "a TFRecord file, plain, GZIP or ZLIB"
 _HINT_FIXED = "Where it holds records of a fixed size, give a schema of FixedRecords, which may be wrapped so."
-_READ_BYTES = 1 << 18
-# Little at a time: behind each member, an inflater returns what it has not used yet as a copy.
-_FED_BYTES = 1 << 16
-_WINDOW_BITS = {"gzip": 31, "zlib": 15}
 ALL_BYTES = 1 << 62
 """For ``ByteStream.skip``: up to the end."""
-MOST_INFLATED = 1032
-"""Bytes that deflate can make of one (zlib.net/zlib_tech.html)."""
 # A bomb is what hardly any data is: deflate makes 1032 bytes of one where all of them are the same.
 _BOMB_RATIO, _SMALL_BYTES = 1000, 512 << 20
 _MOST_OFFSET = (1 << 63) - 1 - HEADER_BYTES
@@ -36,12 +30,12 @@ _MOST_OFFSET = (1 << 63) - 1 - HEADER_BYTES
 _ANY_RECORD_BYTES, _RECORD_BYTES_PER_BYTE = 64 << 20, 64
 
 
-def detect_compression(shard: str, file: Readable, size_bytes: int) -> Compression:
+def detect_compression(shard: str, read_at: ReadAt, size_bytes: int) -> Compression:
     """How the file is compressed, from its first bytes; ``shard`` is its name.
 
     Raises ShardFormatError where it is plainly a file of another kind than TFRecord, or holds one, compressed.
     """
-    content = Content(file.read_at, size_bytes)
+    content = Content(read_at, size_bytes)
     head = content.head
     if is_frame(head):
         return "none"
@@ -55,7 +49,7 @@ def detect_compression(shard: str, file: Readable, size_bytes: int) -> Compressi
         compression = "zlib"
     else:
         return "none"
-    inside = kind_of(front_of(open_stream(shard, file, compression)), but="tfrecord")
+    inside = kind_of(front_of(open_stream(shard, read_at, compression)), but="tfrecord")
     if inside:
         raise refused(shard, inside, _EXPECTED, inside=f"compressed with {compression}")
     return compression
@@ -72,33 +66,6 @@ def front_of(stream: ByteStream, num_bytes: int = HEAD_BYTES) -> Content:
     return Content.of_bytes(buffer[:filled], is_whole=filled < num_bytes and stream.damage is None)
 
 
-class ByteStream:
-    """Bytes from front to back, up to their end or to ``damage``.
-
-    ``is_garbled``: whether what came before the damage may be wrong as well: nobody knows where the damage begins.
-    """
-
-    damage: Damage | None = None
-    is_garbled = False
-
-    def read_into(self, view: memoryview) -> int:
-        """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
-        raise NotImplementedError
-
-    def fill(self, view: memoryview) -> int:
-        """Fill ``view``; returns the bytes written, fewer only at the end."""
-        filled = 0
-        while filled < len(view) and (got := self.read_into(view[filled:])):
-            filled += got
-        return filled
-
-    def skip(self, num_bytes: int) -> None:
-        """Read and forget so many bytes, or all that there are."""
-        scratch = memoryview(bytearray(min(num_bytes, _READ_BYTES)))
-        while num_bytes and (got := self.read_into(scratch[: min(num_bytes, len(scratch))])):
-            num_bytes -= got
-
-
 def no_callback(offset: int) -> None:
     """An ``OnRead`` for when nobody wants to know."""
 
@@ -110,43 +77,53 @@ def most_record_bytes(compression: Compression, size_bytes: int) -> int:
     return min(MAX_RECORD_BYTES, max(_ANY_RECORD_BYTES, _RECORD_BYTES_PER_BYTE * size_bytes))
 
 
-def open_stream(shard: str, file: Readable, compression: Compression, on_read: OnRead = no_callback) -> ByteStream:
-    """The bytes of a shard from front to back, without their compression; ``shard`` is its name."""
+def open_stream(
+    shard: str, read_at: ReadAt, compression: Compression, on_read: OnRead = no_callback, record_bytes: int = 0
+) -> ByteStream:
+    """The bytes of a shard from front to back, without their compression; ``shard`` is its name.
+
+    ``record_bytes``: of records of a fixed size, which have no CRCs; 0: TFRecord.
+    """
     if compression == "none":
-        return PlainStream(file, on_read)
-    return InflatedStream(shard, file, compression, on_read)
+        return ByteStream(read_at, on_read)
+    return InflatedStream(shard, read_at, compression, on_read, record_bytes)
 
 
-def bomb(shard: str, inflated_bytes: int, compressed_bytes: int) -> Damage | None:
-    """The damage of a compressed stream of records without CRCs that holds next to nothing, over and over."""
-    if inflated_bytes <= max(_SMALL_BYTES, _BOMB_RATIO * compressed_bytes):
-        return None
-    expected = f"at most {_BOMB_RATIO} bytes of each that is compressed"
-    found = f"a bomb, {inflated_bytes} bytes of {compressed_bytes}"
-    return Damage(shard, -1, inflated_bytes, expected, found, lost_bytes=-1)
+class ByteStream:
+    """A file from front to back, up to its end or to ``damage``.
 
+    ``is_garbled``: whether what came before the damage may be wrong as well: nobody knows where the damage begins.
+    """
 
-class PlainStream(ByteStream):
-    """A file from front to back."""
+    damage: Damage | None = None
+    is_garbled = False
 
-    def __init__(self, file: Readable, on_read: OnRead) -> None:
-        self._file = file
-        self._on_read = on_read
+    def __init__(self, read_at: ReadAt, on_read: OnRead = no_callback) -> None:
+        self._read_at, self._on_read = read_at, on_read
         self._offset = 0
 
     def read_into(self, view: memoryview) -> int:
-        got = self._file.read_at(self._offset, view)
+        """Fill ``view`` as far as one step goes; returns the bytes written, 0 at the end."""
+        got = self._read_at(self._offset, view)
         self._offset += got
         self._on_read(self._offset)
         return got
 
+    def fill(self, view: memoryview) -> int:
+        """Fill ``view``; returns the bytes written, fewer only at the end."""
+        filled = 0
+        while filled < len(view) and (got := self.read_into(view[filled:])):
+            filled += got
+        return filled
+
     def skip(self, num_bytes: int) -> None:
+        """Go on so many bytes, or to the end."""
         self._offset += num_bytes
 
     def jump_to(self, offset: int) -> bool:
         """Go on at ``offset``, if a frame begins or the file ends there; returns whether."""
         before = bytearray(1 + HEADER_BYTES)
-        got = self._file.read_at(offset - 1, memoryview(before)) if offset <= _MOST_OFFSET else 0
+        got = self._read_at(offset - 1, memoryview(before)) if offset <= _MOST_OFFSET else 0
         if got == 1 or is_frame(before[1:got]):
             self._offset = offset
             return True
@@ -154,108 +131,65 @@ class PlainStream(ByteStream):
 
 
 class InflatedStream(ByteStream):
-    """A compressed file from front to back, inflated; GZIP members that follow each other are one stream.
-
-    Where the compressed data is damaged or cut, the stream ends there and ``damage`` says so. zlib delivers nothing
-    of a call in which it meets damage. So such a call is repeated from the state before it with half of the input,
-    down to the single byte that is damaged, and all output before that byte is delivered.
-    """
+    """A compressed file from front to back, inflated. Where it is damaged or cut, it ends, and ``damage`` says so."""
 
     def __init__(
-        self, shard: str, file: Readable, compression: Compression, on_read: OnRead, unit_bytes: int = 0
+        self,
+        shard: str,
+        read_at: ReadAt,
+        compression: Compression,
+        on_read: OnRead = no_callback,
+        record_bytes: int = 0,
     ) -> None:
-        """``unit_bytes``: the size of the inflated data is a multiple of this; 0: it may be any."""
-        self._shard = shard
-        self._file = file
-        self._on_read = on_read
-        self._unit_bytes = unit_bytes
-        self._window_bits = _WINDOW_BITS[compression]
-        self._inflater = zlib.decompressobj(self._window_bits)
-        self._compressed_offset = 0
-        self._pending = memoryview(b"")
-        self._most_fed = _FED_BYTES
-        self._member_started = False
-        self._is_behind_gzip = False
-        self._buffer = bytearray(_READ_BYTES)
-        self._inflated_bytes = 0
+        super().__init__(read_at, on_read)
+        self._shard, self._record_bytes = shard, record_bytes
+        self._is_zstd = compression == "zstd"
+        self._inflater = open_inflater(read_at, compression, is_exact=True)
 
     def read_into(self, view: memoryview) -> int:
-        while self.damage is None:
-            got = self._refill() if not self._pending else 1
-            if self._is_behind_gzip and self._pending and self._pending[0] == 0:  # padding, as for gzip(1)
-                self._pending = self._pending[len(self._pending) - len(bytes(self._pending).lstrip(b"\0")) :]
-                continue
-            if not got and not self._member_started:
-                return 0
-            try:
-                data = self._inflate(len(view))
-            except zlib.error as error:
-                self.is_garbled = True
-                self._fail("valid compressed data", str(error))
-                return 0
-            if data:
-                view[: len(data)] = data
-                self._inflated_bytes += len(data)
-                if self._unit_bytes:
-                    compressed_bytes = self._compressed_offset - len(self._pending)
-                    self.damage = bomb(self._shard, self._inflated_bytes, compressed_bytes)
-                    self.is_garbled = self.damage is not None
-                return len(data)
-            if not got and self._member_started:
-                self.is_garbled = self._ends_as_written()
-                self._fail("more compressed data", "the end of the file")
-        return 0
+        if self.damage is not None:
+            return 0
+        try:
+            data = self._inflater.read(len(view))
+        except LoaderdError:  # from reading the file
+            raise
+        except Exception as error:  # each library has errors of its own
+            is_cut = isinstance(error, EOFError) or (self._is_zstd and "Truncated" in str(error))
+            expected = "more" if isinstance(error, EOFError) else "valid"
+            expected = f"{expected} compressed data behind compressed byte {self._inflater.tell()}"
+            self._end(expected, str(error), is_garbled=not is_cut or self._ends_as_written())
+            return 0
+        view[: len(data)] = data
+        self._offset += len(data)
+        compressed_bytes = self._inflater.tell()
+        self._on_read(compressed_bytes)
+        # Records without CRCs that hold next to nothing, over and over.
+        if self._record_bytes and self._offset > max(_SMALL_BYTES, _BOMB_RATIO * compressed_bytes):
+            expected = f"at most {_BOMB_RATIO} bytes of each that is compressed"
+            self._end(expected, f"a bomb, {self._offset} bytes of {compressed_bytes}", is_garbled=True)
+        return len(data)
+
+    def _end(self, expected: str, found: str, is_garbled: bool) -> None:
+        self.damage = Damage(self._shard, -1, self._offset, expected, found, lost_bytes=-1)
+        self.is_garbled = is_garbled
 
     def _ends_as_written(self) -> bool:
         """Whether the last four bytes are a possible size. GZIP ends with the size, so nothing is cut off then.
 
         Instead, a damaged bit has hidden the end of the data, and what was inflated behind that end means nothing.
         """
-        tail = bytearray(4)
-        self._file.read_at(max(0, self._compressed_offset - len(tail)), memoryview(tail))
+        if self._is_zstd or not self._record_bytes:
+            return False
+        tail, end = bytearray(4), self._inflater.tell()
+        self._read_at(max(0, end - len(tail)), memoryview(tail))
         size = int.from_bytes(tail, "little")
         # Most files that are cut end in a number that is larger than all that their bytes can be inflated to.
-        is_possible = 0 < size <= MOST_INFLATED * self._compressed_offset
-        return self._unit_bytes > 0 and is_possible and size % self._unit_bytes == 0
+        return 0 < size <= MOST_INFLATED * end and size % self._record_bytes == 0
 
-    def _inflate(self, most: int) -> bytes:
-        """Inflate a step of what is pending: up to ``most`` bytes, maybe none yet."""
-        before = self._inflater.copy() if self._member_started else zlib.decompressobj(self._window_bits)
-        fed = self._pending[: self._most_fed]
-        try:
-            data: bytes = b"" if self._most_fed == _FED_BYTES else self._inflater.decompress(b"", most)
-            if data or self._inflater.eof:
-                fed = fed[:0]
-            else:
-                data = self._inflater.decompress(fed, most)
-        except zlib.error:
-            if len(fed) <= 1:
-                raise
-            self._inflater, self._most_fed = before, len(fed) // 2
-            return b""
-        self._member_started = True
-        rest = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
-        left = len(self._pending) - len(fed) + len(rest)
-        if self._inflater.eof:
-            self._inflater = zlib.decompressobj(self._window_bits)
-            self._member_started = False
-        self._is_behind_gzip = not self._member_started and self._window_bits == _WINDOW_BITS["gzip"]
-        self._pending = self._pending[len(self._pending) - left :]
-        return data
+    def skip(self, num_bytes: int) -> None:
+        scratch = memoryview(bytearray(min(num_bytes, READ_BYTES)))
+        while num_bytes and (got := self.read_into(scratch[: min(num_bytes, len(scratch))])):
+            num_bytes -= got
 
-    def _refill(self) -> int:
-        got = self._file.read_at(self._compressed_offset, memoryview(self._buffer))
-        self._compressed_offset += got
-        self._on_read(self._compressed_offset)
-        self._pending = memoryview(bytes(memoryview(self._buffer)[:got]))
-        return got
-
-    def _fail(self, expected: str, found: str) -> None:
-        self.damage = Damage(
-            self._shard,
-            -1,
-            self._inflated_bytes,
-            f"{expected} behind compressed byte {self._compressed_offset - len(self._pending)}",
-            found,
-            lost_bytes=-1,
-        )
+    def jump_to(self, offset: int) -> bool:
+        return False

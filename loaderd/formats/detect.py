@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
 from contextlib import closing
-from typing import NamedTuple
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.formats.compression import detect_compression
@@ -26,75 +24,64 @@ from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.kata import katago
 from loaderd.schemas.leela import lc0
 from loaderd.storage.access import Access
-from loaderd.storage.files import open_shard
-from loaderd.storage.shard_file import Compression, OpenFile, ShardFile
+from loaderd.storage.files import OpenFile, open_shard
+from loaderd.storage.shard_file import Compression, ShardFile
 
 _MOST_BOARD_SIZE = 99
 _POLICY, _TARGETS = "policyTargetsNCMove", "globalTargetsNC"
 
 
-class DetectedSchema(NamedTuple):
-    """A schema that ships, and the Python that makes it."""
-
-    schema: Schema
-    made_by: str
-
-
 def detect_records(file: ShardFile, access: Access | None = None) -> FixedRecords | None:
     """The records of the schema that :func:`detect_schema` finds, if any."""
     detected = detect_schema(file, access)
-    return None if detected is None else detected.schema.records
+    return None if detected is None else detected[0].records
 
 
-def detect_schema(file: ShardFile, access: Access | None = None) -> DetectedSchema | None:
-    """The schema of the records of fixed size that a shard holds; None: TFRecord, or nothing known.
+def detect_schema(file: ShardFile, access: Access | None = None) -> tuple[Schema, str] | None:
+    """The schema of the records of fixed size that a shard holds, and the Python that makes it.
 
-    Costs opening the file and some reads. Raises ShardFormatError where it is plainly a file of another kind,
-    ShardReadError where it cannot be opened, and StorageError.
+    None: TFRecord, or nothing known. Costs opening the file and some reads. Raises ShardFormatError where it is
+    plainly a file of another kind, ShardReadError where it cannot be opened, and StorageError.
     """
     with closing(open_shard(file, access)) as opened:
         content = Content(opened.read_at, file.size_bytes)
         if is_frame(content.head):
             return None
         wrapping = wrapping_of(file.uri, content.head)
-        detected = _detect_npz(opened, file) if wrapping == "npz" else _detect_stream(opened, file, wrapping)
+        detected = _detect_npz(opened, file) if wrapping == "npz" else _detect_lc0(opened, file, wrapping)
         if detected is None and wrapping in ("none", "gzip"):
-            detect_compression(file.uri, opened, file.size_bytes)
+            detect_compression(file.uri, opened.read_at, file.size_bytes)
         return detected
 
 
-def _detect_stream(opened: OpenFile, file: ShardFile, wrapping: Compression) -> DetectedSchema | None:
-    known = lc0()
-    assert known.records is not None
-    if wrapping == "none" and file.size_bytes % known.records.record_bytes:
+def _detect_lc0(opened: OpenFile, file: ShardFile, wrapping: Compression) -> tuple[Schema, str] | None:
+    schema = lc0()
+    assert schema.records is not None
+    size = schema.records.record_bytes
+    place = (0, file.size_bytes, wrapping) if wrapping != "tar" else _first_member(opened, file)
+    if place is None or (wrapping == "none" and file.size_bytes % size):
         return None
-    parts: Iterable[tuple[int, int]] = [(0, file.size_bytes)] if wrapping != "tar" else _members(opened, file)
-    for start, num_bytes in parts:
-        of_part = compression_of_member(file.uri, opened, start, num_bytes) if wrapping == "tar" else wrapping
-        if isinstance(of_part, Damage):
-            continue
-        head = bytearray(HEADER_BYTES)
-        stream = open_fixed(file.uri, opened, start, num_bytes, of_part, known.records.record_bytes)
-        got = stream.read_into(memoryview(head))
-        is_lc0 = got >= 4 and int.from_bytes(head[:4], "little") == known.records.expect["version"]
-        return DetectedSchema(known, "loaderd.schemas.lc0()") if is_lc0 and not is_frame(bytes(head)) else None
+    head = bytearray(HEADER_BYTES)
+    got = open_fixed(file.uri, opened.read_at, *place, size).read_into(memoryview(head))
+    is_lc0 = got >= 4 and int.from_bytes(head[:4], "little") == schema.records.expect["version"]
+    return (schema, "loaderd.schemas.lc0()") if is_lc0 and not is_frame(head) else None
+
+
+def _first_member(opened: OpenFile, file: ShardFile) -> tuple[int, int, Compression] | None:
+    """(offset, bytes, compression) of the first member of a tar that may hold records."""
+    for member in find_members(file.uri, opened.read_at, file.size_bytes):
+        if isinstance(member, Member):
+            compression = compression_of_member(file.uri, opened.read_at, member.offset, member.num_bytes)
+            if not isinstance(compression, Damage):
+                return member.offset, member.num_bytes, compression
     return None
 
 
-def _members(opened: OpenFile, file: ShardFile) -> Iterator[tuple[int, int]]:
-    """Where in a tar the members are that hold records: (offset, bytes)."""
-    for member in find_members(file.uri, opened, file.size_bytes):
-        if isinstance(member, Member):
-            yield member.offset, member.num_bytes
-
-
-def _detect_npz(opened: OpenFile, file: ShardFile) -> DetectedSchema | None:
+def _detect_npz(opened: OpenFile, file: ShardFile) -> tuple[Schema, str] | None:
     with contextlib.suppress(ShardReadError, ValueError, KeyError, IndexError):
-        arrays = arrays_of(file, opened)
+        arrays = arrays_of(file, opened.read_at)
         size, targets = math.isqrt(arrays[_POLICY].shape[1] - 1), arrays[_TARGETS].shape[0]
         if size > _MOST_BOARD_SIZE:  # an array without rows may say any
             return None
-        return DetectedSchema(
-            katago(size, targets), f"loaderd.schemas.katago(board_size={size}, num_targets={targets})"
-        )
+        return katago(size, targets), f"loaderd.schemas.katago(board_size={size}, num_targets={targets})"
     return None

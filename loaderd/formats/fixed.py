@@ -23,14 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from loaderd.errors import Damage, ShardFormatError
-from loaderd.formats.compression import ByteStream, InflatedStream, OnRead, PlainStream, no_callback
+from loaderd.formats.compression import ByteStream, OnRead, no_callback, open_stream
 from loaderd.formats.framing import RecordChunk
-from loaderd.formats.inflate import gunzip
+from loaderd.formats.inflate import inflate_whole
 from loaderd.formats.kinds import (
     GZIP_MAGIC,
     HEAD_BYTES,
@@ -41,24 +40,22 @@ from loaderd.formats.kinds import (
     kind_of,
     refused,
 )
-from loaderd.formats.zstd import ZstdStream, decompress
 from loaderd.kernels.crc import Bytes1D
 from loaderd.schema import FixedRecords
-from loaderd.storage.shard_file import Compression, Readable
+from loaderd.storage.shard_file import Compression, ReadAt
 
 _MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", GZIP_MAGIC: "gzip", ZSTD_MAGIC: "zstd"}
 _PIECE_BYTES = 1 << 20
 MAX_WHOLE_BYTES = 32 << 20
 """What needs more memory, inflated, comes in pieces."""
-_LEAST_SPARE_BITS = 24
 
 
-def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedRecords) -> Compression:
+def detect_wrapping(shard: str, read_at: ReadAt, size_bytes: int, records: FixedRecords) -> Compression:
     """How the file wraps its records, from its first bytes.
 
     Raises ShardFormatError where it is plainly a file of another kind, or of other records.
     """
-    content = Content(file.read_at, size_bytes)
+    content = Content(read_at, size_bytes)
     wrapping = wrapping_of(shard, content.head)
     if wrapping == "none":
         refuse_others(shard, content, records)
@@ -67,11 +64,12 @@ def detect_wrapping(shard: str, file: Readable, size_bytes: int, records: FixedR
 
 def wrapping_of(shard: str, head: bytes) -> Compression:
     """How the file that begins with ``head`` wraps its records, whatever they are."""
-    for magic, wrapping in _MAGIC.items():
-        if head.startswith(magic):
-            return wrapping
     is_empty_tar = shard.endswith(".tar") and not any(head)  # one without members is zeros alone
-    return "tar" if is_tar_header(head) or is_empty_tar else "none"
+    return _by_magic(head) or ("tar" if is_tar_header(head) or is_empty_tar else "none")
+
+
+def _by_magic(head: bytes) -> Compression | None:
+    return next((wrapping for magic, wrapping in _MAGIC.items() if head.startswith(magic)), None)
 
 
 def refuse_others(shard: str, content: Content, records: FixedRecords, start: int = 0, inside: str = "") -> None:
@@ -111,18 +109,9 @@ def other_records(content: Content, records: FixedRecords) -> tuple[int, str] | 
     for begin, length in spans:
         for place in range(begin, begin + length):
             again &= data[place : place + len(again)] == data[place]
-    total_bytes = content.size_bytes or 0
+    sizes = [size for size in np.flatnonzero(again)[1:].tolist() if size >= end and again[::size].all()]
+    size_bytes = next((size for size in sizes if not (content.size_bytes or 0) % size), records.record_bytes)
     row = np.frombuffer(first, records.dtype)[0]
-    for size_bytes in np.flatnonzero(again)[1:].tolist():
-        if size_bytes >= end and not total_bytes % size_bytes and again[::size_bytes].all():
-            break
-    else:
-        # A single record: then what it holds must be as small as the numbers of versions are.
-        size_bytes = total_bytes
-        spare_bits = sum(8 * length - 8 for _, length in spans)
-        is_version = all(_is_small(row[name]) for name in records.expect) and spare_bits >= _LEAST_SPARE_BITS
-        if not is_version or total_bytes > 2 * records.record_bytes:
-            return None
     what = ", ".join(f"{name} {np.asarray(row[name]).tolist()}" for name in records.expect)
     return (size_bytes, what) if size_bytes % records.record_bytes else None
 
@@ -132,24 +121,14 @@ def sample_bytes(records: FixedRecords) -> int:
     return min(max(HEAD_BYTES, 4 * records.record_bytes), _PIECE_BYTES)
 
 
-def _is_small(value: Any) -> bool:
-    array = np.asarray(value)
-    return array.dtype.kind in "iu" and bool((abs(array.astype(np.int64)) < 256).all())
-
-
-class FilePart:
-    """Bytes ``start`` to ``start + num_bytes - 1`` of an open file, as a file of its own."""
-
-    def __init__(self, file: Readable, start: int, num_bytes: int) -> None:
-        self._file, self._start, self._num_bytes = file, start, num_bytes
-
-    def read_at(self, offset: int, view: memoryview) -> int:
-        return self._file.read_at(self._start + offset, view[: max(0, self._num_bytes - offset)])
+def part_of(read_at: ReadAt, start: int, num_bytes: int) -> ReadAt:
+    """Bytes ``start`` to ``start + num_bytes - 1`` of a file, as a file of their own."""
+    return lambda offset, view: read_at(start + offset, view[: max(0, num_bytes - offset)])
 
 
 def open_fixed(
     shard: str,
-    file: Readable,
+    read_at: ReadAt,
     start: int,
     num_bytes: int,
     compression: Compression,
@@ -157,37 +136,36 @@ def open_fixed(
     on_read: OnRead = no_callback,
 ) -> ByteStream:
     """The records in a part of a file, as a stream; ``compression``: for a member of a tar, that of the member."""
-    part = FilePart(file, start, num_bytes)
-
-    def on_part(offset: int) -> None:
-        on_read(start + offset)
-
-    if compression == "none":
-        return PlainStream(part, on_part)
-    if compression == "zstd":
-        return ZstdStream(shard, part, num_bytes, on_part)
-    return InflatedStream(shard, part, compression, on_part, record_bytes)
+    part = part_of(read_at, start, num_bytes)
+    return open_stream(shard, part, compression, lambda offset: on_read(start + offset), record_bytes)
 
 
-def compression_of_member(shard: str, file: Readable, start: int, num_bytes: int) -> Compression | Damage:
+def compression_of_member(shard: str, read_at: ReadAt, start: int, num_bytes: int) -> Compression | Damage:
     """How a member of a tar is compressed, from its first bytes; a Damage where that is neither gzip nor zstd."""
-    head = bytearray(4)
-    got = FilePart(file, start, num_bytes).read_at(0, memoryview(head))
-    wrapping = next((wrapping for magic, wrapping in _MAGIC.items() if head.startswith(magic)), None)
+    view = memoryview(bytearray(4))
+    head = bytes(view[: part_of(read_at, start, num_bytes)(0, view)])
+    wrapping = _by_magic(head)
     if wrapping in ("gzip", "zstd"):
         return wrapping
-    return Damage(shard, 0, start, "a gzip or zstd file in the tar", f"one that begins with {bytes(head[:got])!r}")
+    return Damage(shard, 0, start, "a gzip or zstd file in the tar", f"one that begins with {head!r}")
 
 
 def scan_fixed(
-    shard: str, stream: ByteStream, records: FixedRecords, first_record: int, first_offset: int
+    shard: str,
+    stream: ByteStream,
+    records: FixedRecords,
+    first_record: int,
+    first_offset: int,
+    multiple_of: int = 1,
 ) -> Iterator[RecordChunk | Damage]:
     """The whole records of a stream, in order, and at the end a Damage if the stream is cut or damaged.
 
-    The stream stands at record ``first_record`` of the shard, ``first_offset`` bytes from its start.
+    The stream stands at record ``first_record`` of the shard, ``first_offset`` bytes from its start. ``multiple_of``:
+    so is the number of records of each piece but the last.
     """
     size = records.record_bytes
-    buffer: Bytes1D = np.empty(max(1, _PIECE_BYTES // size) * size, dtype=np.uint8)
+    unit_bytes = multiple_of * size
+    buffer: Bytes1D = np.empty(max(1, _PIECE_BYTES // unit_bytes) * unit_bytes, dtype=np.uint8)
     record, offset, left, contradiction = first_record, first_offset, 0, ""
     while not left:
         filled = stream.fill(buffer.data)
@@ -206,15 +184,10 @@ def scan_fixed(
         yield Damage(shard, record, offset, f"a record of {size} bytes", found, lost_bytes=left)
 
 
-def inflate_whole(stored: memoryview, most_bytes: int) -> bytes | None:
+def inflate_records(stored: memoryview, most_bytes: int) -> bytes | None:
     """All of a gzip or zstd file that is in memory; None where that is above ``most_bytes``, or anything is wrong."""
-    if not len(stored):  # zstd would inflate it to nothing, without an error
-        return None
-    inflate = gunzip if _MAGIC.get(bytes(stored[:3])) == "gzip" else decompress
-    try:
-        return inflate(stored, most_bytes)
-    except Exception:  # each library has errors of its own
-        return None
+    wrapping = _by_magic(bytes(stored[:4]))
+    return inflate_whole(stored, wrapping, most_bytes) if wrapping in ("gzip", "zstd") else None
 
 
 def fixed_piece(buffer: Bytes1D, count: int, size: int, offset: int, first_record: int) -> RecordChunk:

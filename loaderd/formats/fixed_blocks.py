@@ -20,7 +20,7 @@ from loaderd.formats.fixed import (
     MAX_WHOLE_BYTES,
     compression_of_member,
     fixed_piece,
-    inflate_whole,
+    inflate_records,
     open_fixed,
     scan_fixed,
 )
@@ -29,8 +29,7 @@ from loaderd.formats.reader import Reader, Reading
 from loaderd.kernels.crc import Bytes1D, crc32c
 from loaderd.kernels.frames import Ends
 from loaderd.schema import FixedRecords
-from loaderd.storage.shard_file import Block, Compression, Readable, ShardFile
-from loaderd.storage.timed import TimedFile, inflating
+from loaderd.storage.shard_file import Block, Compression, ShardFile
 
 if TYPE_CHECKING:
     from loaderd.formats.npz import NpzRows
@@ -54,16 +53,16 @@ class FixedBlockReader(Reader):
         super().close()
         self._npz = None
 
-    def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
-        return ends[:-1], np.diff(ends)
+    def crc_of(self, piece: RecordChunk, crc: int) -> int:
+        return crc32c(piece.buffer[: piece.num_records * self._records.record_bytes].data, crc)
 
     def memory_bytes(self, block: Block) -> int:
-        stored = 0 if self._compressions[block.shard] == "none" else block.num_bytes
+        stored = 0 if self._is_plain(block) else block.num_bytes
         return stored + block.num_records * self._records.record_bytes
 
     def narrowed(self, block: Block, first: int, stop: int) -> Block:
         """Only these records of a plain shard, the whole block of any other, and of one that has a CRC."""
-        if block.crc is not None or self._compressions[block.shard] != "none":
+        if block.crc is not None or not self._is_plain(block):
             return block
         size = self._records.record_bytes
         return Block(
@@ -89,13 +88,17 @@ class FixedBlockReader(Reader):
         stored: dict[int, memoryview] = {
             number: memoryview(bytearray(block.num_bytes))
             for number, block in enumerate(blocks)
-            if self._compressions[block.shard] != "none"
+            if not self._is_plain(block)
         }
         if not self._read_bytes(blocks, lambda number: stored.get(number, places[number])):
             return None
-        with inflating(self._spent):
-            if not all(_inflate(data, places[number], size) for number, data in stored.items()):
-                return None
+        with self._inflating():
+            for number, data in stored.items():
+                place = places[number]
+                inflated = inflate_records(data, len(place) + size - 1)  # the last record may be cut
+                if inflated is None or len(inflated) < len(place):
+                    return None
+                place[:] = memoryview(inflated)[: len(place)]
         for block, place in zip(blocks, places, strict=True):
             if block.crc is not None:
                 self._check_content(block, crc32c(place))
@@ -104,26 +107,16 @@ class FixedBlockReader(Reader):
     def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         """As in ``Reader``. A cut costs the records behind it, up to the end of the block."""
         self._file(block.shard).check_unchanged()
-        if block.crc is not None and (self._compressions[block.shard] == "none" or self.can_read_together(block)):
+        if block.crc is not None and (self._is_plain(block) or self.can_read_together(block)):
             first, stop = 0, block.num_records  # so that its CRC can be compared
         if self._compressions[block.shard] == "npz":
             yield from self._read_npz(block, first, stop)
         elif block.crc is not None and (first, stop) == (0, block.num_records):
-            yield from self._read_compared(block)
+            yield from self._compared(block, self._read_stream(block, 0, block.num_records))
         else:
             for piece in self._read_stream(block, first, stop):
                 yield self._named(piece, block) if isinstance(piece, Damage) else piece
         self._check_unchanged(block)
-
-    def _read_compared(self, block: Block) -> Iterator[RecordChunk]:
-        """All of a block that has a CRC. It held no damage when it was indexed: so what holds any is another one."""
-        crc = 0
-        for piece in self._read_stream(block, 0, block.num_records):
-            if isinstance(piece, Damage):
-                self._refuse(block, f"at byte {piece.offset}: {piece.found} in place of {piece.expected}")
-            crc = crc32c(piece.buffer[: piece.num_records * self._records.record_bytes].data, crc)
-            yield piece
-        self._check_content(block, crc)
 
     def _named(self, damage: Damage, block: Block) -> Damage:
         """The damage; in a tar, it says in which member: its offset counts from there."""
@@ -135,7 +128,7 @@ class FixedBlockReader(Reader):
         rows = self._npz_before(block, first)
         size = self._records.record_bytes
         while (begin := rows.row) < stop:
-            with inflating(self._spent):
+            with self._inflating():
                 buffer = rows.read(stop - begin)
             self._on_read(block.num_bytes * rows.row // block.num_records)
             yield fixed_piece(buffer, rows.row - begin, size, begin * size, block.first_record + begin)
@@ -144,86 +137,81 @@ class FixedBlockReader(Reader):
     def _npz_before(self, block: Block, first: int) -> NpzRows:
         """The npz, standing at row ``first``. It is not kept again until it has been read without an error."""
         kept, self._npz = self._npz, None
-        with inflating(self._spent):
+        with self._inflating():
             if kept is not None and kept[0] == block.shard and kept[1].row <= first:
                 rows = kept[1]
             else:
                 del kept  # before the next one takes memory
                 from loaderd.formats.npz import NpzRows  # and zipfile
 
-                rows = NpzRows(self._files[block.shard], lambda: self._npz_file(block.shard), self._records)
+                rows = NpzRows(self._files[block.shard], self._read_at(block.shard), self._records)
             if rows.num_rows != block.num_records:
                 uri = self._files[block.shard].uri
                 expected = f"{block.num_records} rows (the count when it was indexed)"
-                damage = Damage(uri, 0, 0, expected, f"{rows.num_rows} rows", lost_bytes=-1)
-                raise ShardReadError(str(damage), damage=damage)
+                raise _error(Damage(uri, 0, 0, expected, f"{rows.num_rows} rows", lost_bytes=-1))
             for row in rows.skip_to(first):
                 self._on_read(block.num_bytes * row // block.num_records)
         return rows
 
-    def _npz_file(self, shard: int) -> Readable:
-        return TimedFile(self._file(shard), self._spent)
-
     def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
-        uri = self._files[block.shard].uri
+        uri, size, is_plain = self._files[block.shard].uri, self._records.record_bytes, self._is_plain(block)
         compression = self._compression_of(block)
+        if isinstance(compression, Damage):
+            yield from self._lost(block, first, stop, replace(compression, lost_bytes=0))
+            return
         # Only the end shows whether it is garbled. One too large to be read twice was checked when it was indexed.
-        if not isinstance(compression, Damage) and self.can_read_together(block):
+        if not is_plain and self.can_read_together(block):
             whole = self._stream(block, compression)
             whole.skip(ALL_BYTES)
-            compression = whole.damage if whole.is_garbled and whole.damage is not None else compression
-        if isinstance(compression, Damage):
-            for number in range(first, stop):
-                yield replace(compression, record=block.first_record + number, lost_bytes=0)
-            return
-        offset = first * self._records.record_bytes
+            if whole.is_garbled and whole.damage is not None:
+                yield from self._lost(block, first, stop, replace(whole.damage, lost_bytes=0))
+                return
         stream = self._stream(block, compression)
-        stream.skip(offset)
-        reached = first
+        stream.skip(first * size)
         # Offsets count from the start of a compressed stream, or of a plain file.
-        start = block.offset if self._compressions[block.shard] == "none" else 0
+        start = block.offset if is_plain else 0
         expected = f"{block.num_records} records (the count when it was indexed)"
-        for piece in scan_fixed(uri, stream, self._records, block.first_record + first, start + offset):
+        reached = first
+        for piece in scan_fixed(uri, stream, self._records, block.first_record + first, start + first * size):
             if isinstance(piece, Damage):
-                for number in range(reached, stop):
-                    lost = piece.lost_bytes if number == reached else 0
-                    where = block.first_record + number
-                    yield Damage(uri, where, piece.offset, piece.expected, piece.found, lost)
+                yield from self._lost(block, reached, stop, piece)
                 return
             if reached + piece.num_records > block.num_records:  # the file is another one
-                end = start + block.num_records * self._records.record_bytes
-                damage = Damage(uri, block.first_record, end, expected, "more of them", lost_bytes=-1)
-                raise ShardReadError(str(damage), damage=damage)
+                end = start + block.num_records * size
+                raise _error(Damage(uri, block.first_record, end, expected, "more of them", lost_bytes=-1))
             yield piece
             reached += piece.num_records
             if reached >= stop:
-                if stop == block.num_records:
-                    stream.skip(ALL_BYTES)
-                    if stream.is_garbled:  # the CRC at its end says so
-                        assert stream.damage is not None
-                        damage = self._named(stream.damage, block)
-                        raise ShardReadError(str(damage), damage=damage)
-                return
-        for number in range(reached, stop):
-            end = start + reached * self._records.record_bytes
-            yield Damage(uri, block.first_record + number, end, expected, f"{reached} records")
+                break
+        else:
+            found = Damage(uri, 0, start + reached * size, expected, f"{reached} records")
+            yield from self._lost(block, reached, stop, found)
+        if stop == block.num_records:
+            stream.skip(ALL_BYTES)
+            if stream.damage is not None and stream.is_garbled:  # the CRC at its end says so
+                raise _error(self._named(stream.damage, block))
+
+    def _lost(self, block: Block, first: int, stop: int, damage: Damage) -> Iterator[Damage]:
+        """``damage`` of records ``first`` to ``stop - 1`` of a block, each; its bytes are lost with the first."""
+        for number in range(first, stop):
+            lost_bytes = damage.lost_bytes if number == first else 0
+            yield replace(damage, record=block.first_record + number, lost_bytes=lost_bytes)
+
+    def _is_plain(self, block: Block) -> bool:
+        return self._compressions[block.shard] == "none"
 
     def _compression_of(self, block: Block) -> Compression | Damage:
         """How the block is compressed; in a tar, how its member is."""
         uri, compression = self._files[block.shard].uri, self._compressions[block.shard]
         if compression != "tar":
             return compression
-        return compression_of_member(uri, self._file(block.shard), block.offset, block.num_bytes)
+        return compression_of_member(uri, self._read_at(block.shard), block.offset, block.num_bytes)
 
     def _stream(self, block: Block, compression: Compression) -> ByteStream:
-        uri, file, size = self._files[block.shard].uri, self._file(block.shard), self._records.record_bytes
-        return open_fixed(uri, file, block.offset, block.num_bytes, compression, size, self._on_read)
+        uri, size = self._files[block.shard].uri, self._records.record_bytes
+        read_at = self._read_at(block.shard)
+        return open_fixed(uri, read_at, block.offset, block.num_bytes, compression, size, self._on_read)
 
 
-def _inflate(stored: memoryview, place: memoryview, record_bytes: int) -> bool:
-    """Inflate the records of a block to their place; False where anything is wrong, or there are more of them."""
-    data = inflate_whole(stored, len(place) + record_bytes - 1)  # the last record may be cut
-    if data is None or len(data) < len(place):
-        return False
-    place[:] = memoryview(data)[: len(place)]
-    return True
+def _error(damage: Damage) -> ShardReadError:
+    return ShardReadError(str(damage), damage=damage)

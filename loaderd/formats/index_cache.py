@@ -29,7 +29,7 @@ from pathlib import Path
 from loaderd.formats.shard_index import INDEX_VERSION, ShardIndex, decode_indexes
 from loaderd.redaction import redacted
 from loaderd.schema import FixedRecords
-from loaderd.storage.local_file import kept_files, read_own, write_whole
+from loaderd.storage.own_files import kept_files, read_own, write_whole
 from loaderd.storage.shard_file import ShardFile
 
 _logger = logging.getLogger("loaderd")
@@ -115,11 +115,6 @@ def _make_folders(folder: Path, top: Path) -> int:
     return mode
 
 
-def why_unkept(error: OSError) -> str:
-    """Why ``IndexCache.store`` could not keep an index, in words, and where."""
-    return f"{error.filename}: {error.strerror}" if error.strerror else str(error)
-
-
 class IndexCache:
     """Where indexes are kept: in one folder (``"user"`` or a path), beside the shards (``"beside"``), or nowhere."""
 
@@ -160,8 +155,8 @@ class IndexCache:
         _mark_used(path)
         return indexes
 
-    def store(self, group: Sequence[ShardFile], encoded: bytes) -> OSError | None:
-        """Keep the ``encoded`` indexes of a group; returns the error, which names the folder, where that fails."""
+    def store(self, group: Sequence[ShardFile], encoded: bytes) -> str | None:
+        """Keep the ``encoded`` indexes of a group; returns where and why that failed."""
         path = None
         try:
             path = self.path_of(*group)
@@ -174,9 +169,8 @@ class IndexCache:
             if not is_beside:
                 _prune_if_due(path.parent.parent)
         except OSError as error:
-            if error.filename is None and path is not None:  # the error of a full disk names no file
-                error.filename = str(path.parent)
-            return error
+            place = error.filename or (path and path.parent)  # the error of a full disk names no file
+            return f"{place}: {error.strerror}" if error.strerror else str(error)
         return None
 
 

@@ -27,7 +27,7 @@ class IndexResult:
 
     index: ShardIndex
     is_known: bool = False
-    unkept: OSError | None = None
+    unkept: str | None = None
 
 
 def find_indexes(

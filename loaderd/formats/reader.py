@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -20,8 +21,8 @@ from loaderd.machine import max_open_files
 from loaderd.stages import Stage, StageTimes
 from loaderd.storage.access import Access
 from loaderd.storage.fetches import Fetches
-from loaderd.storage.files import open_shard, read_shard
-from loaderd.storage.shard_file import Block, Compression, OpenFile, ShardFile, changed, is_remote
+from loaderd.storage.files import OpenFile, open_shard, read_shard
+from loaderd.storage.shard_file import Block, Compression, ReadAt, ShardFile, is_remote, replaced
 
 _MAX_OPEN_FILES = 64
 _OTHER_OPEN_FILES = 16  # sockets, memories, and what a user's function opens
@@ -50,6 +51,9 @@ class Reader:
     Keeps up to 64 files open (fewer if few may be open), and a buffer for the most that was read together.
     """
 
+    header_bytes = footer_bytes = 0
+    """Of the frame of each record."""
+
     def __init__(
         self, files: list[ShardFile], compressions: list[Compression], reading: Reading | None = None
     ) -> None:
@@ -76,6 +80,10 @@ class Reader:
         while self._open:
             self._open.popitem()[1].close()
 
+    def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
+        """Two int64, (n,): where each record's data starts, and how many bytes it has, in frames with these ends."""
+        return ends[:-1] + self.header_bytes, np.diff(ends) - self.header_bytes - self.footer_bytes
+
     # ------------------------------------------------------------------------------------ of each kind its own
 
     def narrowed(self, block: Block, first: int, stop: int) -> Block:
@@ -98,8 +106,8 @@ class Reader:
         """
         raise NotImplementedError
 
-    def payloads(self, ends: Ends) -> tuple[Ends, Ends]:
-        """Two int64, (n,): where each record's data starts, and how many bytes it has, in frames with these ends."""
+    def crc_of(self, piece: RecordChunk, crc: int) -> int:
+        """The CRC of what earlier records hold, whose CRC is ``crc``, and of those of ``piece`` behind them."""
         raise NotImplementedError
 
     def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
@@ -156,6 +164,37 @@ class Reader:
             file.check_unchanged()
         return whole
 
+    def _read_at(self, shard: int) -> ReadAt:
+        """Reads a shard, which may be closed and opened again meanwhile. The time that it takes counts as READ."""
+
+        def read_at(offset: int, view: memoryview) -> int:
+            began_ns = time.monotonic_ns()
+            try:
+                return self._file(shard).read_at(offset, view)
+            finally:
+                self._spent[Stage.READ] += time.monotonic_ns() - began_ns
+
+        return read_at
+
+    @contextlib.contextmanager
+    def _inflating(self) -> Iterator[None]:
+        """The time in this context counts as INFLATE, except for the reads in it."""
+        began_ns = time.monotonic_ns() - self._spent[Stage.READ]
+        try:
+            yield
+        finally:
+            self._spent[Stage.INFLATE] += time.monotonic_ns() - self._spent[Stage.READ] - began_ns
+
+    def _compared(self, block: Block, pieces: Iterator[RecordChunk | Damage]) -> Iterator[RecordChunk]:
+        """All of a block that has a CRC. It held no damage when it was indexed: so what holds any is another one."""
+        crc = 0
+        for piece in pieces:
+            if isinstance(piece, Damage):
+                self._refuse(block, f"at byte {piece.offset}: {piece.found} in place of {piece.expected}")
+            crc = self.crc_of(piece, crc)
+            yield piece
+        self._check_content(block, crc)
+
     def _check_content(self, block: Block, crc: int) -> None:
         """Raise ShardReadError where a block, whose records have this CRC, is not the one that was indexed."""
         if crc != block.crc:
@@ -166,7 +205,7 @@ class Reader:
         file = self._files[block.shard]
         records = f"records {block.first_record} to {block.first_record + block.num_records - 1}"
         hint = [_HINT_SAME_TIME] if file.has_version else []  # else no index of it is kept
-        error = changed(file.uri, f"CRC32C {block.crc:#010x} of {records}", found, *hint)
+        error = replaced(file.uri, f"CRC32C {block.crc:#010x} of {records}", found, *hint)
         self._replaced[block.shard] = error
         self._check_unchanged(block)
         raise error

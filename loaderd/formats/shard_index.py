@@ -41,15 +41,14 @@ import numpy.typing as npt
 
 from loaderd.errors import Damage, LoaderdError, ShardReadError
 from loaderd.formats.compression import (
-    MOST_INFLATED,
     OnRead,
-    PlainStream,
     detect_compression,
     most_record_bytes,
     no_callback,
     open_stream,
 )
 from loaderd.formats.framing import RecordChunk, scan
+from loaderd.formats.inflate import MOST_INFLATED
 from loaderd.kernels.crc import (
     Bytes1D,
     chain_crcs,
@@ -276,14 +275,13 @@ def build_index(
     Raises ShardReadError where the file is not there, or changes meanwhile, and StorageError.
     """
     with closing(open_shard(file, access)) as opened:
-        compression = detect_compression(file.uri, opened, file.size_bytes)
+        compression = detect_compression(file.uri, opened.read_at, file.size_bytes)
         blocks = _Blocks(block_records if compression == "none" else None, is_remote(file.uri))
         damages: list[Damage] = []
         next_record = digest = 0
-        stream = open_stream(file.uri, opened, compression, on_read)
+        stream = open_stream(file.uri, opened.read_at, compression, on_read)
         most_bytes = most_record_bytes(compression, file.size_bytes)
-        jump_to = stream.jump_to if isinstance(stream, PlainStream) else None
-        for piece in scan(file.uri, stream.read_into, most_bytes=most_bytes, jump_to=jump_to):
+        for piece in scan(file.uri, stream.read_into, most_bytes=most_bytes, jump_to=stream.jump_to):
             if isinstance(piece, Damage):
                 add_damage(damages, piece)
                 next_record = piece.record + 1

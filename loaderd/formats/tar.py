@@ -18,14 +18,14 @@ from __future__ import annotations
 import io
 import posixpath
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from loaderd.errors import Damage
 from loaderd.formats.compression import OnRead, no_callback
-from loaderd.formats.zstd import FileReader
+from loaderd.formats.inflate import FileReader
 from loaderd.redaction import shown
-from loaderd.storage.shard_file import OpenFile
+from loaderd.storage.shard_file import ReadAt
 
 _ENDINGS = (".gz", ".zst")
 _BUFFER_BYTES = 1 << 18
@@ -34,14 +34,14 @@ _HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 6s 82x 155s 12x")
 """name, size, checksum, kind, magic, prefix of the name; not read: mode, owner, time, target of a link, device"""
 _CHECKSUM = slice(148, 156)
 _POSIX_MAGIC = b"ustar\0"
-_FILES, _SPARSE = (b"0", b"\0", b"7", b"S"), b"S"
+_FILES = (b"0", b"\0", b"7")
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL = b"L", b"K", (b"x", b"X"), b"g"
 _IN_FRONT = (_LONG_NAME, _LONG_LINK, *_PAX, _PAX_OF_ALL)
 # Linux has paths of up to 4 KiB, and attributes of up to 64 KiB.
 _MOST_IN_FRONT_BYTES = 1 << 20
 _MOST_DIGITS = 20
-_PATH, _SIZE, _SPARSE_PATH = b"path", b"size", b"GNU.sparse.name"
+_PATH, _SIZE = b"path", b"size"
 
 
 class Member(NamedTuple):
@@ -54,17 +54,16 @@ class Member(NamedTuple):
 
 def find_members(
     shard: str,
-    file: OpenFile,
+    read_at: ReadAt,
     size_bytes: int,
-    on_skipped: Callable[[str], None] | None = None,
     on_read: OnRead = no_callback,
 ) -> Iterator[Member | Damage]:
     """The members that hold records, in the tar's order; at the end a Damage if the tar itself is not whole.
 
-    Of a member that is cut, what there is. ``on_skipped`` is called with the names of the others, and ``on_read`` now
-    and then with the offset in the file that has been reached. Raises ShardReadError and StorageError.
+    Of a member that is cut, what there is. ``on_read`` is called now and then with the offset that has been reached.
+    Raises ShardReadError and StorageError.
     """
-    reader = io.BufferedReader(FileReader(file, size_bytes), _BUFFER_BYTES)
+    reader = io.BufferedReader(FileReader(read_at, size_bytes), _BUFFER_BYTES)
     offset = 0
     of_all: dict[bytes, bytes] = {}
     of_next: dict[bytes, bytes] = {}
@@ -76,11 +75,9 @@ def find_members(
                 on_read(offset)
             name, kind, size = _parse(block, of_all | of_next)
             start = offset + _BLOCK_BYTES
-            if kind == _SPARSE:
-                start = _behind_sparse_map(reader, block, start)
             if kind in _IN_FRONT:
                 if size > _MOST_IN_FRONT_BYTES:
-                    raise _InvalidHeader(f"a header of {size} bytes")
+                    raise ValueError(f"a header of {size} bytes")
                 data = _read(reader, start, size)
                 if kind == _LONG_NAME:
                     of_next[_PATH] = data.partition(b"\0")[0]
@@ -95,9 +92,7 @@ def find_members(
             of_next = {}
             if kind in _FILES and _holds_records(name):
                 yield Member(name, start, min(stop, size_bytes) - start)
-            elif on_skipped is not None:
-                on_skipped(name)
-    except _InvalidHeader as error:
+    except ValueError as error:  # of a header that is none
         expected = "a member of the tar, or the zeros at its end"
         yield Damage(shard, 0, offset, expected, str(error), lost_bytes=-1)
         return
@@ -114,25 +109,12 @@ def _holds_records(name: str) -> bool:
     return name.endswith(_ENDINGS) and not posixpath.basename(name).startswith("._")
 
 
-class _InvalidHeader(Exception):
-    """What was found in place of a header."""
-
-
 def _read(reader: io.BufferedReader[FileReader], offset: int, num_bytes: int) -> bytes:
     reader.seek(offset)
     data = reader.read(num_bytes)
     if len(data) < num_bytes:
-        raise _InvalidHeader(f"{len(data)} bytes, and the end of the file")
+        raise ValueError(f"{len(data)} bytes, and the end of the file")
     return data
-
-
-def _behind_sparse_map(reader: io.BufferedReader[FileReader], header: bytes, start: int) -> int:
-    """Where the data of a sparse file begins: there may be blocks between, each of which tells of the next."""
-    goes_on = header[482]
-    while goes_on:
-        goes_on = _read(reader, start, _BLOCK_BYTES)[504]
-        start += _BLOCK_BYTES
-    return start
 
 
 def _parse(block: bytes, extended: dict[bytes, bytes]) -> tuple[str, bytes, int]:
@@ -141,18 +123,18 @@ def _parse(block: bytes, extended: dict[bytes, bytes]) -> tuple[str, bytes, int]
     total = sum(block) - sum(block[_CHECKSUM]) + len(checksum) * ord(" ")
     difference = total - _number(checksum)
     if difference and difference != 256 * sum(byte > 127 for byte in block):  # some old programs had signed bytes
-        raise _InvalidHeader("something else")
+        raise ValueError("something else")
     path = path.partition(b"\0")[0]
     prefix = prefix.partition(b"\0")[0] if magic == _POSIX_MAGIC else b""
     if prefix:
         path = prefix + b"/" + path
     size = _number(size_field)
     if kind not in _IN_FRONT:
-        path = extended.get(_SPARSE_PATH, extended.get(_PATH, path))
+        path = extended.get(_PATH, path)
         size = _decimal(extended[_SIZE]) if _SIZE in extended else size
     name = path.decode(errors="surrogateescape")
     if size < 0:
-        raise _InvalidHeader(f"a size of {size} bytes of {shown(name, 200)}")
+        raise ValueError(f"a size of {size} bytes of {shown(name, 200)}")
     return name, kind, size
 
 
@@ -164,13 +146,13 @@ def _number(field: bytes) -> int:
         return int.from_bytes(field, "big", signed=True)
     digits = field.partition(b"\0")[0].strip(b" ")
     if digits.strip(b"01234567"):
-        raise _InvalidHeader(f"{field!r} where a number should be")
+        raise ValueError(f"{field!r} where a number should be")
     return int(digits or b"0", 8)
 
 
 def _decimal(digits: bytes) -> int:
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
-        raise _InvalidHeader(f"{digits[:_MOST_DIGITS]!r} where a number should be")
+        raise ValueError(f"{digits[:_MOST_DIGITS]!r} where a number should be")
     return int(digits)
 
 
@@ -183,8 +165,8 @@ def _pax_records(data: bytes) -> dict[bytes, bytes]:
         stop = at + _decimal(data[at : max(at, space)])
         keyword, equals, value = data[space + 1 : stop - 1].partition(b"=")
         if stop > len(data) or not equals or data[stop - 1 : stop] != b"\n":
-            raise _InvalidHeader(f"{data[at : at + 40]!r} where a PAX record should be")
-        if keyword in (_PATH, _SIZE, _SPARSE_PATH):
+            raise ValueError(f"{data[at : at + 40]!r} where a PAX record should be")
+        if keyword in (_PATH, _SIZE):
             values[keyword] = value
         at = stop
     return values

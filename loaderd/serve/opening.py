@@ -78,7 +78,7 @@ class IndexedShards:
         groups = [group for group in groups_of(files) if not all(file in known for file in group)]
         indexes = {file: known[file] for file in files if file in known}
         done_bytes, total_bytes = 0, sum(file.size_bytes for group in groups for file in group)
-        unkept: OSError | None = None
+        unkept: str | None = None
         with ThreadPoolExecutor(usable_cores(), thread_name_prefix="index") as pool:
             futures = [pool.submit(find, group, access=self.access) for group in groups]
             try:

@@ -5,14 +5,12 @@
     fetch(file, offset, size) ──► askers' threads ──► parts on the local disk (range_cache), if the user wants that
                                                   └──► GET, asked again while the failure may pass (retries)
 
-How many requests a bucket gets at a time, and whose credentials they carry: ``retries.RateLimiter``,
-``filesystems.Store``.
+How many requests a bucket gets at a time, and whose credentials they carry: ``retries.RateLimiter``, ``store.Store``.
 
 **An object that was replaced** differs from the one that was listed in its size, its time or its content. The index
 has a CRC of each block's content, which readers compare: that costs no request. Size and time are looked at when an
 object is opened, where a CRC says no or a read fails, and behind what was read as a stream, of whose parts the index
-has no CRC. (An answer to a GET has the ETag, too, and S3 compares it with If-Match; but
-``pyarrow.fs`` neither shows the one nor sends the other, and opens nothing without a look.)
+has no CRC. (``pyarrow.fs`` does not show the ETag that each answer has.)
 """
 
 from __future__ import annotations
@@ -27,28 +25,19 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import fields
 from datetime import datetime
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loaderd.errors import LoaderdError, StorageError
+from loaderd.errors import LoaderdError
 from loaderd.machine import remedy
 from loaderd.options import Storage
 from loaderd.snapshots import StorageCounts
 from loaderd.storage.credentials import asked_of, host_of
-from loaderd.storage.filesystems import Filesystems
 from loaderd.storage.outage_tracker import OutageTracker
 from loaderd.storage.range_cache import PART_BYTES, RangeCache
 from loaderd.storage.retries import call_with_retries, is_of_credentials, may_pass
-from loaderd.storage.shard_file import (
-    HINT_STORAGE,
-    ShardFile,
-    changed,
-    is_remote,
-    state_in_words,
-    unanswered,
-    unreadable,
-)
+from loaderd.storage.shard_file import HINT_STORAGE, ShardFile, changed, is_remote, unanswered, unreadable
 from loaderd.storage.storage_threads import RequestThreads
+from loaderd.storage.store import Store, root_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -99,10 +88,8 @@ class _Object:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.handle: Any = None
-        self.filesystem: Any = None
-        """The one that has opened ``handle``."""
-        self.looked_s = -math.inf
-        """When it was opened."""
+        self.opened_by: Any = None
+        self.opened_s = -math.inf
 
 
 class Access:
@@ -122,7 +109,7 @@ class Access:
         self.storage = storage or Storage()
         self.on_wait, self.on_arrival, self._say = on_wait, on_arrival, say
         self.outages = OutageTracker()
-        self.filesystems = Filesystems(self.storage)
+        self._stores: dict[str, Store] = {}
         folder = self.storage.cache_dir
         self._cache = None if folder is None else RangeCache(folder, self.storage.cache_bytes)
         self._askers = RequestThreads(self.storage.requests)
@@ -161,6 +148,17 @@ class Access:
         """Have ``question`` called in one of the threads, once."""
         return self._askers.ask(question)
 
+    def _store(self, uri: str) -> Store:
+        root = root_of(uri, self.storage)
+        with self._lock:
+            if root not in self._stores:
+                self._stores[root] = Store(self.storage, root)
+            return self._stores[root]
+
+    def locate(self, uri: str) -> tuple[Any, str]:
+        """(file system, path there) of a URI. Raises ShardReadError for one that cannot be parsed, and OSError."""
+        return self._store(uri).locate(uri)
+
     def call_with_retries(self, uri: str, question: Callable[[], _Answer], where: str = "") -> _Answer:
         """The answer to ``question``, which is called in this thread, again while a failure may pass.
 
@@ -168,23 +166,22 @@ class Access:
 
         Raises ShardReadError where there is no ``uri``, and StorageError.
         """
-        store, used = self.filesystems.store(uri), list[Any]()
-
-        def ask_once() -> _Answer:
-            used.append(store.opened()[0])
-            return question()
+        store, used = self._store(uri), list[Any]()
 
         def ask() -> _Answer:
-            try:
-                answer = self.outages.watch(uri, ask_once)
-            except Exception as error:
-                if not store.has_answered and not self._were_accepted and _has_no_host(uri, error):
-                    raise unanswered(
-                        f"{uri}{where}", f"there is no host {host_of(uri)}", 0, False, _hint(uri)
-                    ) from None
-                raise
+            used.append(store.locate(uri)[0])
+            answer = question()
             store.accepted(used[-1])
             return answer
+
+        def watched() -> _Answer:
+            try:
+                return self.outages.watch(uri, ask)
+            except Exception as error:
+                if not store.has_answered and not self._were_accepted and _has_no_host(uri, error):
+                    said = f"there is no host {host_of(uri)}"
+                    raise unanswered(f"{uri}{where}", said, 0, False, _hint(uri)) from None
+                raise
 
         def renew(error: Exception) -> bool:
             if not is_of_credentials(error) or not used:
@@ -194,35 +191,41 @@ class Access:
         began_s = time.monotonic()
         self.outages.begin()
         try:
-            return call_with_retries(ask, self.storage.retry_s, partial(self._count, "retries"), store.pace, renew)
+            count = partial(self._count, "retries")
+            return call_with_retries(watched, self.storage.retry_s, count, store.pace, renew)
         except LoaderdError:
             raise
         except FileNotFoundError as error:
             raise unreadable(uri, f"it is not there: {error}") from None
         except Exception as error:
-            why = self._why_refused(uri) if is_of_credentials(error) else ""
-            raise _unanswered(uri, where, error, why, time.monotonic() - began_s) from None
+            tried_s, hint = time.monotonic() - began_s, HINT_STORAGE
+            text = str(error).partition(" error_info=")[0] or type(error).__name__  # Google's says the same again
+            text = "\n".join(text.splitlines()[:_MOST_LINES])
+            if is_of_credentials(error):
+                hint = _HINT_CREDENTIALS
+                text = f"the storage refuses the credentials, or there are none: {self._why_refused(uri) or text}"
+            raise unanswered(f"{uri}{where}", text, tried_s, may_pass(error), _hint(uri, hint)) from None
 
     def _why_refused(self, uri: str) -> str:
         """What the answer to a listing says: S3 gives a reason in the body, and an answer to a look has none."""
         from pyarrow import fs
 
         try:
-            filesystem, path = self.filesystems.of(uri)
+            filesystem, path = self.locate(uri)
             if filesystem.type_name == "s3":
                 filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
         except Exception as error:
-            return (
-                _BEFORE_REASON.sub("", str(error)).replace(" Message:", ":")
-                if not _NO_REASON.search(str(error))
-                else ""
-            )
+            if not _NO_REASON.search(str(error)):
+                return _BEFORE_REASON.sub("", str(error)).replace(" Message:", ":")
         return ""
 
-    def wait(self, uri: str, answer: Future[_Answer]) -> _Answer:
-        """The answer to what was asked of ``uri``. Raises its error, or StorageError after ``limit_s``."""
+    def wait(self, uri: str, answer: Future[_Answer], on_wait: Callable[[], None] | None = None) -> _Answer:
+        """The answer to what was asked of ``uri``. Raises its error, or StorageError after ``limit_s``.
+
+        ``on_wait`` in place of that of all waits.
+        """
         try:
-            return self._askers.wait(answer, self.on_wait, self.limit_s)
+            return self._askers.wait(answer, on_wait or self.on_wait, self.limit_s)
         except LoaderdError:
             raise
         except TimeoutError:
@@ -243,7 +246,7 @@ class Access:
         """
         with self._lock:
             self._objects.clear()
-        self.filesystems.forget()
+            self._stores.clear()
         self._askers.abandon()
 
     # ------------------------------------------------------------------------------------------ objects
@@ -272,28 +275,28 @@ class Access:
         if cache is None or not file.has_version:
             return self._read(file, offset, size)
         first, stop = offset // PART_BYTES, -(-(offset + size) // PART_BYTES)
-        parts = {number: cache.load(file, number) for number in range(first, stop)}
-        missing = [number for number, part in parts.items() if part is None]
+        parts = {number * PART_BYTES: cache.load(file, number) for number in range(first, stop)}
+        missing = [begin for begin, part in parts.items() if part is None]
         self._count("cache_hits", len(parts) - len(missing))
         self._count("cache_misses", len(missing))
+        if missing:
+            begin, stop = missing[0], min(missing[-1] + PART_BYTES, file.size_bytes)
+            if is_full := cache.is_full:  # nothing is kept: no more is fetched than is wanted
+                begin, stop = max(begin, offset), min(stop, offset + size)
+                self._say_full()
+            parts[begin] = fetched = self._read(file, begin, stop - begin)
+            for place in () if is_full else missing:
+                cache.store(file, place // PART_BYTES, fetched[place - begin :][:PART_BYTES])
         data = memoryview(bytearray(size))
-        for number, part in parts.items():
+        for begin, part in parts.items():
             if part is not None:
-                _copy(part, number * PART_BYTES, data, offset)
-        is_full = cache.is_full
-        if is_full and missing and not self._said_full:
+                _copy(part, begin, data, offset)
+        return bytes(data)
+
+    def _say_full(self) -> None:
+        if not self._said_full:
             self._said_full = True
             self._say(_TOO_SMALL.format(self.storage.cache_dir, self.storage.cache_bytes))
-        for _, run in groupby(enumerate(missing), lambda placed: placed[1] - placed[0]):
-            numbers = [number for _, number in run]
-            begin, stop = numbers[0] * PART_BYTES, min((numbers[-1] + 1) * PART_BYTES, file.size_bytes)
-            if is_full:
-                begin, stop = max(begin, offset), min(stop, offset + size)
-            fetched = self._read(file, begin, stop - begin)
-            _copy(fetched, begin, data, offset)
-            for number in () if is_full else numbers:
-                cache.store(file, number, fetched[number * PART_BYTES - begin :][:PART_BYTES])
-        return bytes(data)
 
     def _read(self, file: ShardFile, offset: int, size: int) -> bytes:
         handle = self._open(file)
@@ -316,7 +319,7 @@ class Access:
 
     def _open(self, file: ShardFile, since_s: float = -math.inf) -> Any:
         """A handle of the object, which was looked at since ``since_s``."""
-        filesystem, path = self.filesystems.of(file.uri)
+        filesystem, path = self.locate(file.uri)
         most = _MOST_OBJECTS if filesystem.type_name in _STORES else _MOST_OTHERS
         with self._lock:
             one = self._objects.setdefault(file, _Object())
@@ -324,7 +327,7 @@ class Access:
             while len(self._objects) > most:
                 self._objects.popitem(last=False)
         with one.lock:
-            if one.looked_s >= since_s and one.filesystem is filesystem:
+            if one.opened_s >= since_s and one.opened_by is filesystem:
                 return one.handle
             began_s = time.monotonic()
             handle = filesystem.open_input_file(path)
@@ -333,34 +336,18 @@ class Access:
             if not mtime_ns and file.mtime_ns:
                 mtime_ns = filesystem.get_file_info(path).mtime_ns or 0
                 self._count("requests")
-            _check_is_listed(file, size, mtime_ns)
-            one.handle, one.filesystem, one.looked_s = handle, filesystem, began_s
+            # Whole seconds: some stores give the time more exactly in lists than elsewhere.
+            is_older = bool(mtime_ns and file.mtime_ns) and mtime_ns // _NS != file.mtime_ns // _NS
+            if size != file.size_bytes or is_older:
+                raise changed(file, size, mtime_ns)
+            one.handle, one.opened_by, one.opened_s = handle, filesystem, began_s
             return handle
-
-
-def _check_is_listed(file: ShardFile, size: int, mtime_ns: int) -> None:
-    """Raise ShardReadError if an object of this size and time is not the one that was listed."""
-    if size != file.size_bytes:
-        raise changed(file.uri, f"{file.size_bytes} bytes", f"{size} bytes")
-    # Whole seconds: some stores give the time more exactly in lists than elsewhere.
-    if mtime_ns and file.mtime_ns and mtime_ns // _NS != file.mtime_ns // _NS:
-        expected, found = (state_in_words(size, time_ns // _NS * _NS) for time_ns in (file.mtime_ns, mtime_ns))
-        raise changed(file.uri, expected, found)
 
 
 def _copy(part: bytes, begin: int, into: memoryview, begin_into: int) -> None:
     """Copy what two stretches of a file have in common: ``part``, which begins at ``begin``, and ``into``."""
     first, stop = max(begin, begin_into), min(begin + len(part), begin_into + len(into))
     into[first - begin_into : stop - begin_into] = memoryview(part)[first - begin : stop - begin]
-
-
-def _unanswered(uri: str, where: str, error: Exception, why_refused: str, tried_s: float) -> StorageError:
-    text = str(error).partition(" error_info=")[0] or type(error).__name__  # Google's says the same again
-    text = "\n".join(text.splitlines()[:_MOST_LINES])
-    if not is_of_credentials(error):
-        return unanswered(f"{uri}{where}", text, tried_s, may_pass(error), _hint(uri))
-    text = f"the storage refuses the credentials, or there are none: {why_refused or text}"
-    return unanswered(f"{uri}{where}", text, tried_s, False, _hint(uri, _HINT_CREDENTIALS))
 
 
 def _hint(uri: str, hint: str = HINT_STORAGE) -> str:
@@ -387,18 +374,11 @@ def _mtime_ns(handle: Any) -> int:
     """The time of change in ns of an object that was opened, by what the store says of it; or 0."""
     from email.utils import parsedate_to_datetime  # imports much, and only object stores need it
 
-    metadata = {str(key).lower(): value for key, value in (_metadata(handle) or {}).items()}
-    text = bytes(metadata.get("last-modified", b"")).decode(errors="replace")
     try:
+        metadata = {str(key).lower(): value for key, value in (handle.metadata() or {}).items()}
+        text = bytes(metadata.get("last-modified", b"")).decode(errors="replace")
         is_http = " " in text  # "Sat, 01 Jan 2022 00:00:00 GMT"; else it is one of ISO 8601
         when = parsedate_to_datetime(text) if is_http else datetime.fromisoformat(text.replace("Z", "+00:00"))
         return int(when.timestamp()) * _NS
-    except (ValueError, TypeError, IndexError):
+    except (AttributeError, NotImplementedError, ValueError, TypeError, IndexError):
         return 0
-
-
-def _metadata(handle: Any) -> Any:
-    try:
-        return handle.metadata()
-    except (AttributeError, NotImplementedError):
-        return None

@@ -11,26 +11,34 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 from loaderd.redaction import HIDDEN
-from loaderd.storage.shard_file import UriParts
+from loaderd.storage.shard_file import uri_parts
+
+_AWS_VARIABLES = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+)
 
 
 def asked_of(uri: str) -> str:
     """Which host answers for a URI, and with which credentials it is asked; "" where that is not known."""
-    scheme, user, *_ = UriParts.of(uri)
+    parts = uri_parts(uri)
+    user = parts.netloc.rpartition("@")[0]
     credentials = {"s3": _s3_credentials, "gs": _google_credentials, "gcs": _google_credentials}
     credentials |= {"abfs": _azure_credentials, "abfss": _azure_credentials}
-    if scheme not in credentials:
+    if parts.scheme not in credentials:
         return ""
-    return f"{host_of(uri)}, with {credentials[scheme](user)}"
+    return f"{host_of(uri)}, with {credentials[parts.scheme](user)}"
 
 
 def host_of(uri: str) -> str:
     """The host that answers for a URI, maybe with a port."""
-    scheme, _, place, _, query_text = UriParts.of(uri)
-    query = {name: values[-1] for name, values in parse_qs(query_text[1:]).items()}
-    if scheme in ("gs", "gcs"):
+    parts = uri_parts(uri)
+    place = parts.netloc.rpartition("@")[2]
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    if parts.scheme in ("gs", "gcs"):
         return query.get("endpoint_override", "storage.googleapis.com")
-    if scheme != "s3":
+    if parts.scheme != "s3":
         return place
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     override = query.get("endpoint_override") or next(filter(None, map(os.environ.get, names)), None)
@@ -50,11 +58,8 @@ def _s3_credentials(user: str) -> str:
     for path, section in ((keys, profile), (config, profile if profile == "default" else f"profile {profile}")):
         if _has_section(path, section):
             return f"the profile {profile!r} of {path}"
-    for name in ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI"):
-        if environment.get(name):
-            return f"{name} of the environment"
-    if environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
-        return "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI of the environment"
+    for name in filter(environment.get, _AWS_VARIABLES):
+        return f"{name} of the environment"
     nowhere = f"neither the environment nor the profile {profile!r} of {keys} has a key"
     if environment.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return f"no credentials: {nowhere}, and AWS_EC2_METADATA_DISABLED is set"
@@ -76,10 +81,8 @@ def _google_credentials(user: str) -> str:
     of_user = Path("~/.config/gcloud/application_default_credentials.json").expanduser()
     if of_user.exists():
         return f"the credentials in {of_user}"
-    return (
-        "the credentials of Google's metadata service, which is on its own machines only: neither "
-        f"GOOGLE_APPLICATION_CREDENTIALS nor {of_user} is there"
-    )
+    nowhere = f"neither GOOGLE_APPLICATION_CREDENTIALS nor {of_user} is there"
+    return f"the credentials of Google's metadata service, which is on its own machines only: {nowhere}"
 
 
 def _azure_credentials(user: str) -> str:

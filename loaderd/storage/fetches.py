@@ -21,16 +21,8 @@ _MOST_AHEAD_BYTES = 64 << 20
 
 _Key = tuple[int, int, int]
 """(shard, offset, bytes) of a block."""
-
-
-class _Fetch:
-    """A block on its way. ``start``: where it begins in the answer; ``uses``: how often it will still be taken."""
-
-    def __init__(self, answer: Future[bytes], start: int, uses: int) -> None:
-        self.answer = answer
-        self.start = start
-        self.uses = uses
-        self.asked_s = time.monotonic()
+_Fetch = tuple["Future[bytes]", int, float]
+"""(answer, where the block begins in it, when it was asked for) of a block on its way."""
 
 
 class Fetches:
@@ -42,50 +34,39 @@ class Fetches:
         self._ahead_bytes = 0
 
     def begin(self, blocks: Iterable[_Key], most_ahead_bytes: int = _MOST_AHEAD_BYTES) -> None:
-        """Have blocks fetched, each for one :meth:`take_into`; no more once ``most_ahead_bytes`` are on their way."""
-        new: dict[_Key, int] = {}
+        """Have blocks fetched for one :meth:`take_into`; no more once ``most_ahead_bytes`` are on their way."""
+        new: dict[_Key, None] = {}
         for key in blocks:
-            if key in self._fetches:
-                self._fetches[key].uses += 1
-            elif key in new or self._ahead_bytes < most_ahead_bytes:
-                self._ahead_bytes += 0 if key in new else key[2]
-                new[key] = new.get(key, 0) + 1
+            if key not in self._fetches and key not in new and self._ahead_bytes < most_ahead_bytes:
+                self._ahead_bytes += key[2]
+                new[key] = None
         for joined in _joined(list(new)):
             shard, begin, _ = joined[0]
             stop = max(offset + num_bytes for _, offset, num_bytes in joined)
             answer = self._access.fetch(self._files[shard], begin, stop - begin)
             answer.add_done_callback(lambda _: self._access.on_arrival())
             for key in joined:
-                self._fetches[key] = _Fetch(answer, key[1] - begin, new[key])
+                self._fetches[key] = answer, key[1] - begin, time.monotonic()
 
     def are_there(self, blocks: Iterable[_Key]) -> bool:
         """Whether all that was begun of ``blocks`` has come, or was asked for longer ago than an answer may take."""
         oldest_s = time.monotonic() - self._access.limit_s
-        fetches = [self._fetches.get(key) for key in blocks]
-        return all(fetch is None or fetch.answer.done() or fetch.asked_s < oldest_s for fetch in fetches)
+        fetches = [self._fetches[key] for key in blocks if key in self._fetches]
+        return all(answer.done() or asked_s < oldest_s for answer, _, asked_s in fetches)
 
     def take_into(self, blocks: list[_Key], views: list[memoryview]) -> None:
         """Write each block to its view, when it has come. Raises ShardReadError and StorageError."""
-        self.begin((key for key in blocks if key not in self._fetches), sys.maxsize)
-        fetches = [self._fetches[key] for key in blocks]
-        for key in blocks:
-            self._use(key)
-        for key, fetch, view in zip(blocks, fetches, views, strict=True):
+        self.begin(blocks, sys.maxsize)
+        fetches = {key: self._fetches.pop(key) for key in dict.fromkeys(blocks)}
+        self._ahead_bytes -= sum(num_bytes for _, _, num_bytes in fetches)
+        for key, view in zip(blocks, views, strict=True):
+            answer, start, _ = fetches[key]
             try:
-                data = self._access.wait(self._files[key[0]].uri, fetch.answer)
+                data = self._access.wait(self._files[key[0]].uri, answer)
             except BaseException:
                 self.forget()  # the next call is to ask storage again
                 raise
-            view[:] = memoryview(data)[fetch.start : fetch.start + key[2]]
-
-    def _use(self, key: _Key) -> None:
-        fetch = self._fetches.get(key)  # a load may use it twice, though it was begun only once, for another load
-        if fetch is None:
-            return
-        fetch.uses -= 1
-        if not fetch.uses:
-            del self._fetches[key]
-            self._ahead_bytes -= key[2]
+            view[:] = memoryview(data)[start : start + key[2]]
 
     def forget(self) -> None:
         """Forget all that is on its way."""

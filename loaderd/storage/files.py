@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from loaderd.errors import OptionError
 from loaderd.redaction import redacted
@@ -27,10 +26,12 @@ from loaderd.storage.local import find_files
 from loaderd.storage.local_file import LocalFile, read_whole, retried
 from loaderd.storage.names import checked_names
 from loaderd.storage.remote_file import RemoteFile
-from loaderd.storage.shard_file import OpenFile, ShardFile, is_remote
+from loaderd.storage.shard_file import ShardFile, is_remote
 
 if TYPE_CHECKING:
     from loaderd.progress import ProgressDisplay
+
+OpenFile = LocalFile | RemoteFile
 
 
 def list_shards(
@@ -38,26 +39,24 @@ def list_shards(
 ) -> list[ShardFile]:
     """The files that ``shards`` names: a path, a glob, a URI, or an iterable of them.
 
-    They come **in the order of their paths**, compared folder by folder, however they are given: what is in a list,
-    a set, or several globs comes in the same order as from one glob. So hosts agree without knowing of each other.
-    They agree even if some of them have the files in another folder or in a bucket, as long as all is alike below
-    that: the path in front is the same for all files of a host, and decides nothing. (If files are scattered over
-    mounts that differ from host to host, put links to them in one folder: the path of the link counts.) An order by
-    the files' names alone would not depend on folders; but where a folder is a day or a generation, the order should
-    be that of the folders. Names are compared as text: 10 comes before 9.
+    They come **in the order of their paths**, compared as text, folder by folder, however they are given. So hosts
+    agree without knowing of each other, even if some of them have the files in another folder or in a bucket, as long
+    as all is alike below that: the path in front is the same for all files of a host, and decides nothing. (If files
+    are scattered over mounts that differ from host to host, put links to them in one folder: the path of the link
+    counts.)
 
     ``*`` in a glob stops at a slash, ``**`` does not (and passes through links), and neither finds hidden files. All
     that a glob with an ending (``*.tfrecord``) matches must be files. A glob that ends in a wildcard (``**``, or
-    ``train*``) passes over folders, except those that are named like the files beside them.
+    ``train*``) passes over folders.
 
-    Raises NoShardsError where a name names no file, and where a glob matches a folder named like a shard, or a link
-    that leads nowhere; ShardReadError where a folder cannot be looked into; StorageError where storage does not
+    Raises NoShardsError where a name names no file, and where a glob with an ending matches a folder, or any glob a
+    link that leads nowhere; ShardReadError where a folder cannot be looked into; StorageError where storage does not
     answer; OptionError where a file is named twice, even if through links (hard ones included): its records would be
     delivered twice. ``on_found`` is called now and then with the number of files found so far.
     """
     names = checked_names(shards)
     access = access or Access()
-    files: dict[ShardFile, None] = {}
+    files: list[ShardFile] = []
     seen: dict[Any, str] = {}
     folders: dict[str, str] = {}
     for name in [names] if isinstance(names, str) else names:
@@ -70,9 +69,42 @@ def list_shards(
                 if place in seen:
                     raise _named_twice(seen[place], file.uri)
                 seen[place] = file.uri
-            files[file] = None
+            files.append(file)
         on_found(len(files))
     return sorted(files, key=path_order)
+
+
+def _list_local(
+    name: str, access: Access, folders: dict[str, str], on_found: Callable[[int], None]
+) -> list[tuple[ShardFile, list[Any]]]:
+    """The files that a name on this machine names; and of each, what is equal if another name is of the same file.
+
+    That is its path without links and, for a file with several hard links, its inode. (The inodes of other files mean
+    nothing on some network file systems.) ``folders``: those that were met so far, without links; more are added.
+    """
+    listed = []
+    for path, status in retried(name, partial(find_files, name, on_found), access, "cannot be read: {}"):
+        folder, _, base = path.rpartition("/")
+        if folder not in folders:
+            folders[folder] = os.path.realpath(f"{folder}/").rstrip("/")
+        place = f"{folders[folder]}/{base}"
+        places: list[Any] = [os.path.realpath(place) if os.path.islink(place) else place]
+        if status.st_nlink > 1:
+            places.append((status.st_dev, status.st_ino))
+        listed.append((ShardFile(path, status.st_size, status.st_mtime_ns), places))
+    return listed
+
+
+def _named_twice(first: str, second: str) -> OptionError:
+    what = f"{first} twice" if first == second else f"one file twice, as {first} and as {second}"
+    hint = "Each of its records would be delivered twice. A loaderd.Mix can give some shards more weight."
+    return OptionError(f"shards names {what}", hint=hint)
+
+
+def path_order(file: ShardFile) -> tuple[str, str]:
+    """A key that compares paths folder by folder: no name holds a zero, and nothing comes before it."""
+    path = file.path.partition("://")[2] if is_remote(file.uri) else file.path
+    return path.strip("/").replace("/", "\0"), file.uri
 
 
 def list_with_progress(shards: Any, display: ProgressDisplay, access: Access | None = None) -> list[ShardFile]:
@@ -92,25 +124,11 @@ def list_with_progress(shards: Any, display: ProgressDisplay, access: Access | N
         remark = ""
         if outage is not None:
             asked = asked_of(first) and f". Asked is {asked_of(first)}"
-            remark = f"{outage.in_words().capitalize()}{asked}; it is given up after {access.storage.retry_s:g} s"
+            remark = f"{outage.in_words().capitalize()}{asked}; it is given up after {access.limit_s:g} s"
         return Progress(doing, num_found, remark=remark)
 
     with display.repeating(progress):
         return list_shards(names, count, access)
-
-
-def path_order(file: ShardFile) -> tuple[str, str]:
-    """A key that compares paths folder by folder: no name holds a zero, and nothing comes before it."""
-    path = file.uri
-    if is_remote(path):
-        path = unquote(path.partition("://")[2].partition("?")[0])
-    return path.strip("/").replace("/", "\0"), file.uri
-
-
-def _named_twice(first: str, second: str) -> OptionError:
-    what = f"{first} twice" if first == second else f"one file twice, as {first} and as {second}"
-    hint = "Each of its records would be delivered twice. A loaderd.Mix can give some shards more weight."
-    return OptionError(f"shards names {what}", hint=hint)
 
 
 def open_shard(
@@ -122,11 +140,7 @@ def open_shard(
     closes files that need not be open; it is called where this one cannot be opened.
     """
     access = access or Access()
-    opened: OpenFile
-    if is_remote(file.uri):
-        opened = RemoteFile(file, access)
-    else:
-        opened = LocalFile(file, access.storage.retry_s, access.on_wait, make_room, access.outages)
+    opened = RemoteFile(file, access) if is_remote(file.uri) else LocalFile(file, access, make_room)
     try:
         opened.check_unchanged()
     except BaseException:
@@ -151,26 +165,3 @@ def read_shard(
             return False
         opened.check_unchanged()
     return True
-
-
-def _list_local(
-    name: str, access: Access, folders: dict[str, str], on_found: Callable[[int], None]
-) -> list[tuple[ShardFile, list[Any]]]:
-    """The files that a name on this machine names; and of each, what is equal if another name is of the same file.
-
-    That is its path without links and, for a file with several hard links, its inode. (The inodes of other files mean
-    nothing on some network file systems.) ``folders``: those that were met so far, without links; more are added.
-    """
-    listed = []
-    find = partial(find_files, name, on_found)
-    files = retried(name, find, access.storage.retry_s, access.on_wait, access.outages, "cannot be read: {}")
-    for path, status, is_link in files:
-        folder, _, base = path.rpartition("/")
-        if folder not in folders:
-            folders[folder] = os.path.realpath(f"{folder}/").rstrip("/")
-        place = f"{folders[folder]}/{base}"
-        places: list[Any] = [os.path.realpath(place) if is_link else place]
-        if status.st_nlink > 1:
-            places.append((status.st_dev, status.st_ino))
-        listed.append((ShardFile(path, status.st_size, status.st_mtime_ns), places))
-    return listed

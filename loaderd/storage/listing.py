@@ -1,33 +1,20 @@
-"""What a URI or a glob with a scheme names: the objects of a bucket.
-
-A listing may take long, page by page, and pyarrow does not tell how far it is; or storage may never answer. To tell
-the two apart, a small question is asked beside it every few seconds: while that is answered, the listing goes on.
-"""
+"""What a URI or a glob with a scheme names: the objects of a bucket."""
 
 from __future__ import annotations
 
 import posixpath
-import time
-from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 from urllib.parse import quote, unquote
 
-from loaderd.errors import LoaderdError, NoShardsError, ShardReadError
-from loaderd.storage.access import Access
+from loaderd.errors import NoShardsError, ShardReadError
+from loaderd.storage.access import Access, no_callback
 from loaderd.storage.local import is_a_folder
 from loaderd.storage.names import bracket_hint
-from loaderd.storage.shard_file import ShardFile, UriParts, unanswered
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+from loaderd.storage.shard_file import ShardFile
 
 _GLOB_CHARACTERS = frozenset("*?[")
 _SAFE_IN_PATHS = "/:=@,+!$&'()~;"
-_ASK_EVERY_S = 3.0
-_TICK_S = 0.05
-
-_Answer = TypeVar("_Answer")
 
 
 def list_remote(uri: str, access: Access) -> list[ShardFile]:
@@ -41,12 +28,11 @@ def list_remote(uri: str, access: Access) -> list[ShardFile]:
     address, question_mark, query = uri.partition("?")
     if not _GLOB_CHARACTERS.isdisjoint(address):
         return _list_glob(address, question_mark + query, access)
-
-    info = _patiently(uri, uri, lambda: _info_of(uri, access), access)
+    (info,) = _look(uri, uri, access)[1]
     if info.type == fs.FileType.Directory:
         raise is_a_folder(address)
     if info.type != fs.FileType.File:
-        raise NoShardsError(f"{uri} does not exist", hint=_missing_bucket(uri, access))
+        raise NoShardsError(f"{uri} does not exist")
     return [_shard_file(uri, info)]
 
 
@@ -59,68 +45,32 @@ def _list_glob(address: str, query: str, access: Access) -> list[ShardFile]:
     if "://" not in folder:
         raise ShardReadError(f"{address}{query}: a glob may not have wildcards in the bucket's name")
     pattern = unquote(address[len(folder) + 1 :]).split("/")
-
-    def look() -> tuple[str, Any]:
-        filesystem, path = access.filesystems.of(folder + query)
-        selector = fs.FileSelector(path, recursive=pattern == ["**"] or len(pattern) > 1, allow_not_found=True)
-        infos = filesystem.get_file_info(selector)
-        # A web server lists links only: the sizes of the files must be asked for.
-        unknown = [info.path for info in infos if info.type == fs.FileType.File and info.size is None]
-        return path, [info for info in infos if info.path not in unknown] + filesystem.get_file_info(unknown)
-
+    path, infos = _look(address + query, folder + query, access, recursive=pattern == ["**"] or len(pattern) > 1)
     files = []
-    path, infos = _patiently(address + query, folder + query, look, access)
     for info in sorted(infos, key=lambda info: str(info.path)):
-        name = info.path[len(path) :].lstrip("/") if info.path.startswith(path) else info.path.lstrip("/")
-        name = unquote(name) if "://" in path else name  # a URL, as of a web server
+        name = str(info.path).removeprefix(path).lstrip("/")
         if info.type == fs.FileType.File and _matches(name.split("/"), pattern):
             files.append(_shard_file(f"{folder}/{quote(name, safe=_SAFE_IN_PATHS)}{query}", info))
     if not files:
-        hints = [bracket_hint(address), _missing_bucket(folder + query, access)]
-        raise NoShardsError(f"{address}{query} matches no file", hint=" ".join(filter(None, hints)))
+        raise NoShardsError(f"{address}{query} matches no file", hint=bracket_hint(address))
     return files
 
 
-def _patiently(uri: str, small: str, look: Callable[[], _Answer], access: Access) -> _Answer:
-    """The answer to ``look``, which is waited for as long as the storage answers questions about ``small``, a URI.
+def _look(named: str, uri: str, access: Access, recursive: bool | None = None) -> tuple[str, list[Any]]:
+    """The path of ``uri`` in its file system, and what is there; ``recursive`` or not: what is in that folder.
 
-    Raises StorageError where it answers none for ``Storage.retry_s``.
+    ``named``: in errors.
     """
-    answer = access.ask(lambda: access.call_with_retries(uri, look))
-    began_s = heard_s = asked_s = time.monotonic()
-    sign: Future[Any] | None = None
-    while not answer.done():
-        time.sleep(_TICK_S)
-        now_s = time.monotonic()
-        if sign is not None and sign.done():
-            if sign.exception() is None:
-                heard_s = now_s
-                access.on_wait()
-            sign = None
-        elif sign is None and now_s - asked_s > _ASK_EVERY_S:
-            asked_s, sign = now_s, access.ask(lambda: _info_of(small, access))
-        if now_s - heard_s > access.storage.retry_s + _ASK_EVERY_S:
-            access.abandon()
-            raise unanswered(uri, "it cannot be listed, for the storage does not answer", now_s - began_s, True)
-    return access.wait(uri, answer)
-
-
-def _info_of(uri: str, access: Access) -> Any:
-    filesystem, path = access.filesystems.of(uri)
-    return filesystem.get_file_info(path)
-
-
-def _missing_bucket(uri: str, access: Access) -> str:
-    """A hint, where not even the bucket of a URI is there; else "", also where the bucket may not be looked at."""
     from pyarrow import fs
 
-    bucket = UriParts.of(uri)
-    root = bucket.root
-    try:
-        info = _patiently(root, root, lambda: _info_of(root, access), access)
-    except LoaderdError:
-        return ""
-    return f"There is no {bucket.place} at all." if info.type == fs.FileType.NotFound else ""
+    def look() -> tuple[str, list[Any]]:
+        filesystem, path = access.locate(uri)
+        if recursive is None:
+            return path, [filesystem.get_file_info(path)]
+        return path, filesystem.get_file_info(fs.FileSelector(path, recursive=recursive, allow_not_found=True))
+
+    # A worker that only waits is silent, so that the daemon can say which listing is not answered.
+    return access.wait(named, access.ask(lambda: access.call_with_retries(named, look)), no_callback)
 
 
 def _matches(name: list[str], pattern: list[str]) -> bool:

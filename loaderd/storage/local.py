@@ -14,7 +14,6 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 from loaderd.errors import NoShardsError, ShardReadError
 from loaderd.storage.names import absolute, bracket_hint, some_of
@@ -22,22 +21,16 @@ from loaderd.storage.retries import may_pass
 
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _SAY_EVERY = 100
-_NUMBERS = re.compile("[0-9]+")
 _HINT_NOWHERE = "Mount or restore what they point to, or remove them."
 _HINT_URI = "Give a URI as text, with two slashes: pathlib leaves one."
 _URI_OF_A_PATH = re.compile("/[a-z][a-z0-9+.-]+:/")
 _HINT_REGULAR = "A shard must be a regular file: loaderd reads it at several offsets at once."
 
-
-class LocalEntry(NamedTuple):
-    """An absolute path; what the file system says of the file there, links followed; whether the path is a link."""
-
-    path: str
-    status: os.stat_result
-    is_link: bool
+Entry = tuple[str, os.stat_result]
+"""An absolute path, and what the file system says of the file there, links followed."""
 
 
-def find_files(name: str, on_found: Callable[[int], None] = lambda number: None) -> list[LocalEntry]:
+def find_files(name: str, on_found: Callable[[int], None] = lambda number: None) -> list[Entry]:
     """The regular files that ``name`` names: a path, a ``file://`` URI, or a glob (in no particular order).
 
     ``list_shards`` says what a glob matches. Raises NoShardsError where there is no file, and where a glob matches a
@@ -48,16 +41,15 @@ def find_files(name: str, on_found: Callable[[int], None] = lambda number: None)
     path = absolute(name)
     if glob.has_magic(path) and not os.path.exists(path):  # a file may have wildcards in its name
         return _files_of(path, on_found)
-    entry = _find(path)
-    if entry is None:
-        other = _in_another_form(path)
+    status = _status(path)
+    if status is None:
         why = f"is a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else "does not exist"
-        raise NoShardsError(f"{path} {why}", hint=other or _what_there_is(path))
-    if stat.S_ISDIR(entry.status.st_mode):
+        raise NoShardsError(f"{path} {why}", hint=_in_another_form(path) or _what_there_is(path))
+    if stat.S_ISDIR(status.st_mode):
         raise is_a_folder(path)
-    if not stat.S_ISREG(entry.status.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise NoShardsError(f"{path} is not a regular file", hint=_HINT_REGULAR)
-    return [entry]
+    return [(path, status)]
 
 
 def is_a_folder(name: str) -> NoShardsError:
@@ -66,60 +58,33 @@ def is_a_folder(name: str) -> NoShardsError:
     return NoShardsError(f"{name} is a folder, a shard is a file", hint=hint)
 
 
-def _files_of(pattern: str, on_found: Callable[[int], None]) -> list[LocalEntry]:
-    regular: list[LocalEntry] = []
-    lost: list[str] = []
-    others: list[LocalEntry] = []
+def _files_of(pattern: str, on_found: Callable[[int], None]) -> list[Entry]:
+    regular: list[Entry] = []
+    lost, others = [], []
     for path in dict.fromkeys(_matches(pattern)):
-        entry = _find(path)
-        if entry is None:
+        status = _status(path)
+        if status is None:
             if os.path.islink(path):  # else it was deleted meanwhile, as old shards of growing data are
                 lost.append(f"{path} -> {os.readlink(path)}")
-            continue
-        (regular if stat.S_ISREG(entry.status.st_mode) else others).append(entry)
-        if len(regular) % _SAY_EVERY == 0:
-            on_found(len(regular))
+        elif not stat.S_ISREG(status.st_mode):
+            others.append(f"{path} ({'a folder' if stat.S_ISDIR(status.st_mode) else 'not a regular file'})")
+        else:
+            regular.append((path, status))
+            if len(regular) % _SAY_EVERY == 0:
+                on_found(len(regular))
     if lost:
         raise NoShardsError(f"{pattern} matches links that lead nowhere: {some_of(lost)}", hint=_HINT_NOWHERE)
-    like_shards = _like_shards(pattern, regular, others)
-    if like_shards:
-        raise NoShardsError(
-            f"{pattern} matches folders or special files named like shards: {some_of(like_shards)}",
-            hint="Move them elsewhere, or give a glob that matches the shards alone.",
-        )
+    if others and pattern[-1] not in "*?]":
+        text = f"{pattern} matches folders or special files named like shards: {some_of(others)}"
+        raise NoShardsError(text, hint="Move them elsewhere, or give a glob that matches the shards alone.")
     if not regular:
         hints = [bracket_hint(pattern), _in_another_form(pattern) or _what_there_is(pattern)]
         raise NoShardsError(f"{pattern} matches no file", hint="\n".join(filter(None, hints)))
     return regular
 
 
-def _like_shards(pattern: str, found: list[LocalEntry], others: list[LocalEntry]) -> list[str]:
-    """Which of ``others``, that are no files, should be files, to judge by their names.
-
-    If the pattern asks for an ending, all of them. If it ends in a wildcard, folders are expected; then only those
-    whose name is that of a file beside them, except for the numbers in it, or has the same ending.
-    """
-    if pattern[-1] in "*?]":
-        known = {(os.path.dirname(one.path), trait) for one in found for trait in _traits(one.path)} if others else ()
-        others = [
-            one for one in others if any((os.path.dirname(one.path), trait) in known for trait in _traits(one.path))
-        ]
-    return [
-        f"{path} ({'a folder' if stat.S_ISDIR(status.st_mode) else 'not a regular file'})"
-        for path, status, _ in others
-    ]
-
-
-def _traits(path: str) -> list[str]:
-    """What shards in one folder have in common: the path without the name's numbers; the folder and the ending."""
-    folder, name = os.path.split(path)
-    ending = os.path.splitext(name)[1]
-    return [f"{folder}/{_NUMBERS.sub('0', name)}", *([f"{folder}/*{ending}"] if ending else [])]
-
-
 def _matches(pattern: str) -> Iterator[str]:
-    fixed, parts = _split(pattern)
-    return _below(fixed, parts, ())
+    return _below(*_split(pattern), ())
 
 
 def _split(pattern: str) -> tuple[str, list[str]]:
@@ -143,31 +108,26 @@ def _below(folder: str, parts: list[str], above: tuple[tuple[int, int], ...]) ->
         path = os.path.join(folder, part)
         if rest:
             yield from _below(path, rest, above)
-        elif _status(path) is not None or os.path.islink(path):
+        elif os.path.lexists(path):
             yield path
         return
     for entry in _entries(folder):
         if entry.name.startswith(".") and not part.startswith("."):
             continue
-        if part == "**":
+        if part == "**" or fnmatchcase(entry.name, part):
             if not rest:
                 yield entry.path
-            if _is_folder(entry):
-                yield from _below(entry.path, parts, above)
-        elif fnmatchcase(entry.name, part):
-            if not rest:
-                yield entry.path
-            elif _is_folder(entry):
-                yield from _below(entry.path, rest, above)
+            if (rest or part == "**") and _is_folder(entry):
+                yield from _below(entry.path, parts if part == "**" else rest, above)
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
     except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return []
         raise _cannot_be_read(folder, error) from None
 
 
@@ -176,29 +136,20 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     if not entry.is_symlink():
         return entry.is_dir()
     status = _status(entry.path)
-    if status is None:
-        if not os.path.islink(entry.path):
-            return False
+    if status is None and os.path.islink(entry.path):
         text = f"{entry.path} leads nowhere: it is a link to {os.readlink(entry.path)}"
         raise NoShardsError(text, hint="Mount or restore that, or remove the link.")
-    return stat.S_ISDIR(status.st_mode)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def _status(path: str) -> os.stat_result | None:
-    entry = _find(path)
-    return None if entry is None else entry.status
-
-
-def _find(path: str) -> LocalEntry | None:
-    """What is there; None: nothing is. One call of the system, except for links."""
+    """Of what is there, links followed; None: nothing is."""
     try:
-        status = os.lstat(path)
-        is_link = stat.S_ISLNK(status.st_mode)
-        return LocalEntry(path, os.stat(path) if is_link else status, is_link)
+        return os.stat(path)
     except OSError as error:
-        if error.errno not in _NOTHING_THERE:
-            raise _cannot_be_read(path, error) from None
-        return None
+        if error.errno in _NOTHING_THERE:
+            return None
+        raise _cannot_be_read(path, error) from None
 
 
 def _cannot_be_read(path: str, error: OSError) -> OSError | ShardReadError:

@@ -28,7 +28,7 @@ import zlib
 from pathlib import Path
 
 from loaderd.redaction import redacted
-from loaderd.storage.local_file import kept_files, read_own, write_whole
+from loaderd.storage.own_files import kept_files, read_own, write_whole
 from loaderd.storage.shard_file import ShardFile
 
 PART_BYTES = 256 << 10

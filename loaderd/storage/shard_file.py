@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import posixpath
 import time
-from typing import Literal, NamedTuple, Protocol
-from urllib.parse import unquote
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+from urllib.parse import SplitResult, unquote
 
 from loaderd.errors import Damage, ShardReadError, StorageError
 from loaderd.redaction import redacted
@@ -26,6 +27,9 @@ _HINT_CHANGED = "Make a new loader: it will index the file as it is now."
 
 Compression = Literal["none", "gzip", "zlib", "zstd", "tar", "npz"]
 """How a shard wraps its records: the first three are of TFRecord; ``fixed`` has those of fixed records."""
+
+ReadAt = Callable[[int, memoryview], int]
+"""Fills a view from an offset of a file, or of a part of one, on; returns the bytes read, fewer only at the end."""
 
 
 class ShardFile(NamedTuple):
@@ -61,30 +65,6 @@ class ShardFile(NamedTuple):
         return not is_remote(self.uri) or self.mtime_ns != 0
 
 
-class UriParts(NamedTuple):
-    """The parts of a URI, as they stand in it: ``scheme://user@place/path?query``; ``place``: a bucket or a host."""
-
-    scheme: str
-    user: str
-    place: str
-    path: str
-    """With its slash in front, or empty; so is ``query`` with its question mark."""
-    query: str
-
-    @classmethod
-    def of(cls, uri: str) -> UriParts:
-        scheme, _, rest = uri.partition("://")
-        address, mark, query = rest.partition("?")
-        authority, slash, path = address.partition("/")
-        user, _, place = authority.rpartition("@")
-        return cls(scheme, user, place, slash + path, mark + query)
-
-    @property
-    def root(self) -> str:
-        """The URI of the bucket, or of the host."""
-        return f"{self.scheme}://{self.user}{'@' if self.user else ''}{self.place}{self.query}"
-
-
 class Block(NamedTuple):
     """Where a block is. ``shard`` counts the data set's files from 0; the rest is as in ShardIndex."""
 
@@ -99,25 +79,17 @@ class Block(NamedTuple):
     """CRC32C of what its records hold; None: it is not known."""
 
 
-class Readable(Protocol):
-    """What can be read at any offset: a file, or a part of one."""
-
-    def read_at(self, offset: int, view: memoryview) -> int:
-        """Fill ``view`` from ``offset`` on; returns the bytes read, fewer only at the end."""
-
-
-class OpenFile(Readable, Protocol):
-    """A file that is open."""
-
-    def check_unchanged(self) -> None:
-        """Raise ShardReadError if the file is not what it was when it was listed."""
-
-    def close(self) -> None: ...
-
-
 def is_remote(name: str) -> bool:
     """Whether a name is a URI of storage far away, and not of a path of this machine (``file://``)."""
     return "://" in name and not name.startswith("file://")
+
+
+def uri_parts(uri: str) -> SplitResult:
+    """A URI's scheme, netloc (``user@bucket``), path and query. As ``urlsplit``, which refuses some keys."""
+    scheme, _, rest = uri.partition("://")
+    address, _, query = rest.partition("?")
+    netloc, slash, path = address.partition("/")
+    return SplitResult(scheme, netloc, slash + path, query, "")
 
 
 def unreadable(uri: str, why: str, hint: str = "") -> ShardReadError:
@@ -126,14 +98,21 @@ def unreadable(uri: str, why: str, hint: str = "") -> ShardReadError:
     return ShardReadError(f"{uri}: {why}", hint=hint or _HINT_READ, damage=damage)
 
 
-def state_in_words(size_bytes: int, mtime_ns: int) -> str:
-    """A state of a file in words: its size, and when it was written."""
+def changed(file: ShardFile, size_bytes: int, mtime_ns: int) -> ShardReadError:
+    """The error for a shard that has another size or time than when it was listed."""
+    expected, found = _state(file.size_bytes, file.mtime_ns), _state(size_bytes, mtime_ns)
+    return replaced(file.uri, expected, found)
+
+
+def _state(size_bytes: int, mtime_ns: int) -> str:
+    if not mtime_ns:
+        return f"{size_bytes} bytes"
     seconds, rest_ns = divmod(mtime_ns, 1_000_000_000)
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     return f"{size_bytes} bytes, written {written}" + (f".{rest_ns:09}" if rest_ns else "")
 
 
-def changed(uri: str, expected: str, found: str, hint: str = _HINT_CHANGED) -> ShardReadError:
+def replaced(uri: str, expected: str, found: str, hint: str = _HINT_CHANGED) -> ShardReadError:
     """The error for a shard that is not the one that was listed."""
     damage = Damage(uri, 0, 0, f"the file that was indexed, of {expected}", found, lost_bytes=-1)
     text = f"{uri} changed while it was in use: expected {expected}, found {found}"

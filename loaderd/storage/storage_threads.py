@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    _Queue = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+
 _Answer = TypeVar("_Answer")
 
 _LOOK_EVERY_S = 0.2
@@ -28,11 +30,10 @@ class RequestThreads:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._renew()
+        self._begin()
 
-    def _renew(self) -> None:
-        """Begin without threads: those that are at the queue before do not count any more."""
-        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+    def _begin(self) -> None:
+        self._queue: _Queue = SimpleQueue()
         self._num_threads = self._num_open = 0
         self._answered_s = 0.0
 
@@ -82,9 +83,9 @@ class RequestThreads:
         with self._lock:
             for _ in range(self._num_threads):  # each ends once all that was asked before has been taken
                 self._queue.put(None)
-            self._renew()
+            self._begin()
 
-    def _work(self, queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+    def _work(self, queue: _Queue) -> None:
         while (asked := queue.get()) is not None:
             answer, question = asked
             if answer.set_running_or_notify_cancel():

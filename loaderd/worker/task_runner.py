@@ -15,7 +15,6 @@ from loaderd.dataset import StreamDescription
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import CorruptRecordError, LoaderdError, StorageError, WorkerError
 from loaderd.formats.compression import OnRead, no_callback
-from loaderd.formats.index_cache import why_unkept
 from loaderd.formats.indexer import make_indexes
 from loaderd.formats.shard_index import encode_indexes
 from loaderd.ipc.channel import MAX_MESSAGE_BYTES
@@ -68,8 +67,7 @@ def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access |
         raise CorruptRecordError(f"{text}; the first is {damages[0]}", hint=_HINT_DAMAGES, damage=damages[0])
     encoded = encode_indexes(indexes)
     unkept = cache.store(task.group, encoded)
-    asked = list(astuple(access.take_counts()))
-    return IndexResult(encoded, None if unkept is None else why_unkept(unkept), asked)
+    return IndexResult(encoded, unkept, list(astuple(access.take_counts())))
 
 
 class TaskRunner:

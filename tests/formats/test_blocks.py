@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,24 +103,6 @@ def test_a_part_of_a_block(tmp_path: Path, make_reader: MakeReader, compression:
         assert covered >= set(range(first, stop))
 
 
-@pytest.mark.parametrize("compression", list(COMPRESS))
-def test_pieces_say_where_they_are(tmp_path: Path, make_reader: MakeReader, compression: Compression):
-    payloads = payloads_of(100)
-    starts = starts_of(payloads)
-    data = bytearray(frames(payloads))
-    for number in (20, 70):
-        data[starts[number] + 13] ^= 1
-    file = make_shard(tmp_path / "a", COMPRESS[compression](bytes(data)))
-    reader = make_reader(file, compression=compression)
-    seen = 0
-    for block in blocks_of(build_index(file, 500)):
-        for found in reader.read(block, 0, block.num_records):
-            assert not isinstance(found, Damage)
-            assert found.offset == starts[found.first_record]
-            seen += found.num_records
-    assert seen == 98
-
-
 # ------------------------------------------------------------------------------------------- damage that comes later
 
 
@@ -203,16 +184,6 @@ def test_any_damage_costs_no_more_than_lies_between_two_anchors(
     assert sorted(named) == sorted(set(shard.without(set())) - set(records)), "each is named once"
 
 
-def test_a_stretch_that_is_overwritten_costs_no_more_than_itself(shard: Shard, make_reader: MakeReader):
-    changed = bytearray(shard.data)
-    start, stop = shard.starts[30] + 3, shard.starts[60] - 2
-    changed[start:stop] = b"\xff" * (stop - start)
-    overwrite(shard.file, bytes(changed))
-    records, damages = read_blocks(make_reader(shard.file), shard.blocks)
-    assert records == shard.without(set(range(30, 60)))
-    assert [damage.record for damage in damages] == list(range(30, 60))
-
-
 def test_records_that_were_put_in_the_place_of_others_shift_none_behind_the_next_anchor(
     shard: Shard, make_reader: MakeReader
 ):
@@ -260,17 +231,6 @@ def test_a_file_that_is_appended_to_or_written_anew_while_it_is_open(shard: Shar
             assert caught.value.damage is not None and caught.value.damage.shard == shard.file.uri
 
 
-def test_a_file_that_is_cut_in_the_middle_of_being_read(tmp_path: Path, make_reader: MakeReader):
-    payloads = random_payloads(100, 50_000)
-    file = make_shard(tmp_path / "a", frames(payloads))
-    (block,) = blocks_of(build_index(file, 100))
-    found = make_reader(file).read(block, 0, 100)
-    assert isinstance(next(found), framing.RecordChunk)
-    os.truncate(file.uri, starts_of(payloads)[70] + 5)
-    with pytest.raises(ShardReadError, match="changed while it was in use"):
-        list(found)
-
-
 def test_a_file_that_is_replaced(shard: Shard, make_reader: MakeReader, tmp_path: Path):
     reader = make_reader(shard.file)
     assert together(reader, shard.blocks) == shard.payloads
@@ -282,17 +242,6 @@ def test_a_file_that_is_replaced(shard: Shard, make_reader: MakeReader, tmp_path
     late = make_reader(shard.file)
     for read in (together, read_blocks):
         with pytest.raises(ShardReadError, match="changed while it was in use"):
-            read(late, shard.blocks)
-
-
-def test_a_file_that_is_deleted(shard: Shard, make_reader: MakeReader):
-    reader = make_reader(shard.file)
-    assert together(reader, shard.blocks) == shard.payloads
-    os.unlink(shard.file.uri)
-    assert together(reader, shard.blocks) == shard.payloads
-    late = make_reader(shard.file)
-    for read in (together, read_blocks):
-        with pytest.raises(ShardReadError, match=r"a: No such file"):
             read(late, shard.blocks)
 
 
@@ -359,20 +308,3 @@ def test_what_broke_a_compressed_shard_is_said(tmp_path: Path, make_reader: Make
         f"valid compressed data behind compressed byte {len(front) + 1}"
     }
     assert damages[0].found.endswith("incorrect header check")
-
-
-def test_a_compressed_block_behind_damage_has_its_offsets(tmp_path: Path, make_reader: MakeReader):
-    payloads = payloads_of(100)
-    starts = starts_of(payloads)
-    data = bytearray(frames(payloads))
-    data[starts[30] + 13] ^= 1
-    whole = stored(bytes(data))
-    file = make_shard(tmp_path / "a", whole)
-    _, block = blocks_of(build_index(file, 40))
-    changed = bytearray(whole)
-    changed[whole.index(framed(payloads[60])) + 14] ^= 1
-    overwrite(file, bytes(changed))
-    records, (damage,) = read_blocks(make_reader(file, compression="gzip"), [block])
-    assert (damage.record, damage.offset) == (60, starts[60])
-    assert sorted(records) == [number for number in range(31, 100) if number != 60]
-    assert all(np.array_equal(payloads[number], payload) for number, payload in records.items())

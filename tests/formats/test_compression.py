@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from loaderd.errors import Damage
 from loaderd.formats.compression import (
     InflatedStream,
-    PlainStream,
     detect_compression,
     most_record_bytes,
     open_stream,
@@ -30,7 +29,7 @@ from tests.helpers.record_bytes import header
 def detected(path: Path, data: bytes) -> str:
     opened = open_shard(make_shard(path, data))
     try:
-        return detect_compression(str(path), opened, path.stat().st_size)
+        return detect_compression(str(path), opened.read_at, path.stat().st_size)
     finally:
         opened.close()
 
@@ -39,7 +38,8 @@ def inflated(path: Path, data: bytes, most: int = 1 << 20) -> tuple[bytes, Damag
     """All that a stream gives, at most ``most`` bytes at a time, and how it ended."""
     opened = open_shard(make_shard(path, data))
     try:
-        stream = open_stream(str(path), opened, detect_compression("a", opened, path.stat().st_size))
+        compression = detect_compression("a", opened.read_at, path.stat().st_size)
+        stream = open_stream(str(path), opened.read_at, compression)
         view = memoryview(bytearray(most))
         found = bytearray()
         while got := stream.read_into(view):
@@ -53,18 +53,12 @@ def inflated(path: Path, data: bytes, most: int = 1 << 20) -> tuple[bytes, Damag
 # ----------------------------------------------------------------------------------------------- what it is
 
 
-@pytest.mark.parametrize("name", ["a.tfrecord", "a.gz", "a.zlib"])
-@pytest.mark.parametrize("compression", list(COMPRESS))
-def test_told_by_content_whatever_the_name(tmp_path: Path, name: str, compression: str):
-    assert detected(tmp_path / name, COMPRESS[compression](frames(payloads_of(10)))) == compression
-
-
 @pytest.mark.parametrize("compression", list(COMPRESS))
 def test_what_tensorflow_wrote(tmp_path: Path, compression: str):
     import tensorflow as tf
 
     payloads = payloads_of(1000)
-    path = tmp_path / "a.tfrecord"
+    path = tmp_path / "a.gz"  # the name says nothing
     options = None if compression == "none" else compression.upper()
     with tf.io.TFRecordWriter(str(path), options) as writer:
         for payload in payloads:
@@ -103,11 +97,6 @@ def test_files_too_short_to_be_anything(tmp_path: Path, data: bytes):
     assert [damage.record for damage in index.damages] == [0][: len(data)]
 
 
-def test_a_file_that_is_no_shard(tmp_path: Path):
-    index = build_index(make_shard(tmp_path / "a", bytes(range(256)) * 9), 10)
-    assert index.num_records == 0 and [damage.record for damage in index.damages] == [0]
-
-
 # ------------------------------------------------------------------------------------------------ as a stream
 
 
@@ -122,27 +111,14 @@ def test_any_way_of_reading_gives_the_same(tmp_path: Path, compression: str, mos
     assert inflated(tmp_path / "a", data, most) == (start + b"".join(parts), None)
 
 
-def test_members_that_follow_each_other_cut_records_anywhere(tmp_path: Path):
-    payloads = payloads_of(100)
-    data = frames(payloads)
-    members = b"".join(gzip.compress(data[start : start + 33]) for start in range(0, len(data), 33))
-    index = build_index(make_shard(tmp_path / "a", members + gzip.compress(b"")), 50)
-    assert index.num_records == 100 and not index.damages
-
-
-def test_zeros_that_compress_a_thousandfold(tmp_path: Path):
-    data = framed(bytes(30 << 20))
-    assert inflated(tmp_path / "a", gzip.compress(data, 9)) == (data, None)
-
-
 @pytest.mark.parametrize("compression", ["none", "gzip", "zlib"])
 def test_skip(tmp_path: Path, compression: str):
     data = frames(random_payloads(20_000, 30))
     opened = open_shard(make_shard(tmp_path / "a", COMPRESS[compression](data)))
     view = memoryview(bytearray(100))
     for offset in (0, 1, 299_999, len(data) - 1, len(data), len(data) + 1):
-        stream = open_stream("a", opened, detect_compression("a", opened, len(data)))
-        assert isinstance(stream, PlainStream if compression == "none" else InflatedStream)
+        stream = open_stream("a", opened.read_at, detect_compression("a", opened.read_at, len(data)))
+        assert isinstance(stream, InflatedStream) == (compression != "none")
         stream.skip(offset)
         got = stream.read_into(view)
         assert view[:got] == data[offset : offset + got] and (got > 0) == (offset < len(data))

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import stat
 import subprocess
 import sys
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
 import msgpack
 import pytest
 
-from loaderd.formats.index_cache import IndexCache, default_cache_dir, groups_of, prune, why_unkept
+from loaderd.formats.index_cache import IndexCache, default_cache_dir, groups_of, prune
 from loaderd.formats.shard_index import INDEX_VERSION, build_index, decode_indexes, encode_indexes
 from loaderd.kernels.crc import masked_crc
 from loaderd.storage.files import list_shards
@@ -49,7 +48,7 @@ def path_in(cache: IndexCache, *group: ShardFile) -> Path:
     return path
 
 
-def keep(cache: IndexCache, *group: ShardFile) -> OSError | None:
+def keep(cache: IndexCache, *group: ShardFile) -> str | None:
     return cache.store(group, encode_indexes([build_index(file, 4) for file in group]))
 
 
@@ -65,17 +64,6 @@ def test_what_was_kept_is_found(cache: IndexCache, file: ShardFile):
     assert cache.load(file) is None
     assert keep(cache, file) is None and is_kept(cache, file)
     assert keep(cache, file) is None, "to keep it again is no error"
-
-
-def test_reading_it_takes_memory_for_what_it_holds(cache: IndexCache, file: ShardFile):
-    keep(cache, file)
-    tracemalloc.start()
-    try:
-        assert cache.load(file) is not None
-        _, most_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert most_bytes < 1 << 20
 
 
 def test_another_size_time_name_or_block_size_misses(cache: IndexCache, where: str, file: ShardFile):
@@ -163,7 +151,7 @@ def test_what_others_put_in_the_place_of_an_index_is_not_read(cache: IndexCache,
         with path.open("wb") as out:
             out.truncate(20 << 30)
     assert cache.load(file) is None
-    assert isinstance(keep(cache, file), OSError) == (trap == "a folder"), "what is no folder is replaced"
+    assert isinstance(keep(cache, file), str) == (trap == "a folder"), "what is no folder is replaced"
     assert {other.name for other in path.parent.iterdir()} - {"a.tfrecord"} == {path.name}, "nothing temporary"
 
 
@@ -211,18 +199,6 @@ def test_writers_in_several_processes(cache: IndexCache, where: str, file: Shard
     assert [writer.returncode for writer in writers] == [0, 0]
     assert is_kept(cache, file)
     assert not [path for path in tmp_path.rglob("*.tmp")], "nothing temporary is left"
-
-
-def test_writers_at_the_same_time(cache: IndexCache, file: ShardFile):
-    keep(cache, file)
-
-    def store_and_load(_: int) -> bool:
-        return is_kept(cache, file) and keep(cache, file) is None
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(store_and_load, range(200)))
-    left = {path.name for path in path_in(cache, file).parent.iterdir()}
-    assert left - {"a.tfrecord"} == {path_in(cache, file).name}, "nothing temporary is left"
 
 
 # ------------------------------------------------------------------------------------------------------- groups
@@ -297,24 +273,6 @@ def test_where_it_is(file: ShardFile, tmp_path: Path, monkeypatch: pytest.Monkey
     assert path_in(IndexCache("~/indexes", 4), file).is_relative_to(tmp_path / "home" / "indexes")
 
 
-def test_beside_is_hidden_from_a_glob_over_the_shards(file: ShardFile, monkeypatch: pytest.MonkeyPatch):
-    folder = Path(file.uri).parent
-    seen: list[list[ShardFile]] = []
-    replace = os.replace
-
-    def look_and_replace(source: str, target: Path, **_: None) -> None:
-        seen.append(list_shards(f"{folder}/*"))
-        assert Path(source).parent == folder, "or to rename would be to copy"
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", look_and_replace)
-    cache = IndexCache("beside", 4)
-    assert keep(cache, file) is None
-    assert seen == [[file]], "while it is written"
-    assert list_shards(f"{folder}/*") == [file]
-    assert path_in(cache, file).parent == folder
-
-
 def test_others_may_read_it(cache: IndexCache, file: ShardFile):
     umask = os.umask(0o022)
     try:
@@ -333,9 +291,7 @@ def test_a_folder_that_cannot_be_written(file: ShardFile, tmp_path: Path):
     for where in (occupied, occupied / "deeper", Path("/proc/no/such/folder")):
         cache = IndexCache(str(where), 4)
         assert cache.load(file) is None
-        error = keep(cache, file)
-        assert isinstance(error, OSError) and error.strerror
-        assert why_unkept(error) == f"{error.filename}: {error.strerror}"
+        assert re.fullmatch("/.*: (Not a directory|No such file or directory|File exists)", keep(cache, file) or "")
     assert occupied.read_text().startswith("a file")
 
 
@@ -349,8 +305,7 @@ def test_a_disk_that_is_full(cache: IndexCache, file: ShardFile, tmp_path: Path)
             error = cache.store([file], data)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert isinstance(error, OSError) and error.strerror == "File too large"
-        assert str(tmp_path) in str(error), "which disk it is"
+        assert error is not None and str(tmp_path) in error and error.endswith(": File too large")
         assert cache.load(file) is None
         assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.tfrecord"], "nothing is left"
     assert keep(cache, file) is None
@@ -362,8 +317,7 @@ def test_a_user_without_a_home(file: ShardFile, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # a container's random user has no entry in passwd
     cache = IndexCache("user", 4)
     assert cache.load(file) is None
-    error = keep(cache, file)
-    assert isinstance(error, OSError) and "LOADERD_CACHE_DIR" in str(error)
+    assert "LOADERD_CACHE_DIR" in (keep(cache, file) or "")
 
 
 # ------------------------------------------------------------------------------------------------------- bounded
@@ -473,12 +427,3 @@ def test_a_folder_that_users_share_takes_the_indexes_of_each(tmp_path: Path, mod
         assert run(23456, first).startswith("found") and run(12345, second).startswith("found")
         for path in (shared / "index", shared / "index" / inner):
             assert stat.S_IMODE(path.stat().st_mode) & 0o1777 == mode & 0o1777
-
-
-def test_a_folder_of_ones_own_stays_so(file: ShardFile, tmp_path: Path):
-    own = tmp_path / "own"
-    own.mkdir(mode=0o700)
-    assert keep(IndexCache(str(own), 4), file) is None
-    umask = os.umask(0)
-    os.umask(umask)
-    assert stat.S_IMODE((own / "index").stat().st_mode) == 0o777 & ~umask

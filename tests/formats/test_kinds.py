@@ -53,12 +53,6 @@ def parquet(rows: pa.Table, file: Any) -> None:
     pyarrow.parquet.write_table(rows, file)
 
 
-def orc(rows: pa.Table, file: Any) -> None:
-    import pyarrow.orc
-
-    pyarrow.orc.write_table(rows, file)
-
-
 def feather(rows: pa.Table, file: Any) -> None:
     import pyarrow.feather
 
@@ -72,12 +66,6 @@ def hdf5() -> bytes:
         file["x"] = np.arange(9)
         file.flush()
         return bytes(file.id.get_file_image())
-
-
-def matlab(file: Any) -> None:
-    import scipy.io
-
-    scipy.io.savemat(file, {"x": np.arange(9)})
 
 
 def sqlite() -> bytes:
@@ -123,17 +111,12 @@ MAKERS: dict[str, Callable[[], bytes]] = {
     "xz": lambda: lzma.compress(TEXT),
     "bzip2": lambda: bz2.compress(TEXT),
     "lz4": lambda: pa.compress(TEXT, "lz4", asbytes=True),
-    "snappy": lambda: b"\xff\x06\0\0sNaPpY" + bytes(100),
     "7z": lambda: b"7z\xbc\xaf\x27\x1c\0\4" + bytes(100),
-    "rar": lambda: b"Rar!\x1a\x07\x01\0" + bytes(100),
     "zip": zipped,
     "tar": lambda: v7_tar([("a", TEXT)]),
     "parquet": lambda: table(parquet),
-    "orc": lambda: table(orc),
     "arrow": lambda: table(feather),
-    "avro": lambda: b"Obj\x01\x04\x16avro.schema\x0c" + TEXT,
     "hdf5": hdf5,
-    "matlab": lambda: saved(matlab),
     "npy": lambda: saved(lambda file: np.save(file, np.arange(9))),
     "sqlite": sqlite,
     "riegeli": lambda: RIEGELI,
@@ -228,25 +211,6 @@ def test_a_record_may_be_as_long_as_another_kind_begins(tmp_path: Path, kind: st
     assert index.compression == "none"
 
 
-def test_magics_of_few_bytes_are_no_proof():
-    """Random records that begin like another kind, 20,000 of each: all are read."""
-    rng = np.random.default_rng(0)
-    magics = [
-        b"PAR1",
-        b"BINP",
-        b"BZh9",
-        b"ORC",
-        b"Obj\x01",
-        b"\x80\x04\x95",
-        b"\x1f\x8b\x08\0",
-        b"\x78\x9c",
-        b"\x78\x01",
-    ]
-    for magic in magics:
-        for tail in rng.integers(0, 256, (20_000, 60), np.uint8):
-            assert not kind_of(Content.of_bytes(magic + tail.tobytes(), is_whole=True), NUMBERS), magic
-
-
 def test_the_first_bytes_of_a_kind_are_no_proof():
     """Of each kind, three of them and random bytes: these are records."""
     rng = np.random.default_rng(1)
@@ -318,7 +282,7 @@ def lc0() -> loaderd.FixedRecords:
     return records
 
 
-@pytest.mark.parametrize("count", [1, 2, 50])
+@pytest.mark.parametrize("count", [2, 50])
 @pytest.mark.parametrize(("version", "size_bytes"), [(7, 8396), (5, 8308), (4, 8292), (3, 8276)])
 def test_versions_and_sizes_are_named(version: int, size_bytes: int, count: int, tmp_path: Path):
     data = versions(version, size_bytes, count)

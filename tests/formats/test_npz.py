@@ -147,5 +147,5 @@ def test_arrays_without_rows_may_not_be_of_any_size(arrays: dict[str, bytes], tm
     if "x" in arrays:
         opened = open_shard(file)
         with pytest.raises(ShardReadError, match=r"rows in x\.npy"):
-            arrays_of(file, opened)
+            arrays_of(file, opened.read_at)
         opened.close()

@@ -18,7 +18,7 @@ from loaderd.errors import Damage, ShardReadError
 from loaderd.formats import framing
 from loaderd.formats import shard_index as index_module
 from loaderd.formats.blocks import BlockReader
-from loaderd.formats.compression import PlainStream
+from loaderd.formats.compression import ByteStream
 from loaderd.formats.fixed_index import build_fixed_index
 from loaderd.formats.indexer import make_indexes
 from loaderd.formats.shard_index import (
@@ -31,9 +31,9 @@ from loaderd.formats.shard_index import (
 )
 from loaderd.kernels.crc import framed
 from loaderd.storage.access import Access
-from loaderd.storage.files import list_shards
+from loaderd.storage.files import OpenFile, list_shards
 from loaderd.storage.local_file import LocalFile
-from loaderd.storage.shard_file import OpenFile, ShardFile
+from loaderd.storage.shard_file import ShardFile
 from tests.formats.shard_bytes import (
     COMPRESS,
     blocks_of,
@@ -132,8 +132,8 @@ def test_the_order_of_blocks_does_not_depend_on_how_a_file_is_read(tmp_path: Pat
     file = make_shard(tmp_path / "a", frames(random_payloads(400, 30_000)))
     whole = build_index(file, 1000)
     assert len(whole.counts) == 2, "cut where it is large"
-    read_into = PlainStream.read_into
-    monkeypatch.setattr(PlainStream, "read_into", lambda stream, view: read_into(stream, view[:100_003]))
+    read_into = ByteStream.read_into
+    monkeypatch.setattr(ByteStream, "read_into", lambda stream, view: read_into(stream, view[:100_003]))
     assert_equal(build_index(file, 1000), whole)
 
 
@@ -221,19 +221,6 @@ def test_a_file_that_changes_while_it_is_indexed(tmp_path: Path, monkeypatch: py
         build_index(file, 7)
 
 
-def test_damage_is_named(tmp_path: Path):
-    payloads = payloads_of(5)
-    starts = starts_of(payloads)
-    data = bytearray(frames(payloads))
-    data[starts[2] + 12] ^= 1
-    index = build_index(make_shard(tmp_path / "a", bytes(data) + b"x"), 7)
-    first, second = index.damages
-    assert isinstance(first, Damage)
-    assert (first.shard, first.record, first.offset) == (index.file.uri, 2, starts[2])
-    assert first.lost_bytes == starts[3] - starts[2] and "CRC32C" in first.expected
-    assert (second.record, second.offset, second.found) == (5, starts[5], "1 bytes")
-
-
 @pytest.mark.parametrize("front", [[], payloads_of(40)])
 def test_a_record_that_is_too_large_is_stepped_over(
     front: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -270,8 +257,8 @@ def test_the_digest_is_of_what_the_records_hold(tmp_path: Path, monkeypatch: pyt
     changed = bytes([payloads[2000][0] ^ 1]) + payloads[2000][1:]
     others = [[*payloads[:2000], changed, *payloads[2001:]], payloads[:-1], [*payloads[1:], payloads[0]]]
     assert len({digest, *map(digest_of, others)}) == 4
-    read_into = PlainStream.read_into
-    monkeypatch.setattr(PlainStream, "read_into", lambda stream, view: read_into(stream, view[:100_003]))
+    read_into = ByteStream.read_into
+    monkeypatch.setattr(ByteStream, "read_into", lambda stream, view: read_into(stream, view[:100_003]))
     assert digest_of(payloads) == digest, "however it is read"
 
 

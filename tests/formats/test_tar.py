@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import posixpath
 import subprocess
 import tarfile
 from contextlib import closing
@@ -25,14 +26,11 @@ from tests.helpers.fixed_files import RECORDS, records_from
 END = bytes(1024)
 
 
-def found_in(path: Path, data: bytes) -> tuple[list[Member], list[Damage], list[str]]:
-    """The members, the damage, and the names of what holds no records."""
-    file, skipped = make_shard(path, data), list[str]()
-    opened = open_shard(file)
-    found = list(find_members(file.uri, opened, file.size_bytes, skipped.append))
-    opened.close()
-    members = [one for one in found if isinstance(one, Member)]
-    return members, [one for one in found if isinstance(one, Damage)], skipped
+def found_in(path: Path, data: bytes) -> tuple[list[Member], list[Damage]]:
+    file = make_shard(path, data)
+    with closing(open_shard(file)) as opened:
+        found = list(find_members(file.uri, opened.read_at, file.size_bytes))
+    return [one for one in found if isinstance(one, Member)], [one for one in found if isinstance(one, Damage)]
 
 
 # ------------------------------------------------------------------------------------------ what others write
@@ -56,9 +54,11 @@ def test_what_tarfile_writes(tmp_path: Path, tar_format: int, wanted: list[tuple
                 assert tar_format == tarfile.USTAR_FORMAT
     with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as tar:
         expected = [(info.name, info.offset_data, info.size) for info in tar]
-    members, damages, skipped = found_in(tmp_path / "a.tar", out.getvalue())
-    assert not damages and len(members) + len(skipped) == len(expected)
-    assert [tuple(member) for member in members] == [one for one in expected if one[0] not in skipped]
+    expected = [
+        one for one in expected if one[0].endswith((".gz", ".zst")) and posixpath.basename(one[0])[:2] != "._"
+    ]
+    members, damages = found_in(tmp_path / "a.tar", out.getvalue())
+    assert not damages and [tuple(member) for member in members] == expected
 
 
 @pytest.mark.parametrize("tar_format", ["v7", "oldgnu", "gnu", "ustar", "posix"])
@@ -71,21 +71,15 @@ def test_what_gnu_tar_writes(tmp_path: Path, tar_format: str):
         (folder / ("long" * 50 + ".gz")).write_bytes(b"3")
     os.link(folder / "a.gz", folder / "z.gz")
     (folder / "link.gz").symlink_to("a.gz")
-    with open(folder / "README", "wb") as sparse:  # of many pieces: their map has blocks of its own
-        for piece in range(60):
-            sparse.seek(piece << 16)
-            sparse.write(b"x")
-    sparse_too = ["--sparse"] if tar_format in ("oldgnu", "gnu", "posix") else []
-    command = ["tar", "--sort=name", f"--format={tar_format}", *sparse_too, "-cf", "a.tar", "games"]
+    (folder / "README").write_bytes(b"4" * 1000)
+    command = ["tar", "--sort=name", f"--format={tar_format}", "-cf", "a.tar", "games"]
     subprocess.run(command, cwd=tmp_path, check=True)
     data = (tmp_path / "a.tar").read_bytes()
-    members, damages, skipped = found_in(tmp_path / "b.tar", data)
+    members, damages = found_in(tmp_path / "b.tar", data)
     assert not damages
     held = {member.name: data[member.offset : member.offset + member.num_bytes] for member in members}
     files = {name for name in os.listdir(folder) if name.endswith((".gz", ".zst"))} - {"link.gz", "z.gz"}
     assert held == {f"games/{name}": (folder / name).read_bytes() for name in files}
-    others = {"games", "games/empty", "games/README", "games/link.gz", "games/z.gz"}
-    assert {name.rstrip("/") for name in skipped} == others
 
 
 # ---------------------------------------------------------------------------------------- what nobody should
@@ -120,7 +114,6 @@ BEHIND = header("2.gz", len(GAME)) + padded(GAME) + END
         pytest.param(header("x", 10, b"x") + padded(b"99 path=a\n"), "where a PAX record should be", id="PAX, far"),
         pytest.param(header("x", 200_000, b"x") + padded(b"1" * 200_000), "where a number", id="PAX, digits"),
         pytest.param(header("x", 200_000, b"x") + padded(b"7 a=bc\n" * 28_571 + b"   "), "where a", id="PAX, many"),
-        pytest.param(header("1.gz", 512, b"S", sparse=True) + b"\1" * 512, "end of the file", id="a sparse map"),
     ],
 )
 def test_what_is_in_front_of_a_header_that_is_wrong_is_kept(evil: bytes, found: str, tmp_path: Path):
@@ -137,7 +130,7 @@ def test_many_headers_in_front_of_a_member(tmp_path: Path):
     """More than Python would let a function call itself."""
     path = pax_record(b"path", b"1.gz")
     front = (header("x", len(path), b"x") + padded(path)) * 3000
-    members, damages, _ = found_in(tmp_path / "a.tar", front + header("other", len(GAME)) + padded(GAME) + END)
+    members, damages = found_in(tmp_path / "a.tar", front + header("other", len(GAME)) + padded(GAME) + END)
     assert not damages and members == [Member("1.gz", len(front) + 512, len(GAME))]
 
 
@@ -154,7 +147,7 @@ def test_a_header_whose_bytes_were_summed_up_with_their_signs(tmp_path: Path):
     block = bytearray(header("\u00e4\u00f6.gz", len(GAME)))
     total = sum(block) - sum(block[148:156]) + 8 * 32
     block[148:156] = b"%06o\0 " % (total - 256 * sum(byte > 127 for byte in block))
-    members, damages, _ = found_in(tmp_path / "a.tar", bytes(block) + padded(GAME) + END)
+    members, damages = found_in(tmp_path / "a.tar", bytes(block) + padded(GAME) + END)
     assert not damages and members == [Member("\u00e4\u00f6.gz", 512, len(GAME))]
 
 
@@ -172,5 +165,5 @@ def test_a_tar_whose_members_are_skipped_says_how_far_it_is(tmp_path: Path):
     file = make_shard(tmp_path / "a.tar", data)
     reached: list[int] = []
     with closing(open_shard(file)) as opened:
-        assert not list(find_members(file.uri, opened, file.size_bytes, on_read=reached.append))
+        assert not list(find_members(file.uri, opened.read_at, file.size_bytes, on_read=reached.append))
     assert len(reached) > 5 and reached == sorted(reached) and reached[-1] > file.size_bytes // 2

@@ -18,8 +18,9 @@ with atheris.instrument_imports(include=["loaderd.formats", "loaderd.decode"]):
     from loaderd.decode.example import RecordFault, parse_example
     from loaderd.decode.example_rows import RowParser
     from loaderd.errors import Damage
-    from loaderd.formats.compression import InflatedStream, no_callback
+    from loaderd.formats.compression import InflatedStream
     from loaderd.formats.framing import scan
+    from loaderd.formats.inflate import read_at_of
     from loaderd.formats.shard_index import decode_indexes, encode_indexes
     from loaderd.kernels.crc import framed, masked_crc
 
@@ -54,28 +55,12 @@ def fuzz_scan(data: bytes) -> None:
     assert sorted(numbers) == list(range(len(numbers)))
 
 
-class _Bytes:
-    """An open file."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def read_at(self, offset: int, view: memoryview) -> int:
-        part = self._data[offset : offset + len(view)]
-        view[: len(part)] = part
-        return len(part)
-
-    def check_unchanged(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def fuzz_inflate(data: bytes) -> None:
     """What comes of a stream is what zlib makes of it byte by byte, in any steps."""
     if not data:
         return
     gzip, step = data[0] & 1, 1 + (data[0] >> 1)
-    stream = InflatedStream("shard", _Bytes(data[1:]), "gzip" if gzip else "zlib", no_callback)
+    stream = InflatedStream("shard", read_at_of(memoryview(data[1:])), "gzip" if gzip else "zlib")
     out, view = bytearray(), memoryview(bytearray(step))
     while (got := stream.read_into(view)) and len(out) < 1 << 20:
         out += view[:got]

@@ -21,7 +21,7 @@ import pytest
 from distant_s3 import ENVIRONMENT, DistantS3
 
 import loaderd
-from loaderd.errors import ClosedError, LoaderdError, NoShardsError, ShardReadError, StorageError
+from loaderd.errors import ClosedError, LoaderdError, ShardReadError, StorageError
 from loaderd.observe.running_streams import running_streams
 from loaderd.observe.top_rows import Row, row_of
 from tests.helpers.serving import Server
@@ -231,24 +231,6 @@ def test_what_was_read_ahead_is_taken_before_an_outage_is_told(store: DistantS3,
 
 
 @pytest.mark.slow
-def test_who_did_not_wait_while_the_store_was_away_is_not_told(store: DistantS3, planned: list[int]):
-    """The consumer computes (a checkpoint, an evaluation) while loads are given up."""
-    with loaderd.Loader(store.uri("*.tfrecord"), SCHEMA, storage=loaderd.Storage(retry_s=1), **OPTIONS) as loader:
-        batches = iter(loader)
-        found = [numbers_of(next(batches))]
-        store.away = True
-        for _ in range(40):  # and without a wait, all that could be loaded before
-            time.sleep(0.1)
-            if loader._stream._client.has_batch:
-                found.append(numbers_of(next(batches)))
-        assert store.asked["away"] > 0 and len(found) < 40
-        store.away = False
-        time.sleep(8)  # a load that was given up rests for 5 s
-        found += [numbers_of(batch) for batch in batches]
-    assert np.concatenate(found).tolist() == planned
-
-
-@pytest.mark.slow
 def test_members_of_a_group_are_told_that_the_store_is_away_only_where_they_wait(store: DistantS3, tmp_path: Path):
     module = """
         import loaderd, numbered
@@ -429,14 +411,6 @@ def test_many_small_objects_are_indexed_at_the_same_time(store: DistantS3, shard
     assert statistics.num_records == 2000
     assert store.asked["HEAD"] <= 210 + statistics.storage.retries
     assert store.most_at_once > 2, "the requests were made one after the other"
-
-
-@pytest.mark.slow
-def test_a_bucket_that_is_not_there_is_named(store: DistantS3):
-    for name in ("*.tfrecord", "a.tfrecord"):
-        with pytest.raises(NoShardsError) as caught:
-            loaderd.Loader(store.uri(name).replace("shards", "nowhere"), SCHEMA, **OPTIONS)
-        assert caught.value.hint == "There is no nowhere at all."
 
 
 @pytest.mark.parametrize("scheme", ["http", "s3a"])

@@ -199,4 +199,4 @@ def test_a_host_that_nobody_knows_is_not_asked_again():
     ],
 )
 def test_paths_of_azure(uri: str, path: str):
-    assert Access().filesystems.of(uri)[1] == path
+    assert Access().locate(uri)[1] == path

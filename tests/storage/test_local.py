@@ -77,15 +77,6 @@ def test_the_order_is_that_of_the_paths_however_they_are_given(tree: Path):
         assert listed(tree, given) == names
 
 
-def test_folders_in_front_of_all_files_decide_nothing(tmp_path: Path):
-    names = ["2025/b.rec", "2025/c.rec", "2026/a.rec", "2026/b/d.rec"]
-    orders = set()
-    for folder in ("z/0", "a", "m/n/o/p"):
-        root = make(tmp_path / folder, names)
-        orders.add(tuple(listed(root, [root / name for name in reversed(names)])))
-    assert orders == {tuple(names)}
-
-
 def test_a_file_is_where_its_link_is(tmp_path: Path):
     make(tmp_path / "mounted", ["z/a.rec", "y/b.rec"])
     links = tmp_path / "links"
@@ -142,21 +133,7 @@ def test_a_folder_named_like_a_shard_is_an_error(tree: Path):
     ) as caught:
         list_shards(f"{tree}/*.rec")
     assert "sub.rec (a folder)" in str(caught.value) and "pipe.rec (not a regular file)" in str(caught.value)
-    with pytest.raises(NoShardsError, match=r"like shards: .*sub.rec \(a folder\)"):
-        list_shards(f"{tree}/**")
     assert listed(tree, f"{tree}/su*/*") == ["sub/d.rec", "sub-1/d.rec", "sub.rec/in.txt"]
-
-
-@pytest.mark.parametrize("pattern", ["*", "**", "train-*", "train-?-of-3", "train-[0-9]-of-*"])
-def test_a_folder_that_is_named_as_the_files_beside_it(tmp_path: Path, pattern: str):
-    make(tmp_path, ["train-0-of-3", "train-2-of-3", "other/train-1-of-3"])
-    assert listed(tmp_path, f"{tmp_path}/{pattern}")[:2] in (
-        ["train-0-of-3", "train-2-of-3"],
-        ["other/train-1-of-3", "train-0-of-3"],
-    )
-    (tmp_path / "train-1-of-3").mkdir()
-    with pytest.raises(NoShardsError, match=r"like shards: .*train-1-of-3 \(a folder\)"):
-        list_shards(f"{tmp_path}/{pattern}")
 
 
 def test_folders_that_hold_the_shards(tmp_path: Path):

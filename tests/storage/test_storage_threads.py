@@ -6,7 +6,6 @@ import concurrent.futures._base
 import errno
 import threading
 import time
-from concurrent.futures import Future
 
 import pytest
 
@@ -28,21 +27,6 @@ def test_threads_that_come_back_do_not_count_for_the_new_ones():
     assert not thread.is_alive(), "and end"
     for _ in range(2):
         assert askers.ask(lambda: "answer").result(LONG_S) == "answer"
-
-
-def test_idle_threads_end_when_they_are_given_up():
-    askers, together = RequestThreads(2), threading.Barrier(2)
-
-    def meet() -> threading.Thread:
-        together.wait()
-        return threading.current_thread()
-
-    answers: list[Future[threading.Thread]] = [askers.ask(meet) for _ in range(2)]
-    threads = [answer.result(LONG_S) for answer in answers]
-    askers.abandon()
-    for thread in threads:
-        thread.join(LONG_S)
-        assert not thread.is_alive()
 
 
 def test_an_answer_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch):
@@ -78,15 +62,6 @@ def test_a_question_that_waits_for_others_is_given_up_only_when_they_are_not_ans
     askers.ask(threading.Event().wait)
     with pytest.raises(TimeoutError):
         askers.wait(askers.ask(lambda: None), lambda: None, 0.5)
-
-
-def test_an_error_of_the_question_is_raised_as_it_is():
-    def refuse() -> None:
-        raise TimeoutError("of the question")
-
-    with pytest.raises(TimeoutError, match="of the question"):
-        askers = RequestThreads(1)
-        askers.wait(askers.ask(refuse), lambda: None, LONG_S)
 
 
 def test_threads_that_cannot_be_started_leave_it_to_those_there_are(monkeypatch: pytest.MonkeyPatch):

@@ -26,8 +26,8 @@ from pathlib import Path
 from loaderd.dataset import AnyDataset
 from loaderd.errors import OptionError, ServerError
 from loaderd.redaction import redacted
-from loaderd.storage.local_file import write_whole
 from loaderd.storage.names import some_of
+from loaderd.storage.own_files import write_whole
 from loaderd.storage.shard_file import ShardFile
 
 _logger = logging.getLogger("loaderd")
