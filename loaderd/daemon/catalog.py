@@ -303,6 +303,4 @@ def imported_dataset(target: str) -> tuple[str, AnyDataset]:
 def _data_sets_of(module: ModuleType) -> str:
     """A hint for a user who named something else: the data sets in a module."""
     names = sorted(name for name, value in vars(module).items() if isinstance(value, (Dataset, Concat, Mix)))
-    if names:
-        return f"The data sets in {module.__name__} are {', '.join(names)}."
-    return f"There is no data set in {module.__name__}; make one, such as train = loaderd.Dataset(shards, schema)."
+    return f"The data sets in {module.__name__} are {', '.join(names)}." if names else ""

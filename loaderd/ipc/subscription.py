@@ -39,11 +39,6 @@ class Subscription:
         for what in ("batch_size", "epochs", "shard", "held_batches"):
             object.__setattr__(self, what, getattr(options, what))
         require(self.shard[1] <= _MAX_HOSTS, "shard", f"of at most {_MAX_HOSTS} hosts", self.shard)
-        if str(self.sharing) == "shared":
-            raise OptionError(
-                'sharing="shared" is no more: a batch could come twice',
-                hint="Give each of n consumers an n-th of each epoch: shard=(i, n).",
-            )
         require_choice(self.sharing, "sharing", Sharing)
         object.__setattr__(self, "consumers", as_count(self.consumers, "consumers"))
         require(self.consumers <= _MAX_MEMBERS, "consumers", f"at most {_MAX_MEMBERS}", self.consumers)

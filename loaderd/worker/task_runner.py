@@ -94,9 +94,6 @@ class TaskRunner:
         num_slots = len(slots.bytes) // slot_layout.slot_bytes
         self._slots = [slot_layout.views(slots.bytes, slot) for slot in range(num_slots)]
 
-    def close(self) -> None:
-        self.rows.close()
-
     def probe(self, task: CheckTask) -> tuple[Kernels, list[str]]:
         """See whether records of a block fit the schema.
 

@@ -46,7 +46,6 @@ from loaderd.ipc.worker_messages import (
     Seat,
     Shards,
     TaskProgress,
-    TrialTask,
     UseColumn,
     WorkerNotice,
     WorkerTask,
@@ -74,8 +73,6 @@ _LISTEN_EVERY_S = 0.001
 _MOST_SLEEP_MS = 1000
 
 _OF_NO_STREAM = (ListTask, AskTask, IndexTask)
-_DOING = {ListTask: "listing shards", AskTask: "asking a server for its data set", IndexTask: "indexing shards"}
-_DOING |= {CheckTask: "trying records", LoadTask: "loading records", TrialTask: "trying to make a batch"}
 
 
 class _Stream:
@@ -88,7 +85,7 @@ class _Stream:
         self._bells = bells
 
     def close(self) -> None:
-        self.runner.close()
+        self.runner.rows.close()
         for bell in self._bells:
             os.close(bell)
 
@@ -339,7 +336,8 @@ class Worker:
     def _make(self, stream: _Stream, claim: Claim) -> None:
         """Make a batch, and say so on the page; or tell the daemon why it cannot be made."""
         began_ns, segments, omit = time.monotonic_ns(), claim.batch.segments, list(claim.batch.omit)
-        error = self._error_of(lambda: stream.runner.fill(claim.slot, segments, omit), "making a batch")
+        fill = partial(stream.runner.fill, claim.slot, segments, omit)
+        error = self._outcome_of(fill, f"the decoding of batch {claim.step}")
         page, fill_ns = stream.producer.page, time.monotonic_ns() - began_ns
         count_ns = partial(page.count, self._seat, Counter.FILL_NS)  # whose rise shows that it has not stalled
         count_ns(fill_ns)
@@ -359,8 +357,7 @@ class Worker:
         began_ns = time.monotonic_ns()
         if stream is not None:
             stream.producer.page.say_task(self._seat, task.task)
-        results: list[Any] = []
-        error = self._error_of(lambda: results.append(self._result_of(task)), _DOING[type(task)])
+        outcome = self._outcome_of(partial(self._result_of, task), task)
         if stream is not None:
             page = stream.producer.page
             page.say_task(self._seat, None)
@@ -370,7 +367,7 @@ class Worker:
                 page.count(self._seat, Counter.LOAD_NS, time.monotonic_ns() - began_ns)
         self._pass_on()
         self._tell_outages()
-        self._channel.send(Ended(task.task, results[0] if error is None else error))
+        self._channel.send(Ended(task.task, outcome))
 
     def _count_storage(self, stream: _Stream) -> None:
         rows = stream.runner.rows
@@ -398,26 +395,18 @@ class Worker:
         listed: list[list[ShardFile]] = []
         access = self._access_of(task.storage)
         for names in task.sets:
-            tell = partial(self._tell_more, sum(map(len, listed)))
-            listed.append(list_shards(names, tell, access))
+            listed.append(list_shards(names, lambda more: self._tell(sum(map(len, listed)) + more), access))
         return listed
 
-    def _tell_more(self, before: int, more: int) -> None:
-        self._tell(before + more)
-
-    def _error_of(self, do: Callable[[], object], what: str) -> LoaderdError | None:
-        """Call ``do``, which is ``what``; return what goes wrong as an error of loaderd's, or None."""
+    def _outcome_of(self, do: Callable[[], Any], doing: object) -> Any:
+        """What ``do`` returns; or what goes wrong while it is ``doing`` that, as an error of loaderd's."""
         try:
-            do()
+            return do()
         except LoaderdError as error:
             return error
         except Exception as error:
-            return WorkerError(
-                f"a worker failed while {what}: {type(error).__name__}: {error}",
-                hint=remedy(error),
-                traceback=traceback.format_exc(),
-            )
-        return None
+            text = f"a worker failed at {doing}: {type(error).__name__}: {error}"
+            return WorkerError(text, hint=remedy(error), traceback=traceback.format_exc())
 
 
 def main(sock: socket.socket) -> None:

@@ -19,10 +19,6 @@ from loaderd.ipc.subscription import Subscription
         ({"batch_size": "x"}, "batch_size must be a positive integer, got 'x'"),
         ({"batch_size": 1, "shard": 5}, "shard must be "),
         ({"batch_size": 1, "sharing": []}, "sharing must be "),
-        (
-            {"batch_size": 1, "sharing": "shared"},
-            'sharing="shared" is no more: a batch',
-        ),
         ({"batch_size": 1, "sharing": "mirrored", "consumers": 121}, "consumers must be at most 120"),
         ({"batch_size": 1, "name": "\n"}, "name must be "),
     ],
