@@ -127,22 +127,6 @@ def fails():
     raise OSError("no such host yet")
 
 
-@pytest.mark.slow
-def test_a_function_that_knows_of_no_server_yet_is_called_again(server, two_epochs, monkeypatch, caplog):
-    """A trainer may start before its servers have a name, or before a registry runs."""
-    monkeypatch.setattr("loaderd.client.discovery._FIRST_PAUSE_S", 0.01)
-    asked = []
-
-    def find():
-        asked.append(None)
-        return fails() if len(asked) < 3 else [] if len(asked) < 5 else [server.address]
-
-    with loaderd.connect(find, "train", batch_size=64, epochs=2) as loader:
-        assert [check(batch) for batch in loader] == two_epochs
-    (said,) = (record.message for record in caplog.records if "function given as address" in record.message)
-    assert "failed: OSError: no such host yet; calling it for up to 300 s" in said
-
-
 @pytest.mark.parametrize(("find", "words"), [(fails, "it failed: OSError: no such host yet"), (list, "no address")])
 def test_a_function_that_never_knows_of_a_server(find, words, monkeypatch):
     monkeypatch.setattr("loaderd.client.discovery._FIRST_PAUSE_S", 0.01)

@@ -181,25 +181,22 @@ def test_a_token_is_rotated_under_a_training(start_server, tmp_path, kind, embed
         connect(server, token="the-old-token-of-all")
 
 
-def test_a_process_that_is_replaced_takes_the_tokens_of_the_others(start_server, tmp_path):
+def test_a_process_that_is_replaced_takes_the_tokens_of_the_last_reload(start_server, tmp_path):
     tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
     tokens.write_text("the-old-token-of-all")
-    tokens.chmod(0o600)
     server = start_server("--token-file", str(tokens))
     tokens.write_text("the-new-token-of-all")
+    server.reload()
+    tokens.write_text("the-next-token-of-all")
     server.kill_processes()
     for _ in range(2):
         server.server.wait_line("serves now")
-
-    def take(right: str, wrong: str) -> None:
-        for _ in range(4):  # either process may answer
-            assert ask_status(server.address, token=f"the-{right}-token-of-all")["pid"]
+    for _ in range(4):  # either process may answer
+        assert ask_status(server.address, token="the-new-token-of-all")["pid"]
+        for wrong in ("the-old-token-of-all", "the-next-token-of-all"):
             with pytest.raises(ServerError, match="refuses the token"):
-                ask_status(server.address, token=f"the-{wrong}-token-of-all")
-
-    take("old", "new")
-    server.reload()
-    take("new", "old")
+                ask_status(server.address, token=wrong)
 
 
 @pytest.mark.slow

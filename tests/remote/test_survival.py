@@ -98,12 +98,6 @@ def test_processes_are_killed_all_the_time_beside_hosts_that_share_an_epoch(star
         assert sorted(ids) == list(range(1000))
 
 
-def test_one_of_two_servers_is_gone_for_good(start_server, embedded):
-    servers = [start_server(), start_server()]
-    with connect(*servers) as loader:
-        assert read(loader, 20, servers[0].close) == embedded
-
-
 @pytest.mark.slow
 def test_that_no_server_answers_is_named_and_logged(start_server, caplog):
     """It was called a slow line, and more servers were advised."""
