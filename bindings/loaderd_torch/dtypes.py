@@ -6,10 +6,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import torch
 
 # For each dtype of ml_dtypes that PyTorch has: the integers by which numpy hands it over, and PyTorch's dtype.
-BY_BITS = {
+_BY_BITS = {
     np.dtype(getattr(ml_dtypes, name)): (integers, getattr(torch, name))
     for name, integers in [
         ("bfloat16", np.uint16),
@@ -18,6 +19,14 @@ BY_BITS = {
 }
 
 
+def tensor_of(array: npt.NDArray[Any]) -> torch.Tensor:
+    """A tensor in the memory of ``array``. Raises TypeError where PyTorch lacks its dtype."""
+    if array.dtype in _BY_BITS:
+        integers, dtype = _BY_BITS[array.dtype]
+        return torch.from_numpy(array.view(integers)).view(dtype)
+    return torch.from_numpy(array)
+
+
 def torch_dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
     """Raises TypeError where PyTorch has none."""
-    return BY_BITS[dtype][1] if dtype in BY_BITS else torch.from_numpy(np.empty(0, dtype)).dtype
+    return _BY_BITS[dtype][1] if dtype in _BY_BITS else torch.from_numpy(np.empty(0, dtype)).dtype

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -36,7 +36,7 @@ from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
 from loaderd.options import require
 from loaderd_torch.callers import HOW_TO_SKIP, check_callers, worker_error
-from loaderd_torch.dtypes import BY_BITS
+from loaderd_torch.dtypes import tensor_of
 from loaderd_torch.unpack import Unpacker, packed_tensor
 
 Tensors = dict[str, torch.Tensor]
@@ -96,13 +96,14 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
         super().__init__(loader, structure, prefetch)
         self._device = torch.device("cpu") if device is None else _device_of(device)
         self._ahead = 0 if self._device.type == "cpu" else self._prefetch
-        specs = loader.unpacked_schema.specs
-        self._readers = {name: _reader_of(name, specs[name].dtype) for name in self._names}
+        for name in self._names:
+            _check_dtype(name, loader.unpacked_schema.specs[name].dtype)
+        self._inputs: Iterable[str] = self._names
         self._unpack: Callable[[Tensors], Tensors] = lambda tensors: tensors
         if loader.unpack == "device":
             program = loader.unpacked_schema.device_program()
             self._unpack = unpacker = Unpacker(program, self._names, self._device)
-            self._readers = dict.fromkeys(unpacker.inputs, packed_tensor)
+            self._inputs = unpacker.inputs
         self._epoch_is_set = False  # since the last iteration
 
     # ------------------------------------------------------------------- what training frameworks look for
@@ -158,13 +159,14 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
             return _raising(error)  # with the first batch: what Lightning does behind an error of iter() hides it
         self._epoch_is_set = False
         begin_copy = _copier(self._device, DeviceCopyTimer(self.loader, self._ahead))
+        read = packed_tensor if self.loader.unpack == "device" else tensor_of
 
         def hand_over(batch: loaderd.Batch) -> Callable[[], Any]:
             if self._device.type == "cuda":
                 batch.pin()
             elif batch.is_pinned:
                 batch = batch.copy()
-            tensors = {name: read(_own(batch, name)) for name, read in self._readers.items()}
+            tensors = {name: read(_own(batch, name)) for name in self._inputs}
             ready = begin_copy(tensors, batch.num_records)
             return lambda: self._pack(self._unpack(ready()))
 
@@ -196,20 +198,15 @@ def _own(batch: loaderd.Batch, name: str) -> npt.NDArray[Any]:
     return batch[name].copy() if array is None else array
 
 
-def _reader_of(name: str, dtype: np.dtype[Any]) -> Callable[[npt.NDArray[Any]], torch.Tensor]:
-    """The function that makes a tensor of an array, in its memory. Raises OptionError for a dtype PyTorch lacks."""
-    if dtype in BY_BITS:
-        integers, torch_dtype = BY_BITS[dtype]
-        return lambda array: torch.from_numpy(array.view(integers)).view(torch_dtype)
-    alias: Callable[[npt.NDArray[Any]], torch.Tensor] = torch.from_numpy
+def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    """Raise OptionError unless PyTorch has this dtype."""
     try:
-        alias(np.empty(0, dtype))
+        tensor_of(np.empty(0, dtype))
     except TypeError:
         raise OptionError(
             f"fields must be of dtypes that PyTorch has, got field {name!r} of {dtype}",
             hint="Leave it out: give a structure of the other fields; or give it another dtype in the schema.",
         ) from None
-    return alias
 
 
 # ----------------------------------------------------------------------------------- to a device

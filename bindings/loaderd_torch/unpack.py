@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from loaderd.schema.device_program import Cast, DeviceProgram, ExpandBits, LookUp, Step
-from loaderd_torch.dtypes import BY_BITS, torch_dtype_of
+from loaderd_torch.dtypes import tensor_of, torch_dtype_of
 
 Tensors = dict[str, torch.Tensor]
 _logger = logging.getLogger("loaderd")
@@ -51,14 +51,9 @@ class Unpacker:
 def packed_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     """A packed field in its own memory; of a dtype that PyTorch lacks, and that is only looked up, the bits."""
     try:
-        dtype = torch_dtype_of(array.dtype)
+        return tensor_of(array)
     except TypeError:
         return torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
-    return (
-        torch.from_numpy(array.view(BY_BITS[array.dtype][0])).view(dtype)
-        if array.dtype in BY_BITS
-        else torch.from_numpy(array)
-    )
 
 
 def _operation(step: Step, device: torch.device) -> _Operation:
