@@ -86,7 +86,17 @@ def make_dataset(
     if isinstance(shards, tf.data.Dataset):
         hint = "In place of list_files(…) and the like, give the glob itself: the files are listed in a fixed order."
         raise OptionError(f"shards must be a path, a glob, a URI or a list of them, got {shards!r}", hint=hint)
-    dataset = as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh, storage, shard)
+    dataset = as_dataset(
+        shards,
+        shard,
+        schema=schema,
+        shuffle=shuffle,
+        seed=seed,
+        on_corrupt=on_corrupt,
+        index_cache=index_cache,
+        refresh=refresh,
+        storage=storage,
+    )
     delivered = packed_schema(dataset.schema) if unpack == "device" else dataset.schema
     structure, prefetch = check_element(structure, prefetch, device, delivered)
     batch_size = as_count(batch_size, "batch_size")

@@ -143,14 +143,6 @@ class _Lease:
             self._is_private = True  # last: another thread that reads it may end the connection
 
 
-class _LeaseEnd(weakref.ref[_Lease]):
-    """Tells that nothing refers to a slot any more. A tenth of the cost of ``weakref.finalize``."""
-
-    __slots__ = ("slot",)
-
-    slot: int
-
-
 class SlotReader:
     """Makes batches of slots. A batch that outlives the reader keeps only the memory alive.
 
@@ -159,9 +151,10 @@ class SlotReader:
 
     def __init__(self, memory: SharedMemory, layout: SlotLayout) -> None:
         self._memory = memory
-        self._lent: dict[int, weakref.ref[_Lease]] = {}
-        self.ended: deque[Any] = deque()
-        """The ends of leases whose slots :meth:`take_back` will return."""
+        self._lent: dict[weakref.ref[_Lease], int] = {}
+        """The slots whose lease has not ended, or has ended and was not taken back."""
+        self.ended: deque[weakref.ref[_Lease]] = deque()
+        """The leases whose slots :meth:`take_back` will return."""
         self._address = memory.bytes.__array_interface__["data"][0]
         self._slot_bytes = layout.slot_bytes
         self._fields = [
@@ -179,23 +172,21 @@ class SlotReader:
 
         Batches that are lent later are not protected. Raises DaemonError where there is not enough memory.
         """
-        for end in self._lent.copy().values():
-            if (lease := end()) is not None:
+        for ref in list(self._lent):
+            if (lease := ref()) is not None:
                 lease.make_private()
 
     def take_back(self) -> list[int]:
         """The slots that nothing refers to any more, each of them once."""
         slots = []
         while self.ended:
-            slots.append(self.ended.popleft().slot)
-            del self._lent[slots[-1]]
+            slots.append(self._lent.pop(self.ended.popleft()))
         return slots
 
     def lend(self, slot: int, num_records: int) -> Batch:
         """The batch in ``slot``, without a copy."""
         lease = _Lease(self._memory, self._address + slot * self._slot_bytes, self._slot_bytes)
-        end = self._lent[slot] = _LeaseEnd(lease, self.ended.append)
-        end.slot = slot
+        self._lent[weakref.ref(lease, self.ended.append)] = slot
         return self._batch(np.asarray(lease), num_records, self._memory)
 
     def copy(self, slot: int, num_records: int) -> Batch:

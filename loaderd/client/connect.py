@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from typing import Any
 
-from loaderd.client.discovery import first_addresses
+from loaderd.client.discovery import Discovery, first_addresses
 from loaderd.client.loader import Loader, checked_start
-from loaderd.client.served_sources import HOW_TO_START, RemoteSource, ServedSource, ask_server
-from loaderd.client.sources import Source
-from loaderd.client.transport import TransportLost
+from loaderd.client.served_source import HOW_TO_START, ServedSource, connect_to_server
+from loaderd.client.sources import EmbeddedSource, Source
+from loaderd.client.transport import Transport, TransportLost
 from loaderd.dataset import Concat, Dataset, Mix
 from loaderd.errors import OptionError, ServerError
-from loaderd.ipc.messages import AskStatus, Status
+from loaderd.ipc.channel import ChannelClosed
+from loaderd.ipc.messages import PROTOCOL, AskStatus, Bye, Failed, Hello, Status
 from loaderd.ipc.subscription import Sharing, Subscription
 from loaderd.options import Remainder, as_float, as_shard, is_path, require, suggests_options
 from loaderd.plan.positions import Position
@@ -23,6 +26,7 @@ from loaderd.remote.address import TOKEN_VARIABLE, Addresses, checked_addresses,
 from loaderd.remote.security import TLS
 from loaderd.remote.source import RemoteSet, RemoteStream, Settings, Token, check_token_function
 from loaderd.remote.tickets import ConsumerName
+from loaderd.version import VERSION
 
 
 @suggests_options
@@ -104,17 +108,24 @@ def connect(
             require(value is None, what, f"None at {address}: it is for servers on the network", value)
         source = ServedSource(address, dataset, subscription, **timeouts, reconnect_timeout=reconnect_timeout)
     else:
-        _refuse_group(subscription)
+        if subscription.is_group:
+            raise OptionError(
+                f"sharing={subscription.sharing!r} is for consumers of one machine, at its server's Unix socket",
+                hint='Over the network, sharing="split" with shard=(i, n) gives each record to one of n consumers; '
+                "consumers without a shard all get the same batches, and servers make their rows once.",
+            )
         options = subscription.stream_options(workers=workers, **timeouts)
-        ask = address if callable(address) else None
+        new_addresses: Callable[[], tuple[str, ...]] = tuple
         if callable(address):
             addresses = first_addresses(address, reconnect_timeout)
+            new_addresses = Discovery(address).news
         else:
             addresses = checked_addresses([address] if isinstance(address, str) else address)
         rank = "{}/{}".format(*subscription.shard) if subscription.shard[1] > 1 else ""
         consumer = ConsumerName(subscription.name, socket.gethostname(), str(os.getpid()), rank)
         settings = network_settings(addresses, token, tls, consumer)
-        source = RemoteSource(RemoteStream(RemoteSet(addresses, settings, dataset, reconnect_timeout), options), ask)
+        servers = RemoteSet(addresses, settings, dataset, reconnect_timeout)
+        source = EmbeddedSource(RemoteStream(servers, options), new_addresses)
     is_chosen = shard is not None or sharing is not None
     return Loader._of_servers(source, first, subscription.sharing, is_chosen)
 
@@ -132,16 +143,6 @@ def _subscription(
         sharing=("split" if place[1] > 1 else "independent") if sharing is None else sharing,
         name=os.path.basename(sys.argv[0]) if name is None else name,
     )
-
-
-def _refuse_group(subscription: Subscription) -> None:
-    """Raise OptionError for a member of a group: servers on the network have none."""
-    if subscription.is_group:
-        raise OptionError(
-            f"sharing={subscription.sharing!r} is for consumers of one machine, at its server's Unix socket",
-            hint='Over the network, sharing="split" with shard=(i, n) gives each record to one of n consumers; '
-            "consumers without a shard all get the same batches, and servers make their rows once.",
-        )
 
 
 def network_settings(
@@ -175,6 +176,24 @@ def ask_status(
             raise ServerError(str(away), hint=HOW_TO_START) from None
     require(tls is None, "tls", "None at a Unix socket", tls)
     try:
-        return ask_server(address, Status, AskStatus(), timeout_s=timeout_s)[0].report
+        with closing(connect_to_server(address)) as transport:
+            return _status_over(transport, timeout_s)
     except TransportLost as lost:
         raise ServerError(str(lost), hint=HOW_TO_START) from None
+
+
+def _status_over(transport: Transport, timeout_s: float) -> dict[str, Any]:
+    poll = select.poll()
+    poll.register(transport.channel, select.POLLIN)
+    with suppress(ChannelClosed):  # what it said before it closed is still to be read
+        transport.channel.send(Hello(PROTOCOL, VERSION, ""))
+        transport.channel.send(AskStatus())
+    while poll.poll(1000 * timeout_s):
+        for message in transport.receive():
+            if isinstance(message, Status):
+                return message.report
+            if isinstance(message, Failed):
+                raise message.error
+            if isinstance(message, Bye):
+                raise TransportLost(f"{transport.what} ends: {message.text}")
+    raise TransportLost(f"{transport.what} said nothing for {timeout_s:g} s")

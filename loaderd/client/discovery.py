@@ -58,25 +58,26 @@ class Discovery:
     def __init__(self, ask: Callable[[], Sequence[str]]) -> None:
         self._ask = ask
         self._asked_s = time.monotonic()
-        self._thread: threading.Thread | None = None
-        self._answers: deque[tuple[str, ...] | str] = deque()
-        """At most one answer that :meth:`news` has not returned yet: addresses, or why there are none."""
-        self._fails = False
+        self._is_asking = self._fails = False
+        self._answers: deque[tuple[str, ...] | str] = deque()  # addresses, or why there are none
 
     def news(self) -> tuple[str, ...]:
         """The addresses in an answer that has come since the last call; (): none has, or it failed. Does not wait."""
-        is_asking = self._thread is not None and self._thread.is_alive()
-        if self._answers:
-            return self._take_answer(self._answers.popleft())
-        if not is_asking and time.monotonic() - self._asked_s >= _ASK_AGAIN_S:
+        if not self._is_asking and time.monotonic() - self._asked_s >= _ASK_AGAIN_S:
             self._begin()
-        return ()
+        if not self._answers:
+            return ()
+        answer, self._is_asking = self._answers.popleft(), False
+        failed = isinstance(answer, str)
+        if failed and not self._fails:
+            _logger.warning("the function given as address failed; still using the servers known before: %s", answer)
+        self._fails = failed
+        return () if isinstance(answer, str) else answer
 
     def _begin(self) -> None:
-        self._asked_s = time.monotonic()
-        self._thread = threading.Thread(target=self._find, name="loaderd-discovery", daemon=True)
+        self._asked_s, self._is_asking = time.monotonic(), True
         try:
-            self._thread.start()
+            threading.Thread(target=self._find, name="loaderd-discovery", daemon=True).start()
         except RuntimeError as error:  # there are too many threads
             self._answers.append(_text_of(error))
 
@@ -86,13 +87,6 @@ class Discovery:
             self._answers.append(checked_addresses(addresses) if addresses else ())
         except Exception as error:
             self._answers.append(_text_of(error))
-
-    def _take_answer(self, answer: tuple[str, ...] | str) -> tuple[str, ...]:
-        failed = isinstance(answer, str)
-        if failed and not self._fails:
-            _logger.warning("the function given as address failed; still using the servers known before: %s", answer)
-        self._fails = failed
-        return () if isinstance(answer, str) else answer
 
 
 def _text_of(error: Exception) -> str:

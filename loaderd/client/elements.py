@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -71,7 +71,7 @@ class DeviceCopyTimer:
     """
 
     def __init__(self, loader: Loader, ahead: int) -> None:
-        self._loader = loader
+        self._stream = loader._stream
         self._ahead = ahead
         self._fastest_ns = math.inf  # per record
         self.copies_timed = 0
@@ -91,7 +91,7 @@ class DeviceCopyTimer:
 
     def waited(self, waited_ns: float, num_records: int) -> None:
         """Count that the loop waited ``waited_ns`` for a copy of ``num_records`` records."""
-        self._loader._count_device_wait(int(min(waited_ns, self._fastest_ns * num_records)), self._ahead)
+        self._stream.count_device_wait(int(min(waited_ns, self._fastest_ns * num_records)), self._ahead)
 
 
 def check_loader(loader: Any) -> None:
@@ -130,15 +130,10 @@ def _no_structure(got: Any, schema: Schema) -> OptionError:
 
 def field_names(structure: Structure) -> tuple[str, ...]:
     """The fields in a structure that was checked, each of them once."""
-    return tuple(dict.fromkeys(_leaves(structure)))
-
-
-def _leaves(part: Structure) -> Iterator[str]:
-    if isinstance(part, str):
-        yield part
-    else:
-        for inner in part.values() if isinstance(part, dict) else part:
-            yield from _leaves(inner)
+    if isinstance(structure, str):
+        return (structure,)
+    parts = structure.values() if isinstance(structure, dict) else structure
+    return tuple(dict.fromkeys(name for part in parts for name in field_names(part)))
 
 
 def packer(structure: Structure) -> Callable[[Mapping[str, Any]], Any]:
@@ -155,7 +150,4 @@ def packer(structure: Structure) -> Callable[[Mapping[str, Any]], Any]:
 
 def _maker(part: Any) -> Callable[[list[Any]], Any]:
     """A function that makes a sequence of the type of ``part`` of a list."""
-    if hasattr(part, "_fields"):
-        make: Callable[[list[Any]], Any] = type(part)._make
-        return make
-    return list if isinstance(part, list) else tuple
+    return getattr(type(part), "_make", list if isinstance(part, list) else tuple)

@@ -6,10 +6,9 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from loaderd.client.batch import Batch, HandOver, identity
-from loaderd.client.reconnecting_stream import ReconnectingStream
 from loaderd.client.shutdown import ProgramEnded
 from loaderd.client.skipped_data import warn_user
 from loaderd.client.sources import EmbeddedSource, Source
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from loaderd.ipc.subscription import Sharing
     from loaderd.observe.diagnose import Diagnosis
     from loaderd.observe.statistics import Statistics
-
-_OF_THE_SET = ("schema", "shuffle", "seed", "on_corrupt", "index_cache", "refresh", "storage")
 
 
 class Loader:
@@ -121,9 +118,18 @@ class Loader:
         start: Position | None = None,
         unpack: Unpack = "worker",
     ) -> None:
-        dataset = anchored(
-            as_dataset(shards, schema, shuffle, seed, on_corrupt, index_cache, refresh, storage, shard)
+        dataset = as_dataset(
+            shards,
+            shard,
+            schema=schema,
+            shuffle=shuffle,
+            seed=seed,
+            on_corrupt=on_corrupt,
+            index_cache=index_cache,
+            refresh=refresh,
+            storage=storage,
         )
+        dataset = anchored(dataset)
         require(unpack in ("worker", "device"), "unpack", '"worker" or "device"', unpack)
         unpacked_schema = dataset.schema
         if unpack == "device":
@@ -157,7 +163,7 @@ class Loader:
 
     def _open(self, source: Source, start: Position, progress: ProgressDisplay, shard_is_chosen: bool) -> None:
         """``shard_is_chosen``: else it warns where several processes train."""
-        self._stream = stream = ReconnectingStream(source, start, progress)
+        self._stream = stream = Stream(source, start, progress)
         self._options = stream.options
         self.schema = self.unpacked_schema = stream.schema
         """What batches hold, and what a binding makes of them: another schema where ``unpack`` is "device"."""
@@ -208,14 +214,9 @@ class Loader:
 
         ``hand_over`` is called for up to ``ahead`` batches of a pass before they are taken, so that it can begin what
         takes time; the function that it returns is called when the batch is taken. :attr:`position` counts batches
-        that were taken. If either function raises, no batch is lost: the same batch comes next. Either may call
-        :meth:`_count_device_wait`.
+        that were taken. If either function raises, no batch is lost: the same batch comes next.
         """
         return _Iteration(self, self._stream, hand_over, ahead)
-
-    def _count_device_wait(self, waited_ns: int, ahead: int) -> None:
-        """Count that the consumer waited ``waited_ns`` for a copy to a device; ``ahead`` copies are begun early."""
-        self._stream.count_device_wait(waited_ns, ahead)
 
     def _fetch(self, pass_: Pass, step: int) -> Batch | None:
         """Batch ``step`` of a pass, or None behind its last one. Step 0 is where the whole pass would begin.
@@ -477,7 +478,7 @@ class Loader:
         now = None if stream.watched is None else stream.watched.now()
         return Statistics(
             **stream.facts,
-            **vars(stream.counts),
+            **stream.counts,
             records_skipped=stream.skipped.num_records,
             damages=tuple(stream.skipped.damages),
             stage_s={} if now is None else now.stage_s,
@@ -644,33 +645,19 @@ def checked_start(start: Position | None) -> Position:
     return start or Position()
 
 
-def as_dataset(
-    shards: Any,
-    schema: Schema | None,
-    shuffle: bool | Shuffle,
-    seed: int | None,
-    on_corrupt: OnCorrupt,
-    index_cache: str,
-    refresh: Refresh,
-    storage: Storage,
-    shard: tuple[int, int] | None,
-) -> AnyDataset:
-    """The data set that the arguments of a Loader describe. Raises OptionError."""
+def as_dataset(shards: Any, shard: tuple[int, int] | None, **options: Any) -> AnyDataset:
+    """The data set that a Loader is to read; ``options``: what a Dataset may have, too. Raises OptionError."""
     require(
-        seed is not None or shard is None or as_shard(shard)[1] == 1,
+        options["seed"] is not None or shard is None or as_shard(shard)[1] == 1,
         "seed",
         f"a number where there are several hosts, shard={shard}",
-        seed,
+        options["seed"],
         "Each host would draw another seed: records would be missing, and others would come twice. Draw one seed, "
         "and give it to all.",
     )
     if not isinstance(shards, (Dataset, Concat, Mix)):
-        return Dataset(
-            shards, cast(Schema, schema), shuffle, cast(int, seed), on_corrupt, index_cache, refresh, storage=storage
-        )
-    given = (schema, shuffle, seed, on_corrupt, index_cache, refresh, storage)
-    defaults = (None, True, 0, "raise", "user", "never", DEFAULT_STORAGE)
-    own = {name: value for name, value, default in zip(_OF_THE_SET, given, defaults, strict=True) if value != default}
+        return Dataset(shards, **options)
+    own = {name: value for name, value in options.items() if value != getattr(Dataset, name, None)}
     if own:
         what = type(shards).__name__
         texts = {name: "…" if name == "schema" else shown(value, 100) for name, value in own.items()}

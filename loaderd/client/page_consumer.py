@@ -38,12 +38,11 @@ class PageConsumer:
     """Takes batches of one generation at a time. For one thread at a time. Takes 3 µs a batch.
 
     ``fds``: the bells of the consumer, of the daemon, and of each seat, which it owns. ``number``: of its column.
-    ``own``: that column, where the consumer is a member; None: it is the only consumer. ``news``: how many of the
-    messages that CONSUMER_NEWS counts have come.
+    ``own``: that column, where the consumer is a member; None: it is the only consumer.
     """
 
     def __init__(
-        self, page: Page, fds: Sequence[int], number: int = 0, own: memoryview[int] | None = None, news: int = 0
+        self, page: Page, fds: Sequence[int], number: int = 0, own: memoryview[int] | None = None
     ) -> None:
         self._fds = fds
         self._bell, self._daemon_bell, *self._bells = fds
@@ -51,7 +50,7 @@ class PageConsumer:
         self._number = number
         self._is_member = own is not None
         self._words = page.words if own is None else own
-        self._news = news
+        self._news = 0  # messages that CONSUMER_NEWS counts, and that have come
         self._generation = 0
         self._key = 0
         """Of the batch that is taken next. A member's has generation 0 until the daemon has said where it starts."""
@@ -64,12 +63,6 @@ class PageConsumer:
     def step(self) -> int:
         """The step of the batch that is taken next."""
         return step_of(self._key)
-
-    @property
-    def held(self) -> set[int]:
-        """Slots that were taken and not given back yet."""
-        held = {slot for slot in range(self._page.num_slots) if self._words[HELD + slot]}
-        return held - {self._found}
 
     # ------------------------------------------------------------------------------------------- places
 

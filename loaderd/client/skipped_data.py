@@ -63,16 +63,9 @@ class SkippedData:
             try:
                 _append(self._report, "\n".join(lines) + "\n")
             except OSError as error:
-                _logger.warning(
-                    "cannot write to the damage report %s any more; later damage is not in it: %s",
-                    self._report,
-                    error.strerror,
-                )
+                said = "cannot write to the damage report %s any more; later damage is not in it: %s"
+                _logger.warning(said, self._report, error.strerror)
                 self._report = None
-
-    def add_to_index(self, text: str) -> None:
-        """The index pass left out what ``text`` says; empty: nothing."""
-        self._warn_later(text, text)
 
     def add_to_batch(self, num_records: int, errors: Iterable[LoaderdError], on_corrupt: OnCorrupt) -> None:
         """``num_records`` were left out of the batch that is taken, because of ``errors``."""
@@ -81,10 +74,11 @@ class SkippedData:
         text = f'{records} left out of batches so far (on_corrupt="{on_corrupt}"). The first reason: '
         for error in errors:
             self.add_damages("epoch", error.damages)
-            self._warn_later(type(error).__name__, f"{text}{error.message}. {_MORE}")
+            self.warn_later(type(error).__name__, f"{text}{error.message}. {_MORE}")
 
-    def _warn_later(self, kind: str, text: str) -> None:
-        if kind and kind not in self._warned:
+    def warn_later(self, kind: str, text: str) -> None:
+        """Have :meth:`warn` say ``text``, once for each ``kind``."""
+        if text and kind not in self._warned:
             self._warned.add(kind)
             self._warnings.append(readable(text))
 

@@ -20,9 +20,8 @@ import select
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import astuple
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loaderd.client.batch import SlotReader
 from loaderd.client.page_consumer import PageConsumer
@@ -57,9 +56,6 @@ from loaderd.shm.page import MAX_GENERATION, STORAGE_COUNTERS, Page
 from loaderd.shm.samples import PageView
 from loaderd.snapshots import Progress, StorageCounts
 
-if TYPE_CHECKING:
-    from loaderd.client.stream import StreamCounts
-
 _COUNTED = (RecordsSkipped, BatchFailed, StorageUnavailable, Notice)
 """What CONSUMER_NEWS counts, once the stream is open."""
 _MIN_START_LIMIT_S = 30.0
@@ -73,15 +69,17 @@ _logger = logging.getLogger("loaderd")
 class StreamClient:
     """The connection to what serves a stream: a private daemon or a server."""
 
+    data: DataListed
+    """The daemon's description of the data in use."""
+    reader: SlotReader
+    """Makes batches of slots."""
     _page: Page
     _consumer: PageConsumer
     _progress: ProgressDisplay
     """These are set when the stream is open."""
 
-    def __init__(
-        self, source: Source, counts: StreamCounts, skipped: SkippedData, before: StreamClient | None = None
-    ) -> None:
-        """Start the daemon, or connect to the server; :meth:`open` comes next. ``before``: what it replaces."""
+    def __init__(self, source: Source, counts: dict[str, Any], skipped: SkippedData) -> None:
+        """Start the daemon, or connect to the server; :meth:`open` comes next. ``counts``: see ``stream``."""
         self._source = source
         self._counts = counts
         self._skipped = skipped
@@ -93,57 +91,32 @@ class StreamClient:
         self._poll = select.poll()
         self._socket_fd = sock.fileno()  # another thread may close the socket, which has no number then
         self._poll.register(self._socket_fd, select.POLLIN)
-        self._has_answered = self._unsent = False
+        self._has_answered = self._is_open = self._unsent = False
         self._bye: Bye | None = None
-        self._opened: Opened | None = None
-        self._early_news = 0  # messages that the page counts, and that came before it was mapped
-        self._listed: DataListed | None = None
         self.sizes: dict[str, Any] = {}
         """Fields of ``Statistics``, when the stream is open."""
         self.watched: PageView | None = None
         """The stream's page and facts; None in a group, whose members do not see them."""
-        self._reader: SlotReader | None = None
         self._generation = 0
         self._pass: Pass | None = None
         self._skips: dict[int, RecordsSkipped] = {}  # by step
         self._outage: LoaderdError | None = None
         self.torn = True
         """Whether it must not be used any more: see the module's docstring."""
-        self.delivered = False
-        """Whether a batch has come."""
         self._workers_restarted = 0
-        # What earlier connections have counted. A server counts the requests of its index again for each connection.
-        self._storage_before = (
-            StorageCounts() if before is None else before._storage_counts(before.transport.process is not None)
-        )
-
-    @property
-    def data(self) -> DataListed:
-        """The daemon's description of the data in use."""
-        assert self._listed is not None
-        return self._listed
-
-    @property
-    def reader(self) -> SlotReader:
-        """Makes batches of slots."""
-        assert self._reader is not None
-        return self._reader
 
     @property
     def num_lent(self) -> int:
         """Slots that the consumer holds."""
-        return 0 if self._reader is None else self._reader.num_lent
+        return self.reader.num_lent if self._is_open else 0
 
     @property
     def storage_counts(self) -> StorageCounts:
-        """What was asked of storage, also over the connections before: see ``Statistics``."""
-        return self._storage_counts(with_index=True)
-
-    def _storage_counts(self, with_index: bool) -> StorageCounts:
-        of_index = self.sizes.get("storage", ()) if with_index else ()
-        is_open = self._reader is not None  # Ctrl-C may have stopped open()
-        of_stream = [self._page.total(counter) for counter in STORAGE_COUNTERS] if is_open else []
-        return StorageCounts(*map(sum, zip_longest(astuple(self._storage_before), of_index, of_stream, fillvalue=0)))
+        """What was asked of storage: see ``Statistics``."""
+        if not self._is_open:  # Ctrl-C may have stopped open()
+            return StorageCounts()
+        of_stream = [self._page.total(counter) for counter in STORAGE_COUNTERS]
+        return StorageCounts(*map(sum, zip_longest(self.sizes.get("storage", ()), of_stream, fillvalue=0)))
 
     # ---------------------------------------------------------------------------- opening and starting
 
@@ -156,32 +129,31 @@ class StreamClient:
         # Before its first message, a daemon may be importing, from a slow file system or on a busy core.
         start_limit_s = None if limit_s is None else max(limit_s, _MIN_START_LIMIT_S)
         self._wait(self.transport.what, lambda: self._has_answered, start_limit_s)
-        if self._opened is None:
-            self._wait("the data", lambda: self._opened, limit_s)
-        assert self._opened is not None
-        with standard_is_taken():
-            memory = SharedMemory(self._channel.take_fd())
-            memory.close_fd()
-            self._open_page(*self._opened.page)
-        specs, batch_size = self._source.schema.specs, self._source.options.batch_size
-        self._reader = SlotReader(memory, SlotLayout(specs, batch_size, several_readers=not memory.writable))
-        if not memory.writable:
-            self.transport.before_end.append(self._reader.make_private)
+        self._wait("the data", lambda: self._is_open, limit_s)
 
-    def _open_page(self, num_slots: int, num_seats: int, num_members: int, number: int) -> None:
-        words = SharedMemory(self._channel.take_fd())
-        words.close_fd()
-        own = None
-        if num_members:
-            memory = SharedMemory(self._channel.take_fd())
-            memory.close_fd()
-            own = memory.bytes.data.cast("q")
-        bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
-        self._page = Page(words.bytes, num_slots, num_seats, num_members)
-        self.watched = PageView.of(words.bytes) if own is None else None
-        self._consumer = PageConsumer(self._page, bells, number, own, self._early_news)
+    def _map(self, opened: Opened) -> None:
+        """Map the memory that came with ``opened``."""
+        num_slots, num_seats, num_members, number = opened.page
+        with standard_is_taken():
+            memory, words = self._take_memory(), self._take_memory()
+            own = self._take_memory().bytes.data.cast("q") if num_members else None
+            self._page = Page(words.bytes, num_slots, num_seats, num_members)
+            bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
+        self._consumer = PageConsumer(self._page, bells, number, own)
         weakref.finalize(self, self._consumer.close).atexit = False
         self._poll.register(bells[0], select.POLLIN)
+        specs, batch_size = self._source.schema.specs, self._source.options.batch_size
+        self.reader = SlotReader(memory, SlotLayout(specs, batch_size, several_readers=not memory.writable))
+        if not memory.writable:
+            self.transport.before_end.append(self.reader.make_private)
+        self.sizes = opened.facts
+        self.watched = PageView.of(words.bytes) if own is None else None
+        self._is_open = True
+
+    def _take_memory(self) -> SharedMemory:
+        memory = SharedMemory(self._channel.take_fd())
+        memory.close_fd()
+        return memory
 
     def list_shards(self, listing: Listing | None) -> None:
         """Where data sets grow, have the daemon use the shards that there are now, or those of ``listing``.
@@ -191,12 +163,12 @@ class StreamClient:
         """
         self.torn = True
         self._begin(None, 0)
-        before, self._listed = self._listed, None
+        before = self.data
         self._send(ListData(listing))
-        self._wait("the data", lambda: self._listed, self._stall_timeout)
+        self._wait("the data", lambda: self.data is not before, self._stall_timeout)
         error = self.data.error
         if error is not None:
-            self._listed = before
+            self.data = before
             self.torn = False
             raise error
 
@@ -262,7 +234,6 @@ class StreamClient:
             self._consumer.release(*reader.take_back())
         step = self._consumer.step
         delivery = self._consumer.take()
-        self.delivered = True
         skipped = self._skips.pop(step, None) if self._skips else None
         if isinstance(delivery, BatchFailed):
             error = delivery.error
@@ -295,33 +266,35 @@ class StreamClient:
     ) -> None:
         """Wait until ``has_come()``; ``what``: its name for messages. ``sleep`` takes the place of :meth:`_poll_for`.
 
-        Raises TransportLost, also after ``limit_s`` seconds of silence (None: never). Asks ``has_come`` after each
-        sleep.
+        Raises TransportLost, also after ``limit_s`` seconds of silence (None: never). Counts waits in which nothing
+        came, and reads no clock: time in which nobody waits does not count, as when the whole job is stopped.
         """
-        stall_timer = StallTimer(limit_s)
-        while True:
+        silence_s = math.inf if limit_s is None else limit_s
+        ask_after_s = min(_ASK_AFTER_S, silence_s / 2)
+        tick_s = min(_TICK_S, ask_after_s)
+        silent_s = unasked_s = waited_s = 0.0
+        report_after_s = _REPORT_AFTER_S
+        while not has_come():
             if (news := self._source.news()) is not None:
                 self._send(news)
             if self._bye is not None:
                 self.transport.close()
                 raise TransportLost(f"{self.transport.what} ends: {self._bye.text}")
-            readable = (sleep or self._poll_for)(stall_timer.tick_s)
+            readable = (sleep or self._poll_for)(tick_s)
+            for message in self.transport.receive() if self._socket_fd in readable else []:
+                if isinstance(message, State) and waited_s >= report_after_s:
+                    report_after_s *= 2
+                    _logger.warning("waiting for %s for %.0f s: %s", what, waited_s, message.text)
+                self._handle(message)
             if readable:
-                stall_timer.heard()
-                for message in self.transport.receive() if self._socket_fd in readable else []:
-                    if isinstance(message, State) and stall_timer.must_report():
-                        _logger.warning("waiting for %s for %.0f s: %s", what, stall_timer.waited_s, message.text)
-                    self._handle(message)
-            if has_come():
-                return
-            if readable:
+                silent_s = unasked_s = 0.0
                 continue
-            stall_timer.tick()
-            if stall_timer.is_over or self._unsent:
-                raise TransportLost(
-                    f"{self.transport.what} said nothing for {stall_timer.limit_s:g} s and {self.transport.kill()}"
-                )
-            if stall_timer.must_ask():
+            silent_s, unasked_s, waited_s = silent_s + tick_s, unasked_s + tick_s, waited_s + tick_s
+            if (silent_s >= silence_s or self._unsent) and not has_come():
+                how = self.transport.kill()
+                raise TransportLost(f"{self.transport.what} said nothing for {silence_s:g} s and {how}")
+            if unasked_s >= ask_after_s:
+                unasked_s = 0.0
                 self._send(AskState())
 
     def _poll_for(self, limit_s: float) -> list[int]:
@@ -348,11 +321,8 @@ class StreamClient:
             self._bye = message
             return
         self._has_answered = True
-        if isinstance(message, _COUNTED) and self._opened is not None:
-            if self._reader is None:
-                self._early_news += 1
-            else:
-                self._consumer.noted()
+        if isinstance(message, _COUNTED) and self._is_open:
+            self._consumer.noted()
         if isinstance(message, Failed):
             self._give_up(message.error)
         elif isinstance(message, Welcome):
@@ -368,13 +338,13 @@ class StreamClient:
         elif isinstance(message, Progress):
             self._progress(message)
         elif isinstance(message, ShardsFound):
-            self._source.remember_shards(message.shards)
+            self._source.shards = message.shards
         elif isinstance(message, DataListed):
-            self._listed = message
+            self.data = message
         elif isinstance(message, Opened):
-            self._opened, self.sizes = message, message.facts
+            self._map(message)
         elif isinstance(message, Notice):
-            self._counts.workers_restarted += message.workers_restarted - self._workers_restarted
+            self._counts["workers_restarted"] += message.workers_restarted - self._workers_restarted
             self._workers_restarted = message.workers_restarted
             _logger.warning("%s", message.text)
             self._progress.said()
@@ -384,47 +354,3 @@ class StreamClient:
     def _give_up(self, error: LoaderdError) -> None:
         self.transport.close()
         raise TransportLost(f"{self.transport.what} gave up: {error.message}", error)
-
-
-class StallTimer:
-    """How long to wait for a process that says nothing. ``stall_timeout``: seconds of silence; None: for ever.
-
-    It counts waits in which nothing came, and reads no clock. So time in which nobody waits does not count: while the
-    whole job is stopped, or a laptop sleeps, or the clock is set. ``limit_s`` is the same as ``stall_timeout`` (None:
-    inf), and ``tick_s`` how long to wait at a time, in seconds.
-    """
-
-    def __init__(self, stall_timeout: float | None) -> None:
-        self.limit_s = math.inf if stall_timeout is None else stall_timeout
-        self._ask_after_s = min(_ASK_AFTER_S, self.limit_s / 2)
-        self.tick_s = min(_TICK_S, self._ask_after_s)
-        self._silent_s = self._unasked_s = self.waited_s = 0.0
-        self._report_after_s = _REPORT_AFTER_S
-
-    def tick(self) -> None:
-        """Nothing came for ``tick_s``."""
-        self._silent_s += self.tick_s
-        self._unasked_s += self.tick_s
-        self.waited_s += self.tick_s
-
-    def heard(self) -> None:
-        """Something came, so the other process is alive."""
-        self._silent_s = self._unasked_s = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        return self._silent_s >= self.limit_s
-
-    def must_ask(self) -> bool:
-        """Whether it is time to ask for a sign of life."""
-        due = self._unasked_s >= self._ask_after_s
-        if due:
-            self._unasked_s = 0.0
-        return due
-
-    def must_report(self) -> bool:
-        """Whether the wait has become so long that the user should hear why: after 30 s, 60 s, 120 s and so on."""
-        due = self.waited_s >= self._report_after_s
-        while self.waited_s >= self._report_after_s:
-            self._report_after_s *= 2
-        return due

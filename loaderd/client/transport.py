@@ -53,7 +53,7 @@ class Transport:
         try:
             return self.channel.receive()
         except ChannelClosed:
-            raise TransportLost(self.how_it_ended()) from None
+            raise TransportLost(self._how_it_ended()) from None
         except (TypeError, ValueError, LookupError, msgpack.UnpackException):
             self.kill()
             raise ServerError(
@@ -61,7 +61,7 @@ class Transport:
                 hint="Something else listens there, or a server of another version.",
             ) from None
 
-    def how_it_ended(self) -> str:
+    def _how_it_ended(self) -> str:
         """Close the connection, over which nothing more comes; return how the other end ended, for a message."""
         self.close()
         if self.process is None:

@@ -137,11 +137,6 @@ class Channel:
         self._unpacker.feed(data)
         return [self._decode(values) for values in self._unpacker]
 
-    @property
-    def has_fd(self) -> bool:
-        """Whether :meth:`take_fd` has one."""
-        return bool(self._fds)
-
     def take_fd(self) -> int:
         """The next file descriptor that came; the caller owns it. Raises ChannelClosed where there is none."""
         try:

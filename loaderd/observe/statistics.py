@@ -47,8 +47,8 @@ class Statistics:
     twice that, and so on, each limit twice the one before; the last counts all longer ones. Empty where ``stage_s``
     is."""
     storage: StorageCounts
-    """What the workers have asked of storage so far, the index pass included. In groups and over the network, it is
-    the index pass alone."""
+    """What the workers of this daemon have asked of storage, the index pass included. In groups and over the network,
+    it is the index pass alone."""
     workers: int
     """Worker processes."""
     workers_restarted: int

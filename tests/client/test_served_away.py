@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loaderd.errors import NoShardsError, ServerError
+from loaderd.errors import NoShardsError
 from tests.helpers.numbered import Numbered
 from tests.helpers.restarted import Restarted
 
@@ -70,23 +70,4 @@ def test_its_consumers_go_on_when_the_shards_are_back(mounted: Mounted, numbered
                 found += numbered.check(batch)
         finally:
             logging.getLogger("loaderd").removeHandler(handler)
-        assert sorted(found) == list(range(NUM_RECORDS))
-
-
-@pytest.mark.slow
-def test_who_has_waited_in_vain_may_ask_again(mounted: Mounted, numbered: Numbered):
-    with mounted.server.connect(5, reconnect_timeout=0.0) as loader:
-        batches = iter(loader)
-        found = numbered.check(next(batches))
-        mounted.restart_without_shards()
-        with pytest.raises(ServerError, match="it was called for 0 s"):
-            for batch in batches:
-                found += numbered.check(batch)
-        for _ in range(2):
-            with pytest.raises(ServerError, match=r"matches no file; it was called .*\nThere is no folder .* Ask"):
-                next(batches)
-        mounted.bring_back()
-        mounted.server.kill_daemon()  # another one looks at once
-        for batch in batches:
-            found += numbered.check(batch)
         assert sorted(found) == list(range(NUM_RECORDS))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow.fs import LocalFileSystem
 
 import loaderd
 from loaderd.client import stream_client
@@ -114,22 +113,6 @@ def wait_until_asleep(thread: threading.Thread) -> None:
     stat = Path(f"/proc/self/task/{thread.native_id}/wchan")
     while "poll" not in stat.read_text():
         time.sleep(0.01)
-
-
-def test_what_was_asked_of_storage_is_counted_over_daemons(numbered: Numbered):
-    (path,) = numbered.write([1000])
-    storage = loaderd.Storage(filesystem=LocalFileSystem())
-    options: dict[str, Any] = {"batch_size": 10, "epochs": None, "workers": 1, "storage": storage}
-    with numbered.loader(f"files://{path}", **options) as loader:
-        batches = iter(loader)
-        next(batches)
-        before = loader.statistics().storage
-        assert before.bytes > path.stat().st_size, "for the index, and for batches"
-        kill(newest_daemon())
-        while not loader.statistics().daemon_restarts:
-            next(batches)
-        after = loader.statistics().storage
-    assert after.bytes > before.bytes and after.requests > before.requests
 
 
 @pytest.mark.slow

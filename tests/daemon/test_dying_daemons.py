@@ -61,7 +61,7 @@ def test_the_daemon_may_die_again_and_again(
         assert 3 <= loader.statistics().daemon_restarts <= deaths
         assert loader.statistics().workers_restarted == 0
     said = [record.getMessage() for record in caplog.records]
-    assert said[0] == f"the daemon process was killed by {sign.name}; another one goes on at batch 0 of epoch 0"
+    assert said[0] == f"the daemon process was killed by {sign.name}; another one takes its place"
     assert len(said) == loader.statistics().daemon_restarts
 
 
@@ -141,7 +141,7 @@ def test_a_daemon_that_stalls(
                 numbers += check_batch(batch)
         assert numbers == list(range(40_000))
         wait_ends(family, 60)
-    said = "the daemon process said nothing for 2 s and was killed; another one goes on at batch"
+    said = "the daemon process said nothing for 2 s and was killed; another one takes its place"
     assert any(said in message for message in caplog.messages)
 
 
@@ -187,7 +187,7 @@ def test_the_daemon_dies_while_it_opens(
     ):
         assert list(chain(*map(check_batch, loader))) == list(range(100))
         assert loader.statistics().daemon_restarts == 2
-    warning = "the daemon process was killed by SIGKILL; another one goes on at the beginning of the pass"
+    warning = "the daemon process was killed by SIGKILL; another one takes its place"
     assert [record.getMessage() for record in caplog.records] == [warning] * 2
 
 

@@ -105,7 +105,7 @@ def test_what_workers_are_forks_of_may_be_killed(
         assert loader.statistics().daemon_restarts == 1
     (warning,) = [record.getMessage() for record in caplog.records]
     # On a machine that is very busy, it is killed before it has ended by itself.
-    ended = r"the daemon process (ended with status 1|was killed by SIGKILL); another one goes on at batch "
+    ended = r"the daemon process (ended with status 1|was killed by SIGKILL); another one takes its place"
     assert re.match(ended, warning)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import loaderd
-from loaderd.client.served_sources import ServedSource
+from loaderd.client.served_source import ServedSource
 from loaderd.client.transport import TransportLost
 from loaderd.errors import BusyError, CorruptRecordError, NoShardsError, OptionError, ServerError, StorageError
 from loaderd.ipc.messages import Welcome
@@ -48,16 +48,16 @@ def test_pauses_grow_until_it_is_enough(numbered: Numbered, caplog: pytest.LogCa
         pauses = []
         with pytest.raises(ServerError, match="it is gone; it was called for 30 s, and no batch came"):
             while True:
-                pauses.append(source.pause_s(LOST, False, "batch 5"))
+                pauses.append(source.pause_s(LOST, False))
         for number, pause_s in enumerate(pauses):
             most_s = min(5.0, 0.1 * 2**number)
             assert most_s / 2 <= pause_s <= most_s
         assert 30 <= sum(pauses) < 35
-    source.is_back("batch 5")
-    source.is_back("batch 5")
+    source.is_back()
+    source.is_back()
     assert [record.message for record in caplog.records] == [
-        "it is gone; calling it for up to 30 s, to go on at batch 5",
-        "the server at unix:///s is back; going on at batch 5",
+        "it is gone; calling it for up to 30 s",
+        "the server at unix:///s is back",
     ]
 
 
@@ -66,23 +66,23 @@ def test_a_batch_that_came_ends_the_outage(numbered: Numbered):
     source = make()
     source.welcomed(welcome(numbered.schema))
     for _ in range(10):
-        last_s = source.pause_s(LOST, False, "")
+        last_s = source.pause_s(LOST, False)
         source.welcomed(welcome(numbered.schema))
-        source.is_back("")
+        source.is_back()
     assert last_s > 2
-    assert source.pause_s(LOST, True, "") <= 0.1
+    assert source.pause_s(LOST, True) <= 0.1
 
 
 def test_who_was_never_reached_is_not_called_again():
     with pytest.raises(ServerError, match="it is gone\nIs it running"):
-        make().pause_s(LOST, False, "")
+        make().pause_s(LOST, False)
 
 
 def test_what_a_server_that_is_back_may_lack_for_a_while(numbered: Numbered):
     source = make()
     source.welcomed(welcome(numbered.schema))
     assert not source.may_retry(NO_SHARDS), "the first time, it is more likely a mistake"
-    source.is_back("")
+    source.is_back()
     passing = (NO_SHARDS, StorageError("storage is away"), BusyError("it is full"))
     final = (ServerError("there is no such data set"), CorruptRecordError("a record is damaged"))
     assert [source.may_retry(failure) for failure in (*passing, *final)] == [True] * 3 + [False] * 2
