@@ -41,9 +41,7 @@ class PageConsumer:
     ``own``: that column, where the consumer is a member; None: it is the only consumer.
     """
 
-    def __init__(
-        self, page: Page, fds: Sequence[int], number: int = 0, own: memoryview[int] | None = None
-    ) -> None:
+    def __init__(self, page: Page, fds: Sequence[int], number: int = 0, own: memoryview[int] | None = None) -> None:
         self._fds = fds
         self._bell, self._daemon_bell, *self._bells = fds
         self._page = page

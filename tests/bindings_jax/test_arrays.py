@@ -259,27 +259,6 @@ def test_a_sharding_that_does_not_divide_the_batches_is_refused(shards: list[Pat
 # ------------------------------------------------------------------------------- training, a server
 
 
-def test_training_steps_learn_as_from_copies(loader: loaderd.Loader):
-    """To the same weights, and without a copy of a batch."""
-
-    def loss(weights: jax.Array, bits: jax.Array, ids: jax.Array) -> jax.Array:
-        return jnp.mean((jnp.tanh(bits @ weights) - ids / RECORDS) ** 2)
-
-    step = jax.jit(lambda weights, *batch: weights - 0.1 * jax.grad(loss)(weights, *batch), donate_argnums=0)
-
-    def train(elements: Any) -> np.ndarray:
-        weights = jnp.full(32, 0.01)
-        for bits, ids in itertools.islice(elements, 5):
-            weights = step(weights, bits, ids)
-        return np.asarray(weights)
-
-    copies = [(batch["bits"].copy(), batch["id"].copy()) for batch in loader]
-    before = loader.statistics().batches_copied
-    loader.seek(loaderd.Position())
-    assert np.array_equal(train(loaderd_jax.batches(loader, ("bits", "id"))), train(copies))
-    assert loader.statistics().batches_copied == before
-
-
 def test_of_a_server(tmp_path: Path, write_numbered_to: Write):
     """Even what several consumers read is not copied: JAX does not write to it. Donated, it stays as it is."""
     write_numbered_to(tmp_path / "shards", [100, 50])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,17 +99,6 @@ def test_goes_on_from_every_checkpoint(
         assert rest == whole[int(path.stem.removeprefix("step=")) :], path
 
 
-def test_a_validation_has_an_order_for_each_epoch(make_loader: Callable[..., Any]):
-    with make_loader() as loader, make_loader(seed=1) as validation:
-        net = fit(loaderd_torch.batches(loader), loaderd_torch.batches(validation), max_epochs=2)
-        again = fit(loaderd_torch.batches(loader), DataLoader(loaderd_torch.batches(validation), batch_size=None))
-    assert again.seen[: len(net.seen)] == net.seen, "a second training begins with epoch 0"
-    for validated, epochs in ((net.validated, 2), (again.validated, EPOCHS)):
-        passes = [validated[i * NUM_BATCHES : (i + 1) * NUM_BATCHES] for i in range(epochs)]
-        assert all(sorted(itertools.chain(*ids)) == list(range(RECORDS)) for ids in passes)
-        assert passes[0] != passes[1] and len(validated) == epochs * NUM_BATCHES
-
-
 def test_a_data_loader_is_refused(loader: loaderd.Loader):
     """It has no epoch that Lightning could set. (Seen to repeat the order of epoch 0 in epoch 1.)"""
     with pytest.raises(OptionError, match="Lightning does not set the epoch of a DataLoader's data set") as caught:
@@ -129,43 +117,3 @@ def test_a_loader_itself_gives_arrays(loader: loaderd.Loader):
     """Lightning makes each batch anew, as a mapping of the same type."""
     seen = fit(loader, max_epochs=1).seen
     assert numbers(seen, 0) == list(range(RECORDS))
-
-
-RANKS = """
-import lightning, loaderd, loaderd_torch, torch
-
-schema = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
-
-
-class Net(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seen = []
-
-    def train_dataloader(self):
-        shard = loaderd_torch.shard()
-        self.loader = loaderd.Loader(f"{folder}/shards/*", schema, batch_size=16, shard=shard, workers=1)
-        return loaderd_torch.batches(self.loader)
-
-    def training_step(self, batch, number):
-        self.seen.append(batch["id"].tolist())
-        return self.layer(batch["id"][:, None].float()).mean() * 1e-9
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 1e-3)
-
-
-net = Net()
-quiet = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"], False)
-lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, **quiet).fit(net)
-report(net.seen)
-"""
-
-
-def test_ranks_share_each_epoch(tmp_path: Path, write_numbered_to: Write, run_ranks: Callable[..., list[Any]]):
-    write_numbered_to(tmp_path / "shards", [100, 50])
-    seen = run_ranks(RANKS, 2)
-    for epoch in (slice(0, 5), slice(5, 10)):
-        assert sorted(itertools.chain(*seen[0][epoch], *seen[1][epoch])) == list(range(RECORDS))
-    assert [len(ids) for ids in seen] == [10, 10]

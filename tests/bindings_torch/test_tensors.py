@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -204,30 +203,6 @@ def test_a_loaders_own_batch_is_a_pytree(loader: loaderd.Loader):
 
 
 # ------------------------------------------------------------------------------- training, a server
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_training_steps_learn_as_from_copies(loader: loaderd.Loader, compiled: bool):
-    """To the same weights, and without a copy of a batch."""
-
-    def train(elements: Any) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(32, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
-        # "eager": what torch.compile does in Python, without a compiler of C++
-        run = torch.compile(model, backend="eager") if compiled else model
-        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        for bits, ids in itertools.islice(elements, 5):
-            optimizer.zero_grad()
-            ((run(bits)[:, 0] - ids.float() / RECORDS) ** 2).mean().backward()
-            optimizer.step()
-        return list(model.parameters())
-
-    copies = [(torch.tensor(batch["bits"]), torch.tensor(batch["id"])) for batch in loader]
-    before = loader.statistics().batches_copied
-    loader.seek(loaderd.Position())
-    learnt = train(loaderd_torch.batches(loader, ("bits", "id")))
-    assert all(map(torch.equal, learnt, train(copies)))
-    assert loader.statistics().batches_copied == before
 
 
 def test_of_a_server(tmp_path: Path, write_numbered_to: Write):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -85,18 +84,6 @@ def test_take_and_skip_are_slices(numbered: Numbered, deliver: Deliver):
 
 
 @pytest.mark.slow
-def test_hosts_share_a_part(numbered: Numbered):
-    part = loaderd.Dataset(numbered.write([300, 400]), numbered.schema).skip(33).split(0.5, 0.5)[0]
-    seen: list[list[int]] = []
-    for host in (0, 1, 0):
-        with loaderd.Loader(part, batch_size=50, shard=(min(host, 1), 2), workers=1) as loader:
-            seen.append(numbered.records(loader))
-    with loaderd.Loader(part, batch_size=50, workers=1) as loader:
-        alone = numbered.records(loader)
-    assert sorted(seen[0] + seen[1]) == sorted(alone) and seen[0] == seen[2]
-
-
-@pytest.mark.slow
 def test_damage_moves_no_record(numbered: Numbered, deliver: Deliver):
     """Those behind a damaged one keep their numbers, and so their sides; damaged ones are not counted."""
     shards = numbered.write([200, 300])
@@ -111,15 +98,6 @@ def test_damage_moves_no_record(numbered: Numbered, deliver: Deliver):
     assert deliver(whole.skip(150).take(200)) == left[150:350]
     whole = replace(whole, shards=[*shards, *numbered.write([40], "more")], on_corrupt="skip_shard")
     assert deliver(whole.take(25)) == list(range(25))
-
-
-@pytest.mark.slow
-def test_another_split_of_a_side_cuts_it_anew(numbered: Numbered, deliver: Deliver):
-    train, _ = loaderd.Dataset(numbered.write([4000]), numbered.schema).split(0.5, 0.5)
-    one, other = train.split(0.5, 0.5)
-    sizes = [len(deliver(part, batch_size=500)) for part in (train, one, other)]
-    assert sizes[0] == sizes[1] + sizes[2]
-    assert sizes[1] == pytest.approx(1000, abs=150)
 
 
 @pytest.mark.slow
@@ -156,15 +134,6 @@ def test_the_record_that_is_tried_first_is_one_of_the_part(numbered: Numbered, d
     assert deliver(whole.skip(1)) == list(range(50))
 
 
-@pytest.mark.slow
-def test_names_that_are_no_unicode(numbered: Numbered, deliver: Deliver, tmp_path: Path):
-    (shard,) = numbered.write([50])
-    shard = shard.rename(tmp_path / os.fsdecode(b"\xff.tfrecord"))
-    whole = loaderd.Dataset(shard, numbered.schema, shuffle=False)
-    sides = [deliver(side) for _ in ("to index", "from the cache") for side in whole.split(0.5, 0.5)]
-    assert sides[:2] == sides[2:] and sorted(sides[0] + sides[1]) == list(range(50))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -186,20 +155,6 @@ def test_fractions_that_sum_to_one_but_for_rounding(numbered: Numbered):
     edges = [part.selection[0] for part in parts]
     assert [edge.start for edge in edges[1:]] == [edge.stop for edge in edges[:-1]]
     assert (edges[0].start, edges[-1].stop) == (0, HASHES)
-
-
-def test_other_arguments(numbered: Numbered):
-    whole = loaderd.Dataset("a", numbered.schema)
-    with pytest.raises(OptionError, match="by must be record or shard, got 'file'"):
-        whole.split(0.5, 0.5, by="file")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"seed must be an integer from 0 to 2\*\*63 - 1, got None"):
-        whole.split(0.5, 0.5, seed=None)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="number of records of take must be an integer of at least 0, got -1"):
-        whole.take(-1)
-    for selection in ("x", [], (3,)):
-        must = "selection must be what take, skip, newest and split make of it, got "
-        with pytest.raises(OptionError, match=re.escape(f"{must}{selection!r}")):
-            replace(whole, selection=selection)
 
 
 def test_what_a_path_means(numbered: Numbered, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,28 +64,6 @@ def test_an_iterator_of_growing_data_goes_on(numbered: Numbered, ahead: int):
         rest = going_on(batches, numbered.check)
     assert sorted(chain(*first)) == list(range(80))
     assert sorted(chain(*rest[:10])) == sorted(chain(*rest[10:])) == list(range(100))
-
-
-@pytest.mark.slow
-def test_what_is_known_of_data_that_grow_for_ever_is_bounded(numbered: Numbered):
-    """And an old position can be asked for still."""
-    shards = numbered.write([10] * 70)
-    for shard in shards[1:]:
-        shard.rename(f"{shard}.later")
-    dataset = loaderd.Dataset(str(shards[0].parent / "*.tfrecord"), numbered.schema, refresh="epoch", shuffle=False)
-    with loaderd.Loader(dataset, batch_size=1000, epochs=None, workers=1) as loader:
-        begin = loader.next_position
-        batches = iter(loader)
-        for number, shard in enumerate(shards):
-            if number:
-                Path(f"{shard}.later").rename(shard)
-            assert numbered.check(next(batches)) == list(range(10 * number + 10))
-        assert len(loader._stream._pass_sequences) <= 64
-        here = loader.position
-        loader.seek(loader.after(begin, 0))
-        assert numbered.check(next(iter(loader))) == list(range(10))
-        loader.seek(here)
-        assert numbered.check(next(iter(loader))) == list(range(700))
 
 
 def test_what_is_skipped_is_counted_when_its_batch_is_taken(numbered: Numbered):

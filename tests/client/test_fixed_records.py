@@ -11,8 +11,6 @@ import pytest
 import loaderd
 from loaderd.errors import RecordMismatchError
 from tests.helpers.fixed_files import SCHEMA, records_from, wrapped, write_all
-from tests.helpers.own_processes import kill, newest_daemon, workers_of
-from tests.helpers.serving import wait_until
 
 OPTIONS: dict[str, Any] = {
     "batch_size": 16,
@@ -50,36 +48,6 @@ def test_each_record_comes_once_and_as_it_was_written(loader_of: Any):
     assert sorted(seen) == list(range(300)) != seen
 
 
-def test_every_position_can_be_gone_on_from(loader_of: Any):
-    with loader_of() as loader:
-        expected, positions = [], [loader.position]
-        for batch in loader:
-            expected.append(batch["number"].tolist())
-            positions.append(loader.position)
-    with loader_of(workers=1) as loader:
-        for step, position in enumerate(positions[:-1]):
-            loader.seek(position)
-            assert numbers_of(loader) == expected[step:], step
-    step = len(expected) // 2
-    with loader_of(start=positions[step], workers=1) as loader:
-        assert numbers_of(loader) == expected[step:]
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_in_the_middle_loses_nothing(loader_of: Any):
-    with loader_of() as loader:
-        expected = numbers_of(loader)
-    with loader_of() as loader:
-        found = []
-        for batch in loader:
-            found.append(batch["number"].tolist())
-            if len(found) in (3, 8, 14):
-                kill(workers_of(newest_daemon())[0])
-        assert found == expected
-        # The consumer hears of it with a batch, which may be of the next pass.
-        wait_until(lambda: next(iter(loader)) and loader.statistics().workers_restarted > 0)
-
-
 def test_features_that_nobody_reads_need_not_be_kept(loader_of: Any, tmp_path: Path):
     few = loaderd.FixedRecords(SCHEMA.records.dtype[["number"]])
     schema = loaderd.Schema(few, {"number": loaderd.Array("number")})
@@ -87,18 +55,6 @@ def test_features_that_nobody_reads_need_not_be_kept(loader_of: Any, tmp_path: P
     shards = [str(path) for path in sorted(tmp_path.glob("*-*"))]
     with loaderd.Loader(shards, schema, batch_size=50, shuffle=False, index_cache=f"{tmp_path}.index") as loader:
         assert [number for batch in numbers_of(loader) for number in batch] == list(range(300))
-
-
-@pytest.mark.slow
-def test_the_schema_of_another_size_does_not_use_the_index(loader_of: Any, tmp_path: Path):
-    with loader_of() as loader:
-        assert sum(len(batch) for batch in numbers_of(loader)) == 300
-    halves = np.dtype(
-        [("half", "u1", (SCHEMA.records.record_bytes,)), ("other", "u1", (SCHEMA.records.record_bytes,))]
-    )
-    schema = loaderd.Schema(loaderd.FixedRecords(halves), {"half": loaderd.Array("half")})
-    with loaderd.Loader(tmp_path / "0-none", schema, batch_size=50, index_cache=f"{tmp_path}.index") as loader:
-        assert sum(len(batch["half"]) for batch in loader) == 30
 
 
 @pytest.mark.one_variant

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-import cloudpickle
 import pytest
 
 import loaderd
@@ -26,27 +24,10 @@ SMALL = loaderd.Shuffle(window_records=100, block_records=8)
 
 @pytest.fixture
 def sets(numbered: Numbered) -> dict[str, Dataset]:
-    """300 records of "a", numbered from 0, and 100 of "b", which a field numbers from a million on."""
-
-    def of(shards: list[Path]) -> Dataset:
-        return Dataset(shards, numbered.schema, shuffle=SMALL)
-
-    return {"a": of(numbered.write([120, 180], "a")), "b": of(numbered.write([40, 60], "b")[:])}
-
-
-def told_apart(sets: Mapping[str, Dataset], write: Write) -> dict[str, Dataset]:
-    """The same, but the records of "b" have numbers that "a" does not have."""
-    whole = write([120, 180, 40, 60], "whole")
-    first = next(iter(sets.values()))
-    return {
-        "a": Dataset(whole[:2], first.schema, shuffle=SMALL),
-        "b": Dataset(whole[2:], first.schema, shuffle=SMALL),
-    }
-
-
-@pytest.fixture
-def apart(sets: dict[str, Dataset], numbered: Numbered) -> dict[str, Dataset]:
-    return told_apart(sets, numbered.write)
+    """300 records of "a", numbered from 0, and 100 of "b", numbered from 300."""
+    shards = numbered.write([120, 180, 40, 60])
+    parts = {"a": shards[:2], "b": shards[2:]}
+    return {name: Dataset(part, numbered.schema, shuffle=SMALL) for name, part in parts.items()}
 
 
 def epochs(dataset: Any, check: Check, number: int, **options: Any) -> list[list[list[int]]]:
@@ -58,8 +39,8 @@ def flat(batches: list[list[int]]) -> list[int]:
     return [number for batch in batches for number in batch]
 
 
-def test_a_mix_is_in_proportion_and_uses_each_set_up_evenly(apart: dict[str, Dataset], numbered: Numbered):
-    mix = Mix({"a": 0.75, "b": 0.25}, apart, epoch_records=200)
+def test_a_mix_is_in_proportion_and_uses_each_set_up_evenly(sets: dict[str, Dataset], numbered: Numbered):
+    mix = Mix({"a": 0.75, "b": 0.25}, sets, epoch_records=200)
     found = [flat(epoch) for epoch in epochs(mix, numbered.check, 6)]
     for numbers in found:
         assert sum(number >= 300 for number in numbers) == 50
@@ -74,33 +55,26 @@ def test_a_mix_is_in_proportion_and_uses_each_set_up_evenly(apart: dict[str, Dat
     assert len(set(first_batches)) > 1, "and mixed at random within it"
 
 
-def test_a_mix_has_an_order_and_positions(apart: dict[str, Dataset], numbered: Numbered):
-    mix = Mix({"a": 0.6, "b": 0.4}, apart)
+def test_a_mix_has_an_order_and_positions(sets: dict[str, Dataset], numbered: Numbered):
+    mix = Mix({"a": 0.6, "b": 0.4}, sets)
     expected = epochs(mix, numbered.check, 3)
     assert epochs(mix, numbered.check, 3, workers=1, held_batches=1) == expected
     assert sum(map(len, expected[0])) == 400, "as many as there are in all"
     with loaderd.Loader(mix, batch_size=20, workers=1, start=Position(1, 7)) as loader:
         assert numbered.batches(loader) == expected[1][7:]
         position = loader.position
-    other = Mix({"a": 0.5, "b": 0.5}, apart)
+    other = Mix({"a": 0.5, "b": 0.5}, sets)
     with pytest.raises(OptionError, match=r"weights: .*3/5.*2/5.* when the position was taken, .*1/2.*1/2.* now"):
         loaderd.Loader(other, batch_size=20, start=position)
-    changed = {"a": apart["a"], "b": apart["b"].take(90)}
+    changed = {"a": sets["a"], "b": sets["b"].take(90)}
     with pytest.raises(OptionError, match=r"b shards: 100 records in 2 .*, 90 records in 2"):
         loaderd.Loader(Mix({"a": 0.6, "b": 0.4}, changed, epoch_records=400), batch_size=20, start=position)
 
 
 @pytest.mark.slow
-def test_hosts_share_a_mix(apart: dict[str, Dataset], numbered: Numbered):
-    mix = Mix({"a": 0.5, "b": 0.5}, apart, epoch_records=200)
-    numbers = [n for host in range(3) for n in flat(epochs(mix, numbered.check, 1, shard=(host, 3))[0])]
-    assert sorted(n for n in numbers if n >= 300) == list(range(300, 400)) and len(set(numbers)) == 200
-
-
-@pytest.mark.slow
-def test_weights_that_change(apart: dict[str, Dataset], numbered: Numbered):
+def test_weights_that_change(sets: dict[str, Dataset], numbered: Numbered):
     weights = {0: {"a": 1.0, "b": 0.0}, 2: {"a": 0.5, "b": 0.5}, 3: {"b": 1.0, "a": 0.0}}
-    mix = Mix(weights, apart, epoch_records=100)
+    mix = Mix(weights, sets, epoch_records=100)
     found = [flat(epoch) for epoch in epochs(mix, numbered.check, 5)]
     assert [sum(number >= 300 for number in numbers) for numbers in found] == [0, 0, 50, 100, 100]
     of_a = [number for numbers in found for number in numbers if number < 300]
@@ -109,20 +83,10 @@ def test_weights_that_change(apart: dict[str, Dataset], numbered: Numbered):
     assert epochs(pickle.loads(pickle.dumps(mix)), numbered.check, 1)[0] == epochs(mix, numbered.check, 1)[0]
 
 
-@pytest.mark.slow
-def test_the_order_in_which_weights_are_given_is_no_part_of_a_position(apart: dict[str, Dataset]):
-    early, late = {"a": 1.0, "b": 0.0}, {"b": 0.5, "a": 0.5}
-    with loaderd.Loader(Mix({0: early, 2: late}, apart, 100), batch_size=20, workers=1) as loader:
-        next(iter(loader))
-        position = loader.position
-    with loaderd.Loader(Mix({2: late, 0: early}, apart, 100), batch_size=20, workers=1, start=position) as loader:
-        assert len(list(loader)) == 4
-
-
-def test_the_order_in_which_sets_are_given_is_of_no_account(apart: dict[str, Dataset], numbered: Numbered):
+def test_the_order_in_which_sets_are_given_is_of_no_account(sets: dict[str, Dataset], numbered: Numbered):
     """It may be that of the names in a folder, which is another one on each host."""
-    weights, backwards = {"a": 0.5, "b": 0.5}, dict(reversed(apart.items()))
-    one, other = Mix(weights, apart), Mix(dict(reversed(weights.items())), backwards)
+    weights, backwards = {"a": 0.5, "b": 0.5}, dict(reversed(sets.items()))
+    one, other = Mix(weights, sets), Mix(dict(reversed(weights.items())), backwards)
     expected = epochs(one, numbered.check, 2)
     assert epochs(other, numbered.check, 2) == expected
     with loaderd.Loader(one, batch_size=20, workers=1) as loader:
@@ -143,21 +107,10 @@ def test_a_mix_keeps_the_weights_that_it_was_made_of(sets: dict[str, Dataset]):
         assert pickle.loads(pickle.dumps(mix)) == mix
 
 
-def test_sets_in_a_row(apart: dict[str, Dataset], numbered: Numbered):
-    row = Concat([apart["b"], apart["a"]])
+def test_sets_in_a_row(sets: dict[str, Dataset], numbered: Numbered):
+    row = Concat([sets["b"], sets["a"]])
     (numbers,) = map(flat, epochs(row, numbered.check, 1))
     assert sorted(numbers) == list(range(400)) and set(numbers[:100]) == set(range(300, 400))
-    mix = Mix({"row": 0.5, "a": 0.5}, {"row": row, "a": apart["a"]}, epoch_records=800)
-    (numbers,) = map(flat, epochs(mix, numbered.check, 1))
-    assert Counter(numbers[:]) == Counter(list(range(400)) + list(range(300)) + numbers_twice(numbers))
-
-
-def numbers_twice(numbers: list[int]) -> list[int]:
-    """The 100 records with which "a" begins its second epoch in a mix of 400 of its 300."""
-    counts = Counter(numbers)
-    again = [number for number in range(300) if counts[number] == 3]
-    assert len(again) == 100
-    return again
 
 
 def test_sets_in_a_row_in_the_files_order(numbered: Numbered):
@@ -222,32 +175,7 @@ def test_sets_that_cannot_be_joined(sets: dict[str, Dataset], numbered: Numbered
         Concat([a, growing])
 
 
-def test_what_was_joined_stays_so_in_another_process():
-    """Both sets see the same NaN, which is two objects there."""
-
-    def of(seen: Any) -> Dataset:
-        fields = {"y": loaderd.Derived(lambda x: x + len(seen), "x")}
-        return Dataset("a", loaderd.Schema({"a": loaderd.Int64()}, fields, {"x": loaderd.Array("a")}))
-
-    nan = float("nan")
-    mix = Mix({"a": 0.5, "b": 0.5}, {"a": of({nan}), "b": of({nan})}, epoch_records=9)
-    copied = pickle.loads(cloudpickle.dumps(mix))
-    assert (copied.weights, copied.schedule, copied.epoch_records) == (mix.weights, mix.schedule, 9)
-    assert [type(each) for each in (copied.sets, copied.schedule)] == [MappingProxyType] * 2
-
-
 # -------------------------------------------------------------------------------------- data that grow
-
-
-@pytest.mark.slow
-def test_a_position_of_data_of_another_number_of_sets(numbered: Numbered):
-    one = Dataset(numbered.write([100]), numbered.schema, shuffle=SMALL, refresh="epoch")
-    with loaderd.Loader(one, batch_size=20, workers=1) as loader:
-        numbered.check(next(iter(loader)))
-        position = loader.position
-    mix = Mix({"a": 0.5, "b": 0.5}, {"a": one, "b": one}, epoch_records=100)
-    with pytest.raises(OptionError, match="data of 1 sets: expected to find them again, found 2"):
-        loaderd.Loader(mix, batch_size=20, workers=1, start=replace(position, of={}))
 
 
 def test_a_shard_of_several_sets_is_indexed_once_and_its_damage_is_named_once(numbered: Numbered, tmp_path: Path):
@@ -265,18 +193,6 @@ def test_a_shard_of_several_sets_is_indexed_once_and_its_damage_is_named_once(nu
         with loaderd.Loader(skipping, batch_size=20, workers=1) as loader:
             statistics = loader.statistics()
             assert (statistics.num_records, statistics.index_cached) == (199, cached)
-
-
-@pytest.mark.slow
-def test_weights_of_a_mix_in_a_row_of_sets_are_part_of_a_position(apart: dict[str, Dataset], numbered: Numbered):
-    def rows(weights: dict[str, float]) -> Concat:
-        return Concat([Mix(weights, apart, 100), apart["a"]])
-
-    with loaderd.Loader(rows({"a": 0.5, "b": 0.5}), batch_size=20, workers=1) as loader:
-        next(iter(loader))
-        position = loader.position
-    with pytest.raises(OptionError, match=r"0 weights: .*1/2.* when the position was taken, .*9/10.* now"):
-        loaderd.Loader(rows({"a": 0.9, "b": 0.1}), batch_size=20, workers=1, start=position)
 
 
 @pytest.mark.parametrize("kind", ["Mix", "Concat"])

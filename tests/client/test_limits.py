@@ -202,10 +202,6 @@ def is_symmetries(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (hasattr(value, "__len__") and len(value) == 0)
 
 
-def text_of(value: Any) -> str:
-    return repr(value)[:30]
-
-
 def refused(make: Make, value: Any, what: str) -> None:
     """``make(value)`` raises an error of an option, or of a schema, which names ``what`` and says what it may be."""
     with pytest.raises((OptionError, SchemaError)) as caught:
@@ -277,40 +273,7 @@ def test_the_range_is_said(make: Callable[[], object], said: str):
 # ------------------------------------------------------------------------------------------- users' text
 
 
-GOOD = json.loads(Position(3, 1, 2, 8, of={"seed": 0}).to_json())
 NO_JSON = ["", "null", "[]", "1", '"x"', "true", "{", '{"epoch": true}', "NaN", "[" * 100_000, b"\xff\xfe", b"", "\0"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *NO_JSON,
-        *(None, 3, 1.5, ["x"], {}, object()),
-        json.dumps({**GOOD, "more": 1}),
-        json.dumps({name: value for name, value in GOOD.items() if name != "past"}),
-        *(
-            json.dumps({**GOOD, name: value})
-            for name, values in {
-                "version": [None, 0, 2, "1", [1]],
-                "epoch": [None, True, -1, 1.0, "3", 2**63, 10**30, NAN, INF, [], {}],
-                "batch": [None, True, -1, 1.0, "3", 2**63, 10**30, NAN],
-                "hosts": [True, 0, -1, 1.0, "3", 2**63],
-                "batch_size": [True, 0, -1, 1.0, "3", 2**63],
-                "first_epoch": [True, -1, 4, 1.0, "3"],
-                "epochs": [True, -1, 1.0, "3"],
-                "past": [None, 3, "x", [3], [[]], [["3"]], [[-1]], [[1.0]], [[True]], {}],
-                "listing": [3, "x", [3], [["a"]], [["a", "b", "3", "c"]], {}],
-                "of": [None, 3, "x", []],
-            }.items()
-            for value in values
-        ),
-    ],
-    ids=lambda text: text_of(text) if len(text_of(text)) < 20 else None,
-)
-def test_text_that_is_no_position(text: Any):
-    with pytest.raises(OptionError, match="a position must be what Position") as caught:
-        Position.from_json(text)
-    assert len(str(caught.value)) < 1000 and "object has no attribute" not in str(caught.value)
 
 
 def test_text_that_is_a_position():
@@ -427,17 +390,3 @@ def test_the_most_epochs(numbered: Numbered, remainder: Any):
 def test_more_than_the_memory_is_said_in_bytes(numbered: Numbered, options: dict[str, Any]):
     with pytest.raises(DaemonError, match=r"not enough memory: [\d,]+ MiB are needed .*, [\d,]+ MiB are free"):
         numbered.loader([40], **{"batch_size": 2**20, **options})
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"shuffle": loaderd.Shuffle(2**63 - 1, 2**63 - 1)},
-        {"stall_timeout": 1e300},
-        {"storage": loaderd.Storage(retry_s=1e300, cache_bytes=2**63 - 1)},
-    ],
-    ids=str,
-)
-def test_the_most_that_options_may_be(numbered: Numbered, options: dict[str, Any]):
-    with numbered.loader([40], **options) as loader:
-        assert sum(len(batch["id"]) for batch in loader) == 40

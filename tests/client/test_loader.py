@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import loaderd
 from loaderd.errors import ClosedError, OptionError
@@ -83,21 +79,6 @@ def test_hosts_share_an_epoch(numbered: Numbered):
     assert {len(numbers) for numbers in seen} == {333, 334}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shuffle", [True, False])  # the files' order is one more
-def test_hosts_that_are_given_the_same_files_in_other_orders(numbered: Numbered, shuffle: bool):
-    """Other folders, too: each record comes once over all hosts, and a position of one is good for the other."""
-    folders = "on/host/0", "1"
-    shards, others = (numbered.write([301, 400, 100, 200], folder) for folder in folders)
-    seen, positions = [], []
-    for host, files in enumerate(([shards[2], shards[0], shards[3], shards[1]], set(others), (p for p in others))):
-        with numbered.loader(files, batch_size=50, shard=(host, 3), shuffle=shuffle) as loader:
-            seen.append(numbered.records(loader))
-            positions.append(loader.position)
-    assert sorted(flat(seen)) == list(range(1001))
-    assert positions[0] == positions[1] == positions[2] and positions[0].of
-
-
 def test_an_endless_loader_goes_on(numbered: Numbered):
     with numbered.loader([100], batch_size=64, epochs=None, remainder="carry") as loader:
         with pytest.raises(TypeError, match="no length"):
@@ -124,35 +105,6 @@ def test_any_step_can_be_fetched(numbered: Numbered):
         next(iter(loader))
         assert not seen_of_newest().takes_ahead, "a loop does not"
         assert (loader.position.epoch, loader.position.batch) == (2, 1), "behind a pass of two epochs"
-
-
-def test_breaking_out_and_iterating_again(numbered: Numbered):
-    with numbered.loader([1000], workers=2) as loader:
-        for _ in range(20):
-            for number, _batch in enumerate(loader):
-                if number == 3:
-                    break
-        assert sorted(numbered.records(loader)) == list(range(1000))
-
-
-@pytest.mark.slow
-def test_a_new_pass_gets_the_slots_of_the_old_one_while_it_waits(numbered: Numbered):
-    """As many batches are held as may be; what is left of the slots is ready for the pass that is left."""
-
-    def slowly(numbers: Any) -> Any:
-        time.sleep(0.02)  # so that batches come one at a time, and are not read before the next pass begins
-        return numbers
-
-    fields = {"id": loaderd.Array("id"), "slow": loaderd.Derived(slowly, "id", (), "int64")}
-    schema = loaderd.Schema(numbered.schema.features, fields)
-    with loaderd.Loader(
-        numbered.write([21_000]), schema, batch_size=2100, workers=1, held_batches=2, epochs=None
-    ) as loader:
-        held = [next(iter(loader)), next(iter(loader))]
-        assert loader.statistics().slots == 4
-        time.sleep(1)
-        assert next(iter(loader)).num_records == 2100
-        assert len(held) == loader.statistics().slots_lent
 
 
 def test_a_consumer_that_keeps_every_batch_gets_copies(numbered: Numbered):
@@ -269,47 +221,3 @@ def test_the_index_is_made_once(numbered: Numbered, tmp_path: Path):
         cached.append(loader.statistics().index_cached)
         assert loader.statistics().num_records == 400
     assert cached == [0, 3, 0], "small shards are indexed together"
-
-
-@settings(max_examples=settings.default.max_examples // 100)
-@given(
-    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(any),
-    batch_size=st.integers(1, 70),
-    window=st.integers(1, 90),
-    block=st.integers(1, 20),
-    remainder=st.sampled_from(["drop", "short", "carry"]),
-    epochs=st.integers(1, 3),
-    shuffle=st.booleans(),
-)
-def test_any_small_loader_delivers_what_was_planned(
-    numbered: Numbered,
-    sizes: list[int],
-    batch_size: int,
-    window: int,
-    block: int,
-    remainder: str,
-    epochs: int,
-    shuffle: bool,
-):
-    total = sum(sizes)
-    batch_size = min(batch_size, total)
-    with numbered.loader(
-        sizes,
-        batch_size=batch_size,
-        shuffle=loaderd.Shuffle(window, block) if shuffle else False,
-        remainder=remainder,
-        epochs=epochs,
-        index_cache="none",
-    ) as loader:
-        order = numbered.batches(loader)
-        assert len(order) == len(loader)
-    counts = Counter(flat(order))
-    if remainder == "drop":
-        assert sum(counts.values()) == epochs * (total // batch_size) * batch_size
-        assert all(count <= epochs for count in counts.values())
-    else:
-        assert counts == dict.fromkeys(range(total), epochs)
-    if remainder == "short" or epochs == 1:
-        whole, rest = divmod(total, batch_size)
-        epoch_sizes = [batch_size] * whole + [rest] * (rest > 0 and remainder != "drop")
-        assert [len(batch) for batch in order] == epoch_sizes * epochs

@@ -97,37 +97,3 @@ def test_other_shards_leave_the_draws_alone(numbered: Numbered, schema: loaderd.
     (folder / "000.tfrecord").rename(folder / "003.tfrecord")
     (renamed,) = epochs_of(folder / "*.tfrecord", schema, 1)
     assert {number for number in renamed if renamed[number] != draws[number]} == set(range(300))
-
-
-def test_boards_are_turned_anew_in_each_epoch_and_their_policies_alike(numbered: Numbered):
-    shards = numbered.write([400])
-    schema = loaderd.Schema(
-        features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64()},
-        fields={
-            "id": loaderd.Array("id"),
-            "board": loaderd.board_symmetry("squares", (4, 4, 2), dtype="int8"),
-            "policy": loaderd.board_symmetry("moves", (17,)),
-        },
-        intermediates={
-            "squares": loaderd.Bits("bits", shape=(4, 4, 2), dtype="int8"),
-            "moves": loaderd.Derived(
-                lambda squares, number: np.column_stack([squares[..., 1].reshape(-1, 16), number]),
-                ("squares", "number"),
-                (17,),
-            ),
-            "number": loaderd.Array("id"),
-        },
-    )
-    found: list[dict[int, bytes]] = [{}, {}]
-    with loaderd.Loader(shards, schema, **OPTIONS) as loader:
-        for boards in found:
-            for batch in loader:
-                assert np.array_equal(batch["board"][..., 1].reshape(-1, 16), batch["policy"][:, :16])
-                assert np.array_equal(batch["policy"][:, 16], batch["id"])
-                boards.update(zip(batch["id"].tolist(), map(bytes, batch["board"]), strict=True))
-    first, second = ([boards[number] for number in range(400)] for boards in found)
-    as_stored = (np.arange(400)[:, None] >> np.arange(31, -1, -1) & 1).astype(np.int8)
-    for turned in (first, second):
-        assert sum(one == bytes(stored) for one, stored in zip(turned, as_stored, strict=True)) < 100
-        assert [sum(one) for one in turned] == as_stored.sum(axis=1).tolist()
-    assert first != second

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -193,81 +191,3 @@ def test_a_shard_that_changed_is_refused(numbered: Numbered):
         numbered.schema,
         start=position,
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("hosts", "most"), [(1, 100), (3, 33)])
-def test_a_batch_larger_than_the_data_set(numbered: Numbered, hosts: int, most: int):
-    shards = numbered.write([60, 40])
-    for remainder in get_args(Remainder):
-        options: dict[str, Any] = {"shard": (hosts - 1, hosts), "remainder": remainder}
-        if remainder != "short":
-            refused(
-                f"batch_size must be at most {most}, for there are 100 records",
-                shards,
-                numbered.schema,
-                batch_size=most + 1,
-                **options,
-            )
-        with numbered.loader(shards, batch_size=most, **options) as loader:
-            assert len(loader) >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("hosts", "batch_size"), [(100, 512), (3, 34), (1, 512), (3, 512)])
-def test_one_short_batch(numbered: Numbered, hosts: int, batch_size: int):
-    """Fewer records than a batch; each host has one, and one epoch follows the other. A position of it is good."""
-    shards = numbered.write([60, 40])
-    options: dict[str, Any] = {"epochs": 2, "workers": 1}
-    seen = []
-    for host in {0, hosts - 1} if hosts > 3 else range(hosts):
-        with numbered.loader(shards, batch_size=batch_size, shard=(host, hosts), **options) as loader:
-            assert (len(loader), loader.batches_per_epoch) == (2, 1)
-            iterator = iter(loader)
-            seen.append(numbered.check(next(iterator)))
-            position = loader.position
-            assert len(seen[-1]) in (100 // hosts, -(-100 // hosts))
-            following = numbered.check(next(iterator))
-            assert next(iterator, None) is None
-    if hosts <= 3:
-        assert sorted(number for numbers in seen for number in numbers) == list(range(100))
-    with numbered.loader(shards, batch_size=batch_size, shard=(host, hosts), start=position, **options) as loader:
-        assert numbered.batches(loader) == [following]
-    # Of as many hosts, or of one, in batches that do fit.
-    with numbered.loader(shards, batch_size=40, start=position, **options) as loader:
-        assert sorted(numbered.records(loader)) == list(range(100))
-    refused(r"shard must be of at most 100 hosts", shards, numbered.schema, batch_size=1, shard=(0, 101))
-
-
-def test_a_refusal_starts_no_worker(numbered: Numbered, tmp_path: Path):
-    """With the index at hand, what is wrong with the options is said by the daemon alone."""
-    notes = tmp_path / "processes"
-
-    def arrive(path: str) -> Callable[[Any], Any]:
-        with open(path, "a") as file:
-            file.write(f"{os.getpid()}\n")
-        return lambda ids: ids
-
-    class Arriving:
-        """A function that notes each process that it gets to."""
-
-        def __call__(self, ids: Any) -> Any:
-            return ids
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return arrive, (str(notes),)
-
-    schema = loaderd.Schema(
-        numbered.schema.features,
-        {"x": loaderd.Derived(Arriving(), "id", (), "int64")},
-        {"id": loaderd.Array("id")},
-    )
-    shards = numbered.write([60, 40])
-    with loaderd.Loader(shards, schema, batch_size=10, workers=2) as loader:
-        position = loader.position
-    assert len(set(notes.read_text().split())) > 1, "a daemon, and workers as far as they have started"
-    for options in ({"seed": 1, "start": position}, {"batch_size": 101, "remainder": "drop"}):
-        notes.write_text("")
-        with pytest.raises(OptionError):
-            loaderd.Loader(shards, schema, **{"batch_size": 10, "workers": 2, **options})  # type: ignore[arg-type]
-        assert len(set(notes.read_text().split())) == 1, "the daemon"

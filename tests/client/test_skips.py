@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import loaderd_tf
 import pytest
-import tensorflow as tf
 
 import loaderd
 from loaderd.errors import RecordMismatchError, SkippedDataWarning
@@ -134,20 +132,6 @@ def test_a_warning_that_is_an_error_costs_no_batch(numbered: Numbered):
         damage_data(shards[0], 200)
         with pytest.raises(SkippedDataWarning, match="1 damaged record in 1 of 1 shards is left out"):
             numbered.loader(shards, **options)
-
-
-def test_tensorflow_is_told_as_well(numbered: Numbered, caught: list[warnings.WarningMessage]):
-    options: dict[str, Any] = {"batch_size": 10, "workers": 1, "structure": "id", "on_corrupt": "skip_record"}
-    shards = with_others(numbered.write, [300], {0: 1})
-    dataset = loaderd_tf.make_dataset(shards, numbered.schema, **options)
-    assert sum(len(ids) for ids in dataset) == 299
-    dataset.close()
-    assert len(texts(caught)) == 1 and "1 record is left out" in texts(caught)[0]
-    shards = with_others(numbered.write, [300], {0: 4})
-    dataset = loaderd_tf.make_dataset(shards, numbered.schema, **options)
-    with pytest.raises(tf.errors.UnknownError, match="4 of 300 records do not match the schema"):
-        next(iter(dataset))
-    dataset.close()
 
 
 @pytest.mark.parametrize("sharing", ["independent", "mirrored"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -72,51 +71,3 @@ def test_without_standard_streams(numbered: Numbered, tmp_path: Path, closed: li
     )
     assert len(daemons) == 3 and not [path for path in daemons.values() if "socket" in path or "memfd" in path]
     assert all(daemons[str(fd)] == "/dev/null" for fd in closed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["sys.stderr.close()", "sys.stderr = None", "os.dup2(os.open(out, os.O_CREAT), 2)"])
-def test_a_standard_error_that_cannot_be_written_to(numbered: Numbered, tmp_path: Path, how: str):
-    """A bar that was asked for is left out."""
-    code = textwrap.dedent(_HEAD) + f"\n{how}\n" + textwrap.dedent(_BODY)
-    out = tmp_path / "out.json"
-    arguments = json.dumps([[str(path) for path in numbered.write([100, 50])], str(out), True])
-    done = subprocess.run([sys.executable, "-c", code, arguments], stdout=subprocess.DEVNULL, timeout=60)
-    assert done.returncode in (0, 120), "120: Python cannot flush it, at the very end"
-    assert json.loads(out.read_text())[1:3] == [300, 1]
-
-
-@pytest.mark.slow
-def test_a_working_directory_that_is_deleted(numbered: Numbered, tmp_path: Path):
-    """Shards with absolute paths can be read from there, and a folder may be left after the loader is made."""
-    shards = numbered.write([100, 50])
-    (tmp_path / "gone").mkdir()
-    code = f"""
-import os, signal
-import loaderd
-from pathlib import Path
-schema = loaderd.Schema({{"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}}, {{"id": loaderd.Array("id")}})
-os.chdir({str(shards[0].parent)!r})
-with loaderd.Loader("*.tfrecord", schema, batch_size=50, workers=1) as loader:
-    os.chdir({str(tmp_path / "gone")!r})
-    os.rmdir(os.getcwd())
-    for child in Path(f"/proc/self/task/{{os.getpid()}}/children").read_text().split():
-        os.kill(int(child), signal.SIGKILL)
-    print(sum(batch.num_records for batch in loader))
-with loaderd.Loader({str(shards[0])!r}, schema, batch_size=50, workers=1) as loader:
-    print(sum(batch.num_records for batch in loader))
-for options in ({{"shards": "*.tfrecord"}}, {{"shards": {str(shards[0])!r}, "report": "r.jsonl"}}):
-    try:
-        loaderd.Loader(**options, schema=schema, batch_size=50)
-    except loaderd.errors.LoaderdError as error:
-        print(type(error).__name__, error.message)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ}
-    )
-    assert done.stdout.splitlines() == [
-        "150",
-        "100",
-        "NoShardsError *.tfrecord is relative to the working directory of this process, which has been deleted",
-        "OptionError report must be an absolute path where the working directory has been deleted, got 'r.jsonl'",
-    ], done.stderr

@@ -35,19 +35,6 @@ ENDS = {
     "end of file": End("last_line()"),
     "exception": End("last_line()\nraise ValueError('mine')", 1, stderr=TRACEBACK + "ValueError: mine\n"),
     "sys.exit": End("last_line()\nsys.exit(3)", 3),
-    "sys.exit with a text": End("last_line()\nsys.exit('no more')", 1, stderr="no more\n"),
-    "sys.exit in a function": End(
-        """
-def main():
-    mine = iter(it)
-    next(mine)
-    last_line()
-    sys.exit(3)
-
-main()
-""",
-        3,
-    ),
     "sys.exit in a thread": End(
         """
 def work():
@@ -73,7 +60,6 @@ threading.Thread(target=work).start()
     "os.abort": End("last_line()\nos.abort()", -signal.SIGABRT),
     "another program takes its place": End("last_line()\nos.execv('/bin/sh', ['sh', '-c', 'exit 6'])", 6),
     "SIGTERM": End("last_line()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)", -signal.SIGTERM),
-    "SIGHUP": End("last_line()\nos.kill(os.getpid(), signal.SIGHUP)\ntime.sleep(60)", -signal.SIGHUP),
     "SIGKILL": End("last_line()\nos.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
     "SIGTERM in a loop": End(
         """

@@ -37,19 +37,6 @@ SPECIALS = [
     ),
     _case("a thread gets all its batches, after sys.exit", _THREAD_OF_ALL + "sys.exit(3)", End("", 3, "50\n")),
     _case(
-        "a thread that begins late gets all its batches",
-        """
-def work():
-    main = threading.main_thread()
-    main.join()
-    print(sum(1 for batch in loader(epochs=1)))
-    last_line()
-
-threading.Thread(target=work).start()
-""",
-        End("", stdout="50\n"),
-    ),
-    _case(
         "a thread of tf.data gets all its batches",
         """
 def work():
@@ -73,19 +60,6 @@ def work():
     last_line()
 
 ThreadPoolExecutor().submit(work)
-""",
-        End("", stdout="50\n"),
-    ),
-    _case(
-        "asyncio.to_thread gets all its batches",
-        """
-import asyncio
-
-async def main():
-    print(await asyncio.to_thread(lambda: sum(1 for batch in loader(epochs=1))))
-
-asyncio.run(main())
-last_line()
 """,
         End("", stdout="50\n"),
     ),
@@ -139,19 +113,6 @@ last_line()
         tensorflow=True,
     ),
     # ------------------------------------------------------------------------------------------ children
-    _case(
-        "a fork has a loader of its own",
-        """
-child = os.fork()
-it = iter(loader())
-for _ in range(5):
-    next(it)
-if child:
-    assert os.waitpid(child, 0)[1] == 0
-    last_line()
-""",
-        End(""),
-    ),
     *(
         _case(
             f"a fork inherits a loader and {what}",
@@ -211,23 +172,6 @@ last_line()
         End(""),
         lives_on_s=20.0,
     ),
-    _case(
-        "a fork from a thread",
-        """
-it = iter(loader())
-next(it)
-
-def work():
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-
-threading.Thread(target=work).start()
-last_line()
-""",
-        End(""),
-    ),
     *(
         _case(
             f"multiprocessing, {method}: {what}",
@@ -284,24 +228,6 @@ try:
         held.append(os.dup(0))
 except OSError:
     pass
-""",
-        End(""),
-    ),
-    _case(
-        "multiprocessing, a daemon that iterates",
-        """
-import multiprocessing
-
-def work(begun):
-    for batch in loader():
-        begun.set()
-
-begun = multiprocessing.Event()
-multiprocessing.Process(target=work, args=[begun], daemon=True).start()
-begun.wait()
-it = iter(loader())
-next(it)
-last_line()
 """,
         End(""),
     ),

@@ -66,47 +66,6 @@ def test_a_fresh_process_of_tensorflow(runner: Runner):
     runner.run_command(Case("fresh", lines, end), "{}", limit_s=BUSY_LIMIT_S).check()
 
 
-TESTS = (
-    PRELUDE
-    + """
-import pytest
-
-@pytest.fixture(scope="session")
-def batches():
-    yield iter(loader())
-
-@pytest.fixture(scope="module")
-def closed():
-    with loader() as data:
-        yield iter(data)
-
-kept = []
-
-@pytest.mark.parametrize("number", range(4))
-def test_of_batches(batches, closed, number):
-    kept.append(next(batches))
-    next(closed)
-    last_line()
-
-def test_that_fails(batches):
-    last_line()
-    assert next(batches) is None
-"""
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])  # a worker is one more pytest
-def test_pytest(runner: Runner, workers: int):
-    own = ["--rootdir=.", "--basetemp=own", "-c", os.devnull]  # whatever is in the folders above
-    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *own, "--tb=line", "{}"]
-    end = End("", 1, stdout=r"(?s).*1 failed, 4 passed.*")
-    case = Case("pytest", TESTS, end, environment={"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
-    if workers:
-        arguments += ["-p", "xdist", "-n", str(workers)]
-    runner.run_command(case, *arguments, limit_s=BUSY_LIMIT_S).check()
-
-
 @pytest.fixture(scope="module")
 def addresses(runner: Runner) -> Iterator[list[str]]:
     """Of real servers: on this machine, and on the network."""

@@ -35,12 +35,6 @@ for batch in data:
     break
 it = iter(data)
 """,
-    "two iterators of one": """
-data = make()
-first, it = iter(data), iter(data)
-for _ in range(3):
-    next(first), next(it)
-""",
     "class with __del__ that reads": """
 class Reader:
     def __init__(self):
@@ -63,11 +57,6 @@ node.it = it = iter(node.data)
 node.node = node
 next(it)
 del node
-""",
-    "finalizer that reads": """
-it = iter(make())
-next(it)
-finalizer = weakref.finalize(given, next, it, None)
 """,
     "atexit before": """
 def goodbye():
@@ -122,68 +111,11 @@ assert sum(1 for _ in data) == NUM_BATCHES
 it = itertools.chain(data, itertools.count())
 next(it)
 """,
-    "several": """
-loaders = [loader() for _ in range(3)]
-iterators = [iter(one) for one in loaders]
-it = map(next, itertools.cycle(iterators))  # no generator: that would be over when it is interrupted
-for _ in range(10):
-    next(it)
-""",
-    "dropped": """
-for _ in range(3):
-    it = iter(loader())
-    next(it)
-""",
-    "class with __del__ that closes": """
-class Reader:
-    def __init__(self):
-        self.loader = loader()
-        self.it = iter(self.loader)
-
-    def __del__(self):
-        self.loader.close()
-
-reader = Reader()
-it = reader.it
-next(it)
-""",
-    "finalizer that closes": """
-data = loader()
-it = iter(data)
-next(it)
-finalizer = weakref.finalize(given, data.close)
-""",
     "atexit that closes": """
 data = loader()
 it = iter(data)
 next(it)
 atexit.register(data.close)
-""",
-    "daemon threads, each its own": """
-begun = threading.Barrier(3)
-
-def work():
-    mine = iter(loader())
-    next(mine)
-    begun.wait()
-    for batch in mine:
-        pass
-
-for _ in range(2):
-    threading.Thread(target=work, daemon=True).start()
-begun.wait()
-it = iter(loader())
-""",
-    "asyncio.to_thread": """
-import asyncio
-
-it = iter(loader())
-
-async def main():
-    for _ in range(5):
-        await asyncio.to_thread(next, it)
-
-asyncio.run(main())
 """,
     "queue filled by a thread": """
 import queue
@@ -267,16 +199,6 @@ def total(batches):
 total(ds)
 it = iter(ds)
 """,
-    "zipped": """
-it = iter(tf.data.Dataset.zip((data_set(), tf.data.Dataset.counter())))
-for _ in range(50):
-    next(it)
-""",
-    "prefetch=0": """
-it = iter(data_set(prefetch=0))
-for _ in range(50):
-    next(it)
-""",
     "prefetch": """
 it = iter(data_set().prefetch(8))
 for _ in range(50):
@@ -311,21 +233,6 @@ it = iter(tf.data.Dataset.range(2).interleave(lambda _: ds, num_parallel_calls=2
 for _ in range(5):
     next(it)
 """,
-    "repeat": """
-it = iter(data_set(epochs=1).repeat())
-for _ in range(70):
-    next(it)
-""",
-    "sample_from_datasets": """
-it = iter(tf.data.Dataset.sample_from_datasets([data_set(), data_set()]))
-for _ in range(20):
-    next(it)
-""",
-    "unbatch and batch": """
-it = iter(data_set().unbatch().batch(7))
-for _ in range(20):
-    next(it)
-""",
     "from_generator": """
 def numbers():
     for ids in data_set():
@@ -334,20 +241,6 @@ def numbers():
 it = iter(tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([None], tf.int64)).prefetch(2))
 for _ in range(20):
     next(it)
-""",
-    "as_numpy_iterator": """
-it = data_set().as_numpy_iterator()
-for _ in range(20):
-    next(it)
-""",
-    "iterator in a function": """
-def train():
-    steps = iter(data_set())
-    for _ in range(20):
-        next(steps)
-
-train()
-it = itertools.count()
 """,
     "loader closed": """
 ds = data_set()
@@ -371,12 +264,6 @@ next(other)
 model = net()
 model.fit(pairs(epochs=1), epochs=2, verbose=0, shuffle=False)
 it = itertools.count()
-""",
-    "fit of an endless one": """
-model = net()
-ds = pairs()
-model.fit(ds, steps_per_epoch=20, epochs=2, verbose=0, shuffle=False)
-it = iter(ds)
 """,
     "fit left by an exception": """
 model = net()
