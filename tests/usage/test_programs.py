@@ -1,39 +1,27 @@
 """The programs of ``programs/``, with loaderd and in memory: they do the same, whoever makes the batches.
 
-And no method of tf.data is forgotten, and the programs notice wrong batches.
+And no method of tf.data is forgotten.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.usage.usage_runner import Program, Programs, cases, check, check_refusal, files, programs_of
+from tests.usage.usage_runner import Program, Programs, cases, check, check_refusal, programs_of
 
 _NAMES = """
 import tensorflow as tf
 from usage import report
-def of(thing):
-    return [name for name in dir(thing) if name not in dir(object)]
-parts = [getattr(tf.data.Options(), part) for part in ("autotune", "threading", "experimental_distribute")]
-report(of(tf.data.Dataset), of(tf.data.experimental), of(tf.data.Options), sum(map(of, parts), []))
+report([name for name in dir(tf.data.Dataset) if name not in dir(object)])
 """
 
 # What Python itself asks of a class.
 _OF_PYTHON = {
     *("__abstractmethods__", "__class_getitem__", "__dict__", "__module__", "__slots__", "__weakref__"),
     *("__firstlineno__", "__static_attributes__"),  # from 3.13 on
-}
-# Of tf.data.experimental, what takes no data set of ours: constants, classes of options (all are set in options.py),
-# readers of other files; and what has programs in refused.py.
-_NOT_FOR_DATA_SETS = {
-    *("INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "SHARD_HINT", "AutoShardPolicy", "AutotuneAlgorithm"),
-    *("AutotuneOptions", "DistributeOptions", "ExternalStatePolicy", "OptimizationOptions", "ServiceOptions"),
-    *("ThreadingOptions", "CsvDataset", "SqlDataset", "make_batched_features_dataset", "make_csv_dataset"),
-    *("service", "distributed_save", "at"),
 }
 # As many programs as the other files have together: two processes, so that neither runs for minutes.
 _LONGEST = "dataset_methods"
@@ -104,52 +92,12 @@ def test_program_in_a_process_of_its_own(program: Program, source: str, run_alon
     run_alone(program, source)
 
 
-@pytest.fixture
-def names(programs: Programs, tmp_path: Path) -> list[list[str]]:
-    """Of the installed TensorFlow: the methods of Dataset, the functions of tf.data.experimental, the options."""
+def test_every_method_of_a_dataset_has_a_program(programs: Programs, tmp_path: Path):
     ended = programs.run(Program("names", "names", _NAMES), "memory", tmp_path)
     assert ended.status == 0, str(ended)
-    return ended.reported
-
-
-def test_every_method_of_a_dataset_has_a_program(names: list[list[str]]):
-    programs = {program.name: program for program in programs_of("dataset_methods") if not program.apart}
-    missing = set(names[0]) - set(programs) - _OF_PYTHON - {name for name in names[0] if _is_private(name)}
-    assert not missing, "give it a program of its own in programs/dataset_methods.py"
-    for name in set(names[0]) & set(programs):
-        assert name in programs[name].code or name.startswith("__"), f"the program {name} doesn't use it"
-
-
-def test_every_function_of_experimental_has_a_program(names: list[list[str]]):
-    programs = {program.name: program for program in programs_of("experimental")}
-    missing = {name for name in names[1] if not name.startswith("_")} - set(programs) - _NOT_FOR_DATA_SETS
-    assert not missing, "give it a program of its own in programs/experimental.py"
-    assert all(name in program.code for name, program in programs.items())
-
-
-def test_every_option_has_a_program(names: list[list[str]]):
-    code = "".join(program.code for program in programs_of("options"))
-    for name in (*names[2], *names[3]):
-        assert name.startswith("_") or name in code, f"no program sets {name}"
-
-
-def test_there_are_enough_programs():
-    """Of those that are not apart."""
-    programs = [program for file in files() for program in programs_of(file) if not program.apart]
-    assert len(programs) >= 120
-    assert sum(len(program.through) for program in programs) >= 12 * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "program", [pytest.param(p, id=f"{f}.{p.name}") for f in files() for p in programs_of(f) if not p.says]
-)
-def test_every_program_notices_batches_in_another_order(program: Program, programs: Programs, tmp_path: Path):
-    twin = programs.run(program, "memory", tmp_path)
-    rotated = programs.run(program, "rotated", tmp_path)
-    assert twin.status == rotated.status == program.fails, f"{twin}\n{rotated}"
-    assert twin.reported != rotated.reported, "it would not notice batches in the places of others"
-
-
-def _is_private(name: str) -> Any:
-    return name.startswith("_") and not name.startswith("__")
+    (names,) = map(set, ended.reported)
+    public = {name for name in names if name.startswith("__") or not name.startswith("_")}
+    written = {program.name: program for program in programs_of("dataset_methods")}
+    assert not public - set(written) - _OF_PYTHON, "give it a program of its own in programs/dataset_methods.py"
+    for name in names & set(written):
+        assert name in written[name].code or name.startswith("__"), f"the program {name} doesn't use it"

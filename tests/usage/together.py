@@ -51,6 +51,6 @@ def run(program: Path) -> None:
 
 for path in sys.argv[1:]:
     run(Path(path))
-if usage.SOURCE in ("memory", "rotated"):
+if usage.SOURCE == "memory":
     # How a program ends with its batches in memory says nothing of loaderd.
     os._exit(0)

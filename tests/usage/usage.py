@@ -17,8 +17,7 @@ from usage_schema import CHESS, CHESS_RECORDS, FOLDER, NUMBERED, RECORDS, chess_
 
 import loaderd
 
-# "loaderd", "memory", "rotated" (in memory, each batch in the place of the one before: every program must notice), or
-# the way that a consumer of a server shares its data set.
+# "loaderd", "memory", or the way that a consumer of a server shares its data set.
 SOURCE = os.environ["USAGE_SOURCE"]
 _SHUFFLED_EPOCHS = 8
 _held: list[Any] = []  # loaders of a server live until the program ends
@@ -36,7 +35,7 @@ def make(
     **options: Any,
 ) -> tf.data.Dataset:
     """The data set of the program: 8 batches of 16 numbered records, or 6 of chess records."""
-    if SOURCE in ("memory", "rotated"):
+    if SOURCE == "memory":
         records = CHESS_RECORDS if chess else RECORDS
         orders = np.load(FOLDER / "orders.npy") if shuffle else np.arange(records)[None]
         fields = dict(np.load(FOLDER / "chess.npz")) if chess else fields_of(np.arange(records))
@@ -64,8 +63,7 @@ def loader(**options: Any) -> Any:
     """The same 8 batches without TensorFlow: mappings of numpy arrays."""
     if SOURCE == "loaderd":
         return loaderd.Loader(NUMBERED, schema, batch_size=16, shuffle=False, workers=1, **options)
-    rows = np.arange(RECORDS).reshape(-1, 16)
-    return [fields_of(numbers) for numbers in (np.roll(rows, 1, axis=0) if SOURCE == "rotated" else rows)]
+    return [fields_of(numbers) for numbers in np.arange(RECORDS).reshape(-1, 16)]
 
 
 def distribute(strategy: tf.distribute.Strategy, structure: Any = ("bits", "target"), **options: Any) -> Any:
@@ -96,8 +94,6 @@ def _in_memory(
     names = {name: name for name in fields} if structure is None else _without_lists(structure)
     count = orders.shape[1] // batch_size * batch_size
     full, rest = orders[:, :count].reshape(len(orders), -1, batch_size), orders[:, count:]
-    if SOURCE == "rotated":
-        full = np.roll(full, 1, axis=1)
 
     def of(rows: Any) -> Any:
         return tf.nest.map_structure(lambda name: tf.constant(fields[name][rows]), names)

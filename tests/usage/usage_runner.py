@@ -165,7 +165,7 @@ class Programs:
         return {program: _one_of(whole, path.parent) for program, path in zip(programs, paths, strict=True)}
 
     def _run(self, program: Program, source: str, folder: Path) -> Outcome:
-        if source in ("memory", "rotated"):
+        if source == "memory":
             program = replace(program, source=program.source + _AT_ONCE)
         path = _write(program, folder / source)
         environment = self._environment_for(source, path.parent)

@@ -58,28 +58,6 @@ checkpoint.restore(path)
 again = [next(iterator) for _ in range(12)]
 report(first, again)
 
-# %% zipped: two data sets zipped
-# apart: it takes long
-iterator = iter(tf.data.Dataset.zip(make(), make(("id", "weight"), epochs=2)))
-report(next(iterator), next(iterator))
-checkpoint = tf.train.Checkpoint(iterator=iterator)
-path = checkpoint.save("at")
-report(next(iterator))
-checkpoint.restore(path)
-report(list(iterator))
-
-# %% interleaved: repeat, skip, concatenate, interleave
-# apart: it takes long
-batches = make()
-ds = batches.skip(2).concatenate(batches.take(3)).repeat(2)
-iterator = iter(tf.data.Dataset.range(2).interleave(lambda _: ds, cycle_length=2))
-report([next(iterator) for _ in range(7)])
-checkpoint = tf.train.Checkpoint(iterator=iterator)
-path = checkpoint.save("at")
-report(next(iterator))
-checkpoint.restore(path)
-report(list(iterator))
-
 # %% training: guide "checkpoint", a model, an optimizer and an iterator
 keras.utils.set_random_seed(1)
 model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(1)])
@@ -92,26 +70,6 @@ manager.save()
 report([model.train_on_batch(*next(iterator)) for _ in range(5)])
 manager.restore_or_initialize()
 report([model.train_on_batch(*batch) for batch in iterator])
-
-# %% to_the_end: at the end of the data
-# apart: others show as much
-ds = make()
-iterator = iter(ds)
-report(len(list(iterator)))
-checkpoint = tf.train.Checkpoint(iterator=iterator)
-path = checkpoint.save("at")
-checkpoint.restore(path)
-report(list(iterator), list(ds.take(1)))
-
-# %% cached: of a cache
-# apart: it takes long
-iterator = iter(make().cache().repeat(2))
-report([next(iterator) for _ in range(10)])
-checkpoint = tf.train.Checkpoint(iterator=iterator)
-path = checkpoint.save("at")
-report(next(iterator))
-checkpoint.restore(path)
-report(list(iterator))
 
 
 # %% random_access_of_state: tf.train.Checkpoint in a tf.function's iterator
