@@ -178,25 +178,9 @@ class SkippedDataWarning(UserWarning):
 
 
 _CLASSES: dict[str, type[LoaderdError]] = {
-    cls.__name__: cls
-    for cls in (
-        LoaderdError,
-        OptionError,
-        SchemaError,
-        ShardError,
-        NoShardsError,
-        ShardReadError,
-        ShardFormatError,
-        StorageError,
-        CorruptRecordError,
-        RecordMismatchError,
-        EmptyBatchError,
-        WorkerError,
-        DaemonError,
-        ServerError,
-        BusyError,
-        ClosedError,
-    )
+    name: found
+    for name, found in list(globals().items())
+    if isinstance(found, type) and issubclass(found, LoaderdError)
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -31,62 +30,32 @@ def pickled_to_send(description: Any, dataset: AnyDataset | None) -> bytes:
     """As :func:`pickled`, for a message to other processes. Raises SchemaError also where it is too large for one."""
     result = pickled(description, dataset)
     if len(result) > _MOST_SENT_BYTES:
-        leaves = dataset.leaves() if dataset is not None else ()
-        sizes = {name: len(cloudpickle.dumps(function)) for leaf in leaves for name, function in _functions_of(leaf)}
-        largest = max(sizes, key=sizes.__getitem__, default=None)
-        of_field = (
-            "" if largest is None else f", {in_mib(sizes[largest])} of it for the function of field {largest!r}"
-        )
         raise SchemaError(
             f"a data set must take at most {in_mib(_MOST_SENT_BYTES)} when it is pickled, for the worker processes, "
-            f"got {in_mib(len(result))}{of_field}",
-            hint="Load a large table from a file inside the function, or have both in a module that can be imported: "
-            "then each worker makes its own.",
+            f"got {in_mib(len(result))}",
+            hint="Load a large table from a file inside the function of its field, or have both in a module that can "
+            "be imported: then each worker makes its own.",
         )
     return result
 
 
 def _reason(leaf: Dataset) -> LoaderdError | None:
     """Why ``leaf`` cannot be pickled; None: its functions and its file system can be."""
-    for name, function in _functions_of(leaf):
-        if failure := _failure(function):
-            return SchemaError(
-                f"field {name!r} must be derived by a function that can be pickled, for the worker processes, "
-                f"but {_culprit(function)}: {failure}",
-                hint="Create that object inside the function, or have both in a module that can be imported: then "
-                "each worker makes its own.",
-            )
+    for name in leaf.schema.evaluation_order:
+        for derived in derived_in(leaf.schema.definition_of(name)):
+            if failure := _failure(derived.function):
+                return SchemaError(
+                    f"field {name!r} must be derived by a function that can be pickled, with all that it uses, for "
+                    f"the worker processes, but {shown(derived.function, 200)} cannot be: {failure}",
+                    hint="Create the object that it uses inside the function, or have both in a module that can be "
+                    "imported: then each worker makes its own.",
+                )
     if failure := _failure(leaf.storage.filesystem):
         return OptionError(
             f"Storage.filesystem must be one that can be pickled, for the worker processes, "
             f"got {shown(leaf.storage.filesystem, 200)}: {failure}"
         )
     return None
-
-
-def _functions_of(leaf: Dataset) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The derived fields, each with its function."""
-    for name in leaf.schema.evaluation_order:
-        for derived in derived_in(leaf.schema.definition_of(name)):
-            yield name, derived.function
-
-
-def _culprit(function: Callable[..., Any]) -> str:
-    """What of a function cannot be pickled, in words."""
-    for name, value in _used(function).items():
-        if _failure(value):
-            return f"{name!r} ({type(value).__qualname__}), which it uses, cannot be"
-    return f"{getattr(function, '__qualname__', None) or repr(function)} cannot be"
-
-
-def _used(function: Callable[..., Any]) -> dict[str, Any]:
-    """By name, the values that a function refers to, or the attributes of a callable object."""
-    import inspect  # needed only where a function cannot be pickled
-
-    if not inspect.isfunction(function):
-        return dict(getattr(function, "__dict__", {}))
-    used = inspect.getclosurevars(function)
-    return {**used.nonlocals, **used.globals}
 
 
 def _failure(value: Any) -> str:

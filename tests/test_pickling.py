@@ -51,13 +51,11 @@ def of(function: Any, **options: Any) -> loaderd.Dataset:
     return loaderd.Dataset("*.tfrecord", schema, **options)
 
 
-@pytest.mark.parametrize(("function", "name"), [(made_here(), "lock"), (Careful(), "lock"), (careful, "LOCK")])
-def test_a_function_that_cannot_be_pickled(function: Any, name: str):
-    with pytest.raises(SchemaError, match=rf"^field 'b' must .* but '{name}' \(lock\), which it uses") as caught:
+@pytest.mark.parametrize("function", [made_here(), Careful(), careful])
+def test_a_function_that_cannot_be_pickled(function: Any):
+    with pytest.raises(SchemaError, match=r"^field 'b' must .* cannot pickle '_thread.lock' object") as caught:
         loaderd.Loader(of(function), batch_size=5)
-    assert (
-        "cannot pickle '_thread.lock' object" in caught.value.message and "inside the function" in caught.value.hint
-    )
+    assert "inside the function" in caught.value.hint
 
 
 def test_a_function_that_carries_too_much(monkeypatch: pytest.MonkeyPatch):
@@ -67,12 +65,9 @@ def test_a_function_that_carries_too_much(monkeypatch: pytest.MonkeyPatch):
     def look_up(y: Any) -> Any:
         return table[y]
 
-    with pytest.raises(SchemaError, match=r"at most 2 MiB .* got 3 MiB, 3 MiB of it for .* field 'b'") as caught:
+    with pytest.raises(SchemaError, match=r"at most 2 MiB .* got 3 MiB\n") as caught:
         loaderd.Loader(of(look_up), batch_size=5)
     assert "from a file inside the function" in caught.value.hint
-    assert pickling.pickled_to_send(dataset := of(abs), dataset)
-    with pytest.raises(SchemaError, match=r"got 3 MiB\n"):
-        pickling.pickled_to_send(table, None)
 
 
 def test_a_served_data_set_says_it_too():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import glob
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -95,16 +93,11 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
     if targets and all(target.startswith(_ADDRESSES) for target in targets):
         access = access_of(arguments)
         return [case for target in targets for case in _of_server(target, *access)]
-    wrong = [target for target in targets if not (target.isascii() and target.isdigit())]
-    if wrong and len(wrong) < len(targets):
+    if not all(target.isascii() and target.isdigit() for target in targets):
         raise OptionError(
             f"TARGETs must be numbers of processes, or addresses of servers, got {' and '.join(map(repr, targets))}",
-            hint="Ask for each kind by a command of its own.",
+            hint="`loaderd top` shows the numbers of processes. Shards need --schema MODULE:NAME.",
         )
-    if wrong:
-        is_path = glob.glob(wrong[0]) or os.path.exists(wrong[0])
-        hint = "Shards need --schema MODULE:NAME." if is_path else "`loaderd top` shows the numbers of processes."
-        raise OptionError(f"TARGET must be the number of a process or an address, got {wrong[0]!r}", hint=hint)
     pids = frozenset(map(int, targets))
     streams = running_streams(pids)
     if not streams:

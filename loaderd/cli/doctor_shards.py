@@ -8,7 +8,6 @@ import math
 import sys
 import time
 from contextlib import closing
-from dataclasses import dataclass
 
 from loaderd.cli.parallel_scan import say
 from loaderd.client.loader import Loader
@@ -18,17 +17,6 @@ from loaderd.options import as_float
 from loaderd.progress import ProgressDisplay
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.snapshots import Progress
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """What the workers of this machine deliver to a consumer that does nothing else."""
-
-    workers: int
-    batch_size: int
-    found: Diagnosis
-    needed: int | None
-    """How many workers a step of ``--step-ms`` needs; None without that option."""
 
 
 def add_shard_options(parser: argparse.ArgumentParser) -> None:
@@ -52,21 +40,30 @@ def examine(arguments: argparse.Namespace) -> int:
     """Load for some seconds, and print what was measured. The exit status: 1 if --step-ms needs more workers."""
     if not arguments.targets:
         raise OptionError("TARGET must name shards, as --schema is given; got none")
-    capacity = measure(arguments)
-    if arguments.json:
-        found = {**vars(capacity), "found": vars(capacity.found)}
-        say(json.dumps(found, indent=2))
-    else:
-        say(text_of(capacity, arguments.step_ms))
-    return int(capacity.needed is not None and capacity.needed > capacity.workers)
-
-
-def measure(arguments: argparse.Namespace) -> Capacity:
-    """Load the shards for ``--seconds``, from the first batch on. Raises LoaderdError."""
     seconds = as_float(arguments.seconds, "--seconds", "a number of seconds")
     step_ms = arguments.step_ms
     if step_ms is not None:
         step_ms = as_float(step_ms, "--step-ms", "a positive number of milliseconds", sys.float_info.min)
+    workers, found = _measure(arguments, seconds)
+    work_ns = {stage: ns for stage, ns in found.stage_ns.items() if stage not in ("slot", "window")}
+    needed = None
+    if step_ms is not None:
+        needed = max(1, math.ceil(sum(work_ns.values()) * arguments.batch_size / (step_ms * 1e6)))
+    if arguments.json:
+        about = {"workers": workers, "batch_size": arguments.batch_size, "found": vars(found), "needed": needed}
+        say(json.dumps(about, indent=2))
+    else:
+        _say_measured(workers, arguments.batch_size, found, work_ns)
+        if needed is not None:
+            enough = "which there are" if needed <= workers else f"and there are {workers}"
+            say(f"A step of {step_ms:g} ms needs workers={needed}, {enough}.")
+            if needed > workers and found.advice:
+                say(f"Advice: {found.advice}")
+    return int(needed is not None and needed > workers)
+
+
+def _measure(arguments: argparse.Namespace, seconds: float) -> tuple[int, Diagnosis]:
+    """Load the shards for some seconds, from the first batch on: how many workers did, and what took their time."""
     loader = Loader(
         arguments.targets,
         load_schema(arguments.schema),
@@ -85,29 +82,18 @@ def measure(arguments: argparse.Namespace) -> Capacity:
         found, workers = loader.diagnose(), loader.statistics().workers
     if found.verdict == "nothing yet":
         raise OptionError(f"--seconds {seconds:g} is too short: {found.cause}", hint="Give it more seconds.")
-    busy_ns = sum(ns for stage, ns in found.stage_ns.items() if stage not in ("slot", "window"))
-    needed = None
-    if step_ms is not None:
-        needed = max(1, math.ceil(busy_ns * arguments.batch_size / (step_ms * 1e6)))
-    return Capacity(workers, arguments.batch_size, found, needed)
+    return workers, found
 
 
-def text_of(capacity: Capacity, step_ms: float | None) -> str:
-    """What was found, in words."""
-    found = capacity.found
-    lines = [
-        f"{capacity.workers} workers deliver {found.records_per_s:,.0f} records/s: "
-        f"a batch of {capacity.batch_size:,} each {1e3 / max(1e-9, found.steps_per_s):.2f} ms."
-    ]
-    spent = {stage: ns for stage, ns in found.stage_ns.items() if stage not in ("slot", "window") and ns >= 1}
-    total = sum(spent.values())
-    for stage, ns in sorted(spent.items(), key=lambda item: -item[1]):
-        lines.append(f"  {stage:<20} {ns:>10,.0f} ns a record  {ns / total:>4.0%}")
+def _say_measured(workers: int, batch_size: int, found: Diagnosis, work_ns: dict[str, float]) -> None:
+    step_ms = 1e3 / max(1e-9, found.steps_per_s)
+    say(
+        f"{workers} workers deliver {found.records_per_s:,.0f} records/s: "
+        f"a batch of {batch_size:,} each {step_ms:.2f} ms."
+    )
+    total_ns = max(1, sum(work_ns.values()))
+    for stage, ns in sorted(work_ns.items(), key=lambda item: -item[1]):
+        if ns >= 1:
+            say(f"  {stage:<20} {ns:>10,.0f} ns a record  {ns / total_ns:>4.0%}")
     if found.limiting_stage:
-        lines.append(f"Limiting stage: {found.limiting_stage}. {found.cause.capitalize()}".rstrip(". ") + ".")
-    if capacity.needed is not None and step_ms is not None:
-        enough = "which there are" if capacity.needed <= capacity.workers else f"and there are {capacity.workers}"
-        lines.append(f"A step of {step_ms:g} ms needs workers={capacity.needed}, {enough}.")
-        if capacity.needed > capacity.workers and found.advice:
-            lines.append(f"Advice: {found.advice}")
-    return "\n".join(lines)
+        say(f"Limiting stage: {found.limiting_stage}. {found.cause.capitalize()}".rstrip(". ") + ".")

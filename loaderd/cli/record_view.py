@@ -92,20 +92,15 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, complex | np.complexfloating):
-        return [plain(value.real), plain(value.imag)]
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
-    return value
+    return value if isinstance(value, int | str) else str(value)
 
 
 def plain_array(value: Values) -> Any:
     """An array as lists that JSON can hold; text remains text, and bytes that are no UTF-8 are escaped in it."""
-    kind = value.dtype.kind
-    if kind == "S":
+    if value.dtype.kind == "S":
         return np.char.decode(value, "utf-8", "backslashreplace").tolist()
-    if kind in "mM":
-        return value.astype(str).tolist()
-    if kind == "V":  # one of ml_dtypes, or bytes; of a structure, too
+    if value.dtype.kind == "V":  # one of ml_dtypes, or bytes; of a structure, too
         value = value.view(f"V{value.itemsize}") if is_numpys(value.dtype) else value.astype(np.float32)
-    return plain(value.tolist())
+    return plain((value.astype(str) if value.dtype.kind in "mM" else value).tolist())

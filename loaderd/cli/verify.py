@@ -6,7 +6,9 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,37 +57,44 @@ def add_to(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """The exit status: 0; 1 if there is damage, or a record that does not match; 2 if nothing can be checked."""
     began_s = time.monotonic()
-    checked, damages, damaged, records, num_bytes = 0, 0, 0, 0, 0
-    mismatches, mismatched, empty = 0, 0, 0
+    totals: Counter[str] = Counter()
     try:
         schema = None if arguments.schema is None else load_schema(arguments.schema)
-        for index, of_shard in read_all(arguments, "checking shards", _Check(schema), ProgressDisplay(None)):
-            _tell(index, of_shard, arguments.json)
-            checked += 1
-            mismatches += of_shard.num_records
-            mismatched += of_shard.num_records > 0
-            empty += not index.num_records and not index.damages
-            damages += len(index.damages)
-            damaged += bool(index.damages)
-            records += index.num_records
-            num_bytes += index.file.size_bytes
+        check = partial(_check, schema)
+        for index, mismatches in read_all(arguments, "checking shards", check, ProgressDisplay(None)):
+            _tell(index, mismatches, arguments.json)
+            totals["shards"] += 1
+            totals["records"] += index.num_records
+            totals["bytes"] += index.file.size_bytes
+            totals["damages"] += len(index.damages)
+            totals["damaged"] += bool(index.damages)
+            totals["mismatches"] += mismatches.num_records
+            totals["mismatched"] += mismatches.num_records > 0
+            totals["empty_shards"] += not index.num_records and not index.damages
     except LoaderdError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    seconds = time.monotonic() - began_s
-    if arguments.json:
-        total = {"shards": checked, "records": records, "bytes": num_bytes, "damages": damages, "seconds": seconds}
-        total["empty_shards"] = empty
-        say(json.dumps({"kind": "total", **total, "mismatches": mismatches}))
-    else:
-        faults = [f"{count(damages, 'damage')} in {damaged:,} of them"] if damages else []
-        if mismatches:
-            faults.append(f"{count(mismatches, 'record')} in {mismatched:,} of them not as the schema says")
-        sum_up = ", ".join(faults) or "all is well"
-        of_them = f" ({empty:,} of them empty)" if empty else ""
-        say(f"{count(checked, 'shard')}{of_them}, {count(records, 'healthy record')}, {num_bytes:,} bytes: {sum_up}")
-        say(rate(records, num_bytes, seconds))
-    return int(damages > 0 or mismatches > 0)
+    _tell_total(totals, time.monotonic() - began_s, arguments.json)
+    return int(totals["damages"] > 0 or totals["mismatches"] > 0)
+
+
+def _tell_total(totals: Counter[str], seconds: float, as_json: bool) -> None:
+    if as_json:
+        names = ("shards", "records", "bytes", "damages", "empty_shards", "mismatches")
+        say(json.dumps({"kind": "total", **{name: totals[name] for name in names}, "seconds": seconds}))
+        return
+    faults = []
+    if totals["damages"]:
+        faults.append(f"{count(totals['damages'], 'damage')} in {totals['damaged']:,} of them")
+    if totals["mismatches"]:
+        records = count(totals["mismatches"], "record")
+        faults.append(f"{records} in {totals['mismatched']:,} of them not as the schema says")
+    shards = count(totals["shards"], "shard")
+    if totals["empty_shards"]:
+        shards += f" ({totals['empty_shards']:,} of them empty)"
+    records, sum_up = count(totals["records"], "healthy record"), ", ".join(faults) or "all is well"
+    say(f"{shards}, {records}, {totals['bytes']:,} bytes: {sum_up}")
+    say(rate(totals["records"], totals["bytes"], seconds))
 
 
 class _Mismatches(NamedTuple):
@@ -95,42 +104,38 @@ class _Mismatches(NamedTuple):
     first: Damage | None = None
 
 
-class _Check:
-    """Reads a group of shards: the index of each, and where there is a schema, how many records do not match it."""
+def _check(
+    schema: Schema | None, group: Sequence[ShardFile], on_read: OnRead, access: Access
+) -> list[tuple[ShardIndex, _Mismatches]]:
+    """The index of each shard of a group, and where there is a schema, how many records do not match it."""
+    stored: RecordFormat = "detect" if schema is None else schema.records
+    indexes = [found.index for found in find_indexes("none", DEFAULT_BLOCK_RECORDS, stored, group, on_read, access)]
+    num_bytes = sum(file.size_bytes for file in group)
+    found = []
+    for index in indexes:
+        if schema is None or index.error is not None:
+            found.append((index, _Mismatches()))
+        else:
+            found.append((index, _mismatches(schema, index, lambda: on_read(num_bytes), access)))
+    return found
 
-    def __init__(self, schema: Schema | None) -> None:
-        self._schema = schema
-        stored: RecordFormat = "detect" if schema is None else schema.records
-        self._find_indexes = partial(find_indexes, "none", DEFAULT_BLOCK_RECORDS, stored)
 
-    def __call__(
-        self, group: Sequence[ShardFile], on_read: OnRead, access: Access
-    ) -> list[tuple[ShardIndex, _Mismatches]]:
-        indexes = [found.index for found in self._find_indexes(group, on_read, access)]
-        num_bytes = sum(file.size_bytes for file in group)
-        return [(index, self._mismatches(index, lambda: on_read(num_bytes), access)) for index in indexes]
-
-    def _mismatches(self, index: ShardIndex, on_block: Callable[[], None], access: Access) -> _Mismatches:
-        """Read the shard again. Raises ShardReadError where it cannot be read any more."""
-        if self._schema is None or index.error is not None:
-            return _Mismatches()
-        loader = WindowLoader(self._schema, [index.file], [index.compression], Reading(access=access))
-        row = np.empty((1, self._schema.row_bytes), dtype=np.uint8)  # nobody wants the rows
-        errors: list[LoaderdError] = []
-        num_mismatches = 0
-        try:
-            for number, num_records in enumerate(index.counts.tolist()):
-                on_block()
-                part = BlockPlacement(Block(0, *index.block(number)), np.zeros(num_records, dtype=np.intp))
-                for places, error in loader.load([part], row):
-                    if isinstance(error, ShardReadError):
-                        raise error
-                    if isinstance(error, RecordMismatchError):
-                        num_mismatches += len(places)
-                        errors = errors or [error]
-        finally:
-            loader.close()
-        return _Mismatches(num_mismatches, errors[0].damage if errors else None)
+def _mismatches(schema: Schema, index: ShardIndex, on_block: Callable[[], None], access: Access) -> _Mismatches:
+    """Read the shard again. Raises ShardReadError where it cannot be read any more."""
+    row = np.empty((1, schema.row_bytes), dtype=np.uint8)  # nobody wants the rows
+    first: LoaderdError | None = None
+    num_mismatches = 0
+    with closing(WindowLoader(schema, [index.file], [index.compression], Reading(access=access))) as loader:
+        for number, num_records in enumerate(index.counts.tolist()):
+            on_block()
+            part = BlockPlacement(Block(0, *index.block(number)), np.zeros(num_records, dtype=np.intp))
+            for places, error in loader.load([part], row):
+                if isinstance(error, ShardReadError):
+                    raise error
+                if isinstance(error, RecordMismatchError):
+                    num_mismatches += len(places)
+                    first = first or error
+    return _Mismatches(num_mismatches, first.damage if first else None)
 
 
 def _tell(index: ShardIndex, mismatches: _Mismatches, as_json: bool) -> None:
@@ -141,7 +146,8 @@ def _tell(index: ShardIndex, mismatches: _Mismatches, as_json: bool) -> None:
         text = f"{redacted(share)} do not match the schema; the first: {mismatches.first}"
         say(json.dumps({"kind": "mismatch", **mismatches.first.to_wire()}) if as_json else text)
     if as_json:
-        told = {
+        about = {
+            "kind": "shard",
             "shard": redacted(index.file.uri),
             "compression": index.compression,
             "records": index.num_records,
@@ -149,7 +155,7 @@ def _tell(index: ShardIndex, mismatches: _Mismatches, as_json: bool) -> None:
             "damages": len(index.damages),
             "mismatches": mismatches.num_records,
         }
-        say(json.dumps({"kind": "shard", **told}))
+        say(json.dumps(about))
 
 
 def _in_words(index: ShardIndex, damage: Damage) -> str:

@@ -40,11 +40,6 @@ class RunningStream:
         """The process that takes its batches; the daemon's parent, if none has begun."""
         return self.watched.now().consumer_pid or processes.parent_of(self.daemon)
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """Stays the same for as long as the stream is there."""
-        return self.daemon, self.inode
-
 
 def running_streams(pids: frozenset[int] = frozenset()) -> list[RunningStream]:
     """This user's streams; only those whose consumer or daemon is one of ``pids``, if any. Sorted by consumer.

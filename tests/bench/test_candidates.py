@@ -5,9 +5,6 @@ Each runs in a process of its own, as it does when measured; but most of those o
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -88,38 +85,6 @@ def test_it_says_what_it_cannot_deliver(spec: str, reason: str, config: Config) 
     name, configured = configure(spec, config)
     assert reason in (why_not(load(name), configured) or "")
     assert why_not(load(name), replace(configured, packed=not configured.packed)) is None
-
-
-_CLOSING = """
-import multiprocessing.resource_tracker, os, sys, time
-from harness.interface import Config, load
-from harness.process_tree import process_tree
-
-def others():  # but for Python's own tracker, which ends with this process
-    tracker = multiprocessing.resource_tracker._resource_tracker._pid
-    return [pid for pid in process_tree(os.getpid())[1:] if pid != tracker]
-
-stream = load(sys.argv[1]).steps(Config(tuple(sys.argv[2:]), batch_size=64))
-for _ in range(3):
-    next(stream)
-assert len(others()) == 2, others()
-stream.close()
-until_s = time.monotonic() + 30
-while others() and time.monotonic() < until_s:
-    time.sleep(0.01)  # what close() has had to kill may need a moment
-print(others())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["lczero", "mp_queue", "grain_loader", "torch_dataloader"])
-def test_no_process_is_left_when_it_is_closed(name: str, config: Config) -> None:
-    if name in ("grain_loader", "torch_dataloader"):
-        pytest.importorskip(name.split("_")[0])
-    command = [sys.executable, "-c", _CLOSING, name, *config.shards]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert done.stdout == "[]\n", done.stderr
 
 
 def test_only_what_checks_crcs_finds_a_changed_bit(config: Config, tmp_path: Path) -> None:

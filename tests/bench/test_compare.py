@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.process_tree import process_tree
 from harness.synthetic import write_shards
-
-from tests.helpers.serving import handles_of, wait_ends
 
 Compare = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -200,33 +193,3 @@ def test_what_cannot_be_compared_is_refused_in_a_line(
     done = compare(*arguments, *([] if "--candidates" in arguments else ["--candidates", "loaderd_python"]))
     assert done.returncode == 2 and complaint in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
-
-
-COMPARE = [sys.executable, str(Path(__file__).parents[2] / "bench" / "compare.py")]
-STATUS_OF = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}
-_LOST = "Exception ignored in: "  # Python's word of a signal that came in a callback
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", STATUS_OF)
-def test_what_ends_a_measurement_ends_all_its_processes(tmp_path: Path, number: signal.Signals) -> None:
-    (tmp_path / "scratch").mkdir()
-    options = ["--records", "2000", "--num-shards", "2", "--candidates", "floor loaderd_python", "--seconds", "60"]
-    process = subprocess.Popen(
-        [*COMPARE, *options, "--work-dir", str(tmp_path), "--results-dir", str(tmp_path), "--name", "x"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path / "scratch")},
-    )
-    log = tmp_path / "x.jsonl"
-    while process.poll() is None and (not log.exists() or log.read_text().count("\n") < 2):
-        time.sleep(0.01)  # until the cold starts are done: the first round takes 60 s
-    while process.poll() is None and len(tree := process_tree(process.pid)) < 3:
-        time.sleep(0.01)
-    handles = handles_of(tree[1:])
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == STATUS_OF[number] and (errors.startswith(_LOST) or "Traceback" not in errors)
-    wait_ends(handles)
-    assert number == signal.SIGKILL or not os.listdir(tmp_path / "scratch")

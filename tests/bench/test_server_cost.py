@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -27,47 +26,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 @pytest.mark.parametrize("spec", ["loaderd_served", "loaderd_http_two"])
 def test_it_delivers_what_was_written(spec: str, config: Config) -> None:
     assert run_candidate(spec, config, None, timeout_s=60)["digest"] == asdict(expected_digest(config))
-
-
-_TAKING = """
-import json, os, sys, time
-from harness.interface import Config, load
-from harness.process_tree import process_tree
-
-stream = load(sys.argv[1]).steps(Config(**json.loads(sys.argv[2])))
-examples = 0
-for step in stream:
-    examples += step.examples
-    if examples >= 50_000:
-        break
-stream.close()
-until_s = time.monotonic() + 30
-while (left := process_tree(os.getpid())[1:]) and time.monotonic() < until_s:
-    time.sleep(0.01)  # what close() has had to kill may need a moment
-print(json.dumps([examples, left]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["loaderd_served_twice", "loaderd_http"])
-def test_no_process_is_left_when_it_is_closed(name: str, config: Config) -> None:
-    job = json.dumps(asdict(replace(config, epochs=None)))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", _TAKING, name, job]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert done.returncode == 0, done.stderr
-    examples, left = json.loads(done.stdout)
-    assert examples >= 50_000 and left == []
-
-
-@pytest.mark.slow
-def test_the_second_consumer_counts(config: Config) -> None:
-    """Each of the two gets 2,000 records; what the second gets behind the last step of the first is not seen."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", _TAKING, "loaderd_served_twice", json.dumps(asdict(config))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert 2_000 < json.loads(done.stdout)[0] <= 4_000
 
 
 @pytest.mark.slow

@@ -61,8 +61,11 @@ def test_a_training_that_has_not_begun(
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("nonsense",), "TARGET must be the number of a process or an address, got 'nonsense'\n`loaderd top` shows"),
-        (("²",), "TARGET must be the number of a process"),
+        (
+            ("nonsense",),
+            "TARGETs must be numbers of processes, or addresses of servers, got 'nonsense'",
+        ),
+        (("²",), "TARGETs must be numbers of processes"),
         ((__file__,), "Shards need --schema"),
         (("unix:x.sock", "7"), "TARGETs must be numbers of processes, or addresses of servers"),
         (("PID",), "was found in process PID"),
