@@ -1,9 +1,8 @@
 """How far a long pass over shards is, on standard error: a bar on a terminal, if rich is installed;
-else a line in the log after 5 s.
+else a line in the log after 5 s, and then one a minute. What is quick says nothing.
 
-The lines become rarer: the second comes 10 s after the first, the next ones at most once a minute. What is quick says
-nothing. Whoever makes progress calls a ``ProgressDisplay``, which has no thread; a caller that may be stuck in one
-call wraps it in :meth:`ProgressDisplay.repeating`.
+Whoever makes progress calls a ``ProgressDisplay``, which has no thread; a caller that may be stuck in one call wraps
+it in :meth:`ProgressDisplay.repeating`.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from typing import Any
 from loaderd.redaction import make_readable, readable_line
 from loaderd.snapshots import Progress
 
-FIRST_LINE_S = 5.0
-_NEXT_LINE_S, _MOST_LINE_S = 10.0, 60.0
+FIRST_LINE_S, _NEXT_LINE_S = 5.0, 60.0
 _REPEAT_S = 0.2
 _logger = logging.getLogger("loaderd")
 
 
 class ProgressLines:
-    """Says a line of what it is called with, 5 s after the first call, and then less and less often."""
+    """Says a line of what it is called with, 5 s after the first call, and then once a minute."""
 
     def __init__(self, say: Callable[[str], None] = _logger.warning) -> None:
         """``say``: by default a warning of the logger "loaderd", for what is below that is not shown by default."""
@@ -34,23 +32,16 @@ class ProgressLines:
         self._doing = ""
         self._began_s = 0.0
         self._due_s: float | None = None
-        self._pause_s = _NEXT_LINE_S
 
     def __call__(self, progress: Progress) -> None:
         now_s = time.monotonic()
         if self._due_s is None:
-            self._due_s, self._pause_s = now_s + FIRST_LINE_S, _NEXT_LINE_S
+            self._due_s = now_s + FIRST_LINE_S
         if progress.doing != self._doing:
             self._doing, self._began_s = progress.doing, now_s
         if now_s >= self._due_s:
-            self.said()
+            self._due_s = now_s + _NEXT_LINE_S
             self._say(readable_line(progress.in_words(now_s - self._began_s)))
-
-    def said(self) -> None:
-        """The user has just been told something: the next line can wait."""
-        if self._due_s is not None:
-            self._due_s = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, _MOST_LINE_S)
 
     def close(self) -> None:
         """The pass is over; the next call begins another one."""
@@ -81,11 +72,6 @@ class ProgressDisplay:
                 self._bar.update(progress)
             except (OSError, ValueError):  # standard error can't be written to any more: a bar is not worth an error
                 self._bar = None
-
-    def said(self) -> None:
-        """The user has just been told, in the log, what is waited for."""
-        if self._lines is not None:
-            self._lines.said()
 
     @contextlib.contextmanager
     def repeating(self, progress: Callable[[], Progress]) -> Iterator[None]:
@@ -138,23 +124,13 @@ class _Bar:
 
 
 def _new_bar(has_total: bool) -> Any:
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.progress import (
-        Progress as Bar,
-    )
 
-    of_total = [DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
-    columns = of_total if has_total else [TimeElapsedColumn()]
-    text = TextColumn("{task.description}", markup=False)
-    return Bar(text, BarColumn(), *columns, console=Console(stderr=True), transient=True)
+    of_total = [rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn()]
+    columns = of_total if has_total else [rich.TimeElapsedColumn()]
+    text = rich.TextColumn("{task.description}", markup=False)
+    return rich.Progress(text, rich.BarColumn(), *columns, console=Console(stderr=True), transient=True)
 
 
 def _counted(progress: Progress) -> str:
