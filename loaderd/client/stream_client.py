@@ -347,7 +347,6 @@ class StreamClient:
             self._counts["workers_restarted"] += message.workers_restarted - self._workers_restarted
             self._workers_restarted = message.workers_restarted
             _logger.warning("%s", message.text)
-            self._progress.said()
         elif isinstance(message, StorageUnavailable) and message.generation == self._generation:
             self._outage = message.error
 

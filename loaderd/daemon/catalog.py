@@ -95,8 +95,6 @@ class ServedDataset:
             self._log_what_there_is(self.preparation.data)
             warnings += filter(None, [self.preparation.data.left_out])
             warnings += self._note(self.preparation.data)
-        if warnings:
-            self._lines.said()
         if self.preparation.finished:
             self._retry_if_failed()
         return warnings
