@@ -48,6 +48,8 @@ class ServedSource(Source):
         self._subscription = subscription
         self._timeout_s = reconnect_timeout
         self._was_open = self._away = False
+        self._reason = ""
+        """Why the server refused us last, of what was said of this outage."""
         self._pauses = Backoff(_MIN_PAUSE_S, _MAX_PAUSE_S)
         self._tried_s = 0.0
         self._called_s: float | None = None
@@ -83,9 +85,10 @@ class ServedSource(Source):
                 f"{lost}; it was called for {self._timeout_s:g} s, and no batch came",
                 hint=f"{why} {HOW_TO_GO_ON}".lstrip(),
             )
-        if not self._away:
+        reason = self._reason if lost.failure is None else lost.failure.message
+        if not self._away or reason != self._reason:  # and again where it is back, and refuses us
             _logger.warning("%s; calling it for up to %g s", str(lost), self._timeout_s)
-        self._away = True
+        self._away, self._reason = True, reason
         pause_s = self._pauses.next_s()
         self._tried_s += pause_s
         return pause_s
@@ -93,7 +96,7 @@ class ServedSource(Source):
     def is_back(self) -> None:
         self._was_open = True
         if self._away:
-            self._away = False
+            self._away, self._reason = False, ""
             _logger.warning("%s is back", self._what)
 
     def _end_outage(self) -> None:

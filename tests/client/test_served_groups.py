@@ -26,8 +26,8 @@ def test_its_place_is_taken_when_it_comes_back(server: Restarted, caplog: pytest
             server.connect(**options)
         threading.Timer(0.5, other.close).start()
         assert len(list(batches)) == 14
-    gone, _ = [record.message for record in caplog.records]
-    assert "calling it for up to" in gone
+    gone, refused, _ = [record.message for record in caplog.records]
+    assert "calling it for up to" in gone and "the group '' has its 1 consumers; calling it" in refused
 
 
 @pytest.mark.one_variant
