@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,8 @@ def schema_from_features(
     """A schema from the dict that ``tf.io.parse_example`` takes.
 
     ``features``: name -> ``tf.io.FixedLenFeature`` of int64, float32 or string; shapes and defaults are kept. A
-    string feature does not say what its bytes hold, so ``bytes_features`` does: ``{"d": loaderd.PackedBits(1552)}``.
-    A default that is given there counts, not that of ``features``. ``fields``: the fields of a batch; without it
+    string feature does not say what its bytes hold, so ``bytes_features`` does, and has its default:
+    ``{"d": loaderd.PackedBits(1552)}``. ``fields``: the fields of a batch; without it
     every feature is a field of its own name, as it is stored. Raises SchemaError for features of a variable size, for
     which a schema must say how they are padded, for strings that are not described, for several strings in a feature,
     and for a dtype that no ``tf.train.Example`` has.
@@ -58,7 +57,12 @@ def _stored_feature(name: str, feature: Any, description: Any) -> Any:
                 hint=f"Such as bytes_features={{{name!r}: loaderd.PackedBits(1552)}}, or loaderd.Raw('uint8', "
                 "(784,)). loaderd does not read lists of strings.",
             )
-        return _with_default(name, feature, description)
+        if feature.default_value is not None and description.default is None:
+            raise SchemaError(
+                f"feature {name!r}: default_value of a string must be left out, got {feature.default_value!r}",
+                hint=f"Give the default to what bytes_features says of {name!r}.",
+            )
+        return description
     if dtype not in _NUMBERS or description is not None:
         raise SchemaError(
             f"feature {name!r} must be of int64 or float32, or of string if bytes_features describes it, "
@@ -70,22 +74,3 @@ def _stored_feature(name: str, feature: Any, description: Any) -> Any:
     with contextlib.suppress(ValueError):  # another number of values, which the feature refuses
         default = None if default is None else np.reshape(np.asarray(default), shape)  # as TensorFlow does
     return _NUMBERS[dtype](shape=tuple(shape.as_list()), default=default)
-
-
-def _with_default(
-    name: str, feature: tf.io.FixedLenFeature, description: loaderd.PackedBits | loaderd.Raw
-) -> loaderd.PackedBits | loaderd.Raw:
-    """``description``, with the default of ``feature`` where it has none of its own."""
-    if feature.default_value is None or description.default is not None:
-        return description
-    default: bytes = tf.constant(feature.default_value, tf.string, []).numpy()
-    padded = description.padded(default)
-    if padded is None:
-        raise SchemaError(
-            f"feature {name!r}: default_value must have {description.num_bytes} bytes, as {description} says, got "
-            f"{len(default)}",
-            hint="Leave it out, if every record has the feature, or give bytes_features a default.",
-        )
-    if isinstance(description, loaderd.PackedBits):
-        return replace(description, default=padded)
-    return replace(description, default=np.frombuffer(padded, description.dtype).reshape(description.shape))

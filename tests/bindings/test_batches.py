@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 import loaderd
-from loaderd.errors import ClosedError, WorkerError
+from loaderd.errors import WorkerError
 from tests.helpers import slots
 from tests.helpers.binding_contract import BatchesContract, Binding
 from tests.helpers.lent_batches import BATCH_SIZE, HELD, NUM_BATCHES, RECORDS, Write, loader_fixtures
@@ -169,23 +169,32 @@ def test_nobody_writes_where_a_tensor_looks(loader: loaderd.Loader):
 # ------------------------------------------------------------------------------------- where it is
 
 
-def test_batches_are_copied_to_a_device_ahead(loader: loaderd.Loader):
-    """To the second CPU of TensorFlow, which has the memory of the first: so what comes out is the slot itself."""
+def test_a_copy_that_failed_is_tried_again_each_time(loader: loaderd.Loader, monkeypatch: pytest.MonkeyPatch):
+    """No batch is lost; and when it is copied at last, nothing keeps the slot, and then the thread ends."""
     before = set(threading.enumerate())  # and some of an earlier test, of which one may end at any moment
-    iterator = iter(loaderd_tf.batches(loader, ("bits", "id"), device="/CPU:1", prefetch=2))
-    bits, ids = next(iterator)
+    iterator = iter(loaderd_tf.batches(loader, "id", device="/CPU:1", prefetch=1))
+    identity, tried = tf.identity, []
+
+    def fail_twice(tensor: tf.Tensor) -> tf.Tensor:
+        tried.append(int(tensor[0]))
+        if tried.count(tried[-1]) < 3:
+            raise tf.errors.ResourceExhaustedError(None, None, "no memory")
+        return identity(tensor)
+
+    monkeypatch.setattr(tf, "identity", fail_twice)
+    numbers: list[int] = []
+    while len(numbers) < RECORDS:
+        try:
+            numbers += next(iterator).numpy().tolist()
+        except tf.errors.ResourceExhaustedError:
+            assert loader.position.batch == len(numbers) // BATCH_SIZE
+    assert sorted(numbers) == list(range(RECORDS)) and len(tried) == 3 * NUM_BATCHES
+    gc.collect()
+    wait_until(lambda: loader.statistics().slots_lent == 0)
     assert [thread.name for thread in set(threading.enumerate()) - before] == ["loaderd-copy"]
-    assert bits.device.endswith("CPU:1") and lies_in_a_slot(bits), "no copy on the host"
-    assert loader.statistics().slots_lent == 3 and loader.position.batch == 1
-    numbers = [*ids.numpy(), *(number for _, ids in iterator for number in ids.numpy())]
-    assert sorted(numbers) == list(range(RECORDS)) and loader.position.epoch == 1
-    del bits, ids, iterator
+    del iterator
     gc.collect()
     wait_until(lambda: set(threading.enumerate()) <= before)
-    on_host = loaderd_tf.batches(loader, device="/CPU:0", prefetch=3)
-    element = next(iter(on_host))
-    assert loader.statistics().slots_lent == 1 and set(threading.enumerate()) <= before
-    assert element["bits"].device.endswith("CPU:0")
 
 
 # -------------------------------------------------------------------------------- going on and ends
@@ -228,25 +237,12 @@ def test_errors_come_in_their_turn_and_so_does_the_end(shards: list[Path]):
             for _ in range(2):
                 with pytest.raises(StopIteration):
                     next(iterator)
-            loader.seek(loaderd.Position())
-        kept = [next(iter(loaderd_tf.batches(loader, "x", device=device))) for device in (None, "/CPU:1")]
-        iterators = []
-        for device in (None, "/CPU:1"):
-            loader.seek(loaderd.Position(0, 10))
-            iterators.append(iter(loaderd_tf.batches(loader, "id", device=device)))
-            for _ in range(3):  # to where the one that reads ahead has all that there is
-                next(iterators[-1])
-    for iterator in iterators:
-        with pytest.raises(ClosedError, match="the loader is closed"):
-            next(iterator)
-    assert all(len(ids) == 10 for ids in kept), "tensors outlive the loader"
 
 
 # ------------------------------------------------------------------------------------- training
 
 
-@pytest.mark.one_variant
-@pytest.mark.parametrize("way", ["train_on_batch", "eager", "tf.function", "XLA"])
+@pytest.mark.parametrize("way", ["tf.function", "XLA"])
 def test_training_steps_learn_as_from_copies(loader: loaderd.Loader, way: str):
     """To the same weights, and without a copy of a batch."""
 
@@ -261,8 +257,7 @@ def test_training_steps_learn_as_from_copies(loader: loaderd.Loader, way: str):
                 loss = tf.reduce_mean((model(bits, training=True)[:, 0] - target) ** 2)
             model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
-        wrapped = {"tf.function": tf.function, "XLA": tf.function(jit_compile=True), "eager": lambda step: step}
-        run = model.train_on_batch if way == "train_on_batch" else wrapped[way](step)
+        run = tf.function(step, jit_compile=way == "XLA")
         before = model.get_weights()
         for bits, ids in itertools.islice(elements, 3):
             run(bits, tf.cast(ids, tf.float32) / RECORDS)

@@ -218,29 +218,6 @@ def test_a_backup_that_is_kept_goes_on_with_more_epochs(open_dataset: Callable[.
     assert not none and not history
 
 
-@pytest.mark.slow
-def test_an_interrupted_training_leaves_others_alone(open_dataset: Callable[..., Any], tmp_path: Path):
-    (tmp_path / "notes").touch()
-    dataset = open_dataset()
-    for interrupt in (30, 32):  # the second is one that goes on in the second epoch
-        fit(tmp_path, dataset, interrupt=interrupt)
-    seen, _, _ = fit(tmp_path / "other", dataset, epochs=1)
-    assert len(seen) == 22
-    fit(tmp_path, dataset)
-    assert {path.name for path in tmp_path.iterdir()} == {"shards", "notes"}
-
-
-@pytest.mark.slow
-def test_a_first_epoch_that_is_shorter_makes_the_others_of_fit_so(open_dataset: Callable[..., Any]):
-    """It is Keras that does so; docs/resume.md says it, and what to do instead."""
-    model, _ = build(DEFAULT, 1)
-    for options, of_fit, num_steps in (({}, {}, 3 * 4), ({"epochs": None}, {"steps_per_epoch": 22}, 3 * 22)):
-        dataset = open_dataset(start=loaderd.Position(0, 18), **options)
-        model.seen = {}
-        model.fit(dataset, epochs=3, shuffle=False, verbose=0, **of_fit)
-        assert len(model.seen) == num_steps
-
-
 class InterruptBeforeTheFirstStep(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         raise KeyboardInterrupt
@@ -400,23 +377,23 @@ def test_a_data_set_that_keras_shares_out_between_replicas(
     assert all(map(np.array_equal, weights, weights_after))
 
 
-def test_the_callback_of_keras(open_dataset: Callable[..., Any], tmp_path: Path):
-    """It goes on at the ends of epochs, if the data is told the epoch."""
-    model, initial = build(DEFAULT, 1)
+@pytest.mark.slow
+def test_what_a_model_makes_with_its_first_batch_is_of_the_elements_of_fit(numbered: Numbered, tmp_path: Path):
+    """As in a process of its own: of the labels' shape, Keras tells which accuracy is meant."""
 
-    dataset = open_dataset()
-    loader = dataset.loader
+    shards = numbered.write([150, 180, 100])
 
-    def run(interrupt: float) -> dict[int, list[int]]:
-        for variable, value in initial:
-            variable.assign(value)
-        model.seen = {}
-        loader.seek(loaderd.Position())
-        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
-        seek = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: loader.seek(loaderd.Position(epoch)))
+    def train(directory: Path, interrupt: float = math.inf) -> Any:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(5)])
+        model.compile("adam", "mse", metrics=["accuracy"])
+        dataset = loaderd_tf.make_dataset(shards, numbered.schema, workers=1, batch_size=20)
+        elements = dataset.map(lambda batch: (batch["bits"], tf.one_hot(batch["id"] % 5, 5)))
+        ours = loaderd_tf.BackupAndRestore(directory, dataset, save_freq=4)
         with suppress(KeyboardInterrupt):
-            model.fit(dataset, epochs=2, callbacks=[backup, seek, Interrupt(interrupt)], shuffle=False, verbose=0)
-        return model.seen
+            return model.fit(elements, epochs=2, callbacks=[ours, Interrupt(interrupt)], verbose=0).history
 
-    whole, before, after = run(math.inf), run(30), run(math.inf)
-    assert min(after) == 23 and before | after == whole and len(whole) == 44
+    whole = train(tmp_path / "whole")
+    train(tmp_path / "parts", interrupt=30)
+    again = train(tmp_path / "parts")
+    assert again == {name: values[1:] for name, values in whole.items()}

@@ -180,17 +180,6 @@ def test_a_list_of_all_batches_and_a_cache(chess: list[str], schema: loaderd.Sch
         np.testing.assert_allclose(np.concatenate(list(cached)), score, atol=1e-6)
 
 
-def test_derived_data_sets(chess: list[str], schema: loaderd.Schema):
-    ds = loaderd_tf.make_dataset(chess, schema, batch_size=50, structure="score", shuffle=False, workers=1)
-    repeated = [score.numpy() for score in ds.repeat(2)]
-    assert len(repeated) == 40 and np.array_equal(repeated[0], repeated[20])
-    assert np.array_equal(next(iter(ds.skip(3).take(1))), repeated[3])
-    unbatched = np.array([float(score) for score in ds.unbatch().take(60)], dtype=np.float32)
-    assert np.array_equal(unbatched, np.concatenate(repeated[:2])[:60])
-    rebatched = next(iter(ds.rebatch(25)))
-    assert np.array_equal(rebatched, repeated[0][:25])
-
-
 def test_skip_of_a_shuffled_data_set_warns(chess: list[str]):
     """With ``take``, it is no split: each iteration shuffles anew."""
     options: dict[str, Any] = {"batch_size": 100, "workers": 1}
@@ -221,23 +210,6 @@ def test_batches_are_copied_to_a_device(chess: list[str], schema: loaderd.Schema
 def test_a_device_that_is_not_there(chess: list[str], schema: loaderd.Schema, device: str):
     with pytest.raises(OptionError, match=r"device must be one of \['/device:CPU:0', '/device:CPU:1'\], got"):
         loaderd_tf.make_dataset(chess, schema, batch_size=100, device=device)
-
-
-@pytest.mark.slow
-def test_keras_fit(chess: list[str], schema: loaderd.Schema):
-    import keras
-
-    board = keras.Input((8, 8, 24))
-    flags = keras.Input((10,))
-    hidden = keras.layers.Concatenate()([keras.layers.Flatten()(board), flags])
-    model = keras.Model([board, flags], keras.layers.Dense(1, activation="tanh")(hidden))
-    model.compile("adam", "mse")
-    ds = loaderd_tf.make_dataset(
-        chess, schema, batch_size=100, structure=(("board", "flags"), "score"), workers=1, device="/CPU:0"
-    )
-    history = model.fit(ds, epochs=3, validation_data=ds, verbose=0)
-    assert len(history.history["loss"]) == len(history.history["val_loss"]) == 3
-    assert history.history["loss"][-1] < history.history["loss"][0]
 
 
 @pytest.mark.parametrize(
@@ -296,22 +268,6 @@ def test_an_error_in_a_worker_reaches_the_loop(chess: list[str]):
     ds = loaderd_tf.make_dataset(chess, failing, batch_size=100, workers=1)
     with pytest.raises(tf.errors.UnknownError, match=r"derived field 'score'.*no score for 100 records"):
         next(iter(ds))
-
-
-def test_structure_names_fields(chess: list[str], schema: loaderd.Schema):
-    loader = loaderd.Loader(chess, schema, batch_size=100, workers=1)
-    with pytest.raises(OptionError, match=r"fields \['board', 'flags', 'score'\], got 'bord'"):
-        loaderd_tf.from_loader(loader, structure=("bord", "score"))
-    loader.close()
-
-
-@pytest.mark.slow
-def test_from_generator_works_too(chess: list[str], schema: loaderd.Schema):
-    with loaderd.Loader(chess, schema, batch_size=100, workers=1) as loader:
-        ds = tf.data.Dataset.from_generator(
-            lambda: (batch["score"] for batch in loader), output_signature=tf.TensorSpec((None,), tf.float32)
-        )
-        assert sum(int(tf.size(score)) for score in ds) == RECORDS
 
 
 def test_the_daemon_ends_with_the_data_set(chess: list[str], schema: loaderd.Schema):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
@@ -61,27 +60,6 @@ def test_an_iterator_of_other_data_is_refused(numbered: Numbered, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_an_iterator_in_another_process_is_followed_by_the_next_epoch(numbered: Numbered, tmp_path: Path):
-    """As one that was restored: by a data set whose loader has not begun a pass yet."""
-    shards = numbered.write([60, 40])
-    first, second = (
-        loaderd_tf.make_dataset(shards, numbered.schema, structure="id", workers=1, batch_size=10) for _ in range(2)
-    )
-    epochs = [[ids.numpy().tolist() for ids in first] for _ in range(2)]
-    third = iter(first)
-    for _ in range(4):
-        next(third)
-    path = tf.train.Checkpoint(iterator=third).write(str(tmp_path / "checkpoint"))
-    rest = [ids.numpy().tolist() for ids in third]
-    following = [ids.numpy().tolist() for ids in first]
-    other = iter(second)
-    tf.train.Checkpoint(iterator=other).read(path).assert_consumed()
-    assert [ids.numpy().tolist() for ids in other] == rest
-    assert [ids.numpy().tolist() for ids in second] == following
-    assert following not in epochs
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("derive", "taken"),
     [
@@ -135,18 +113,6 @@ def test_data_that_grow(numbered: Numbered, tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", [None, "/CPU:1"])
-def test_how_long_data_that_grow_are_is_known_if_they_have_no_end(numbered: Numbered, device: str | None):
-    shards = numbered.write([40])
-    for epochs, expected in ((1, tf.data.UNKNOWN_CARDINALITY), (None, tf.data.INFINITE_CARDINALITY)):
-        ds = loaderd_tf.make_dataset(
-            shards, numbered.schema, batch_size=20, epochs=epochs, refresh="epoch", workers=1, device=device
-        )
-        assert ds.cardinality() == expected
-        ds.close()
-
-
-@pytest.mark.slow
 def test_each_iteration_over_data_that_grow_has_the_epochs_of_its_own(numbered: Numbered, tmp_path: Path):
     """The first ends where it would have ended; so do those behind it, and what seek() sends elsewhere."""
     options: dict[str, Any] = {"batch_size": 20, "epochs": 3, "refresh": "epoch", "workers": 1, "structure": "id"}
@@ -188,27 +154,6 @@ def test_an_error_comes_in_its_turn_and_costs_no_other_batch(numbered: Numbered,
     expected: list[list[int] | str] = [list(range(10 * step, 10 * step + 10)) for step in range(10)]
     expected[first] = expected[first + 5] = "error"
     assert found == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prefetch", [0, 1, 2])
-def test_slots_come_back_in_time(numbered: Numbered, prefetch: int):
-    paths = numbered.write([4000])
-    for in_graph in (False, True):
-        ds = loaderd_tf.make_dataset(
-            paths, numbered.schema, batch_size=10, workers=1, structure="id", prefetch=prefetch
-        )
-
-        def consume(batches: tf.data.Dataset) -> tf.Tensor:
-            total = tf.constant(0, tf.int64)
-            for ids in batches:
-                total += tf.reduce_sum(ids)
-            return total
-
-        total = tf.function(consume)(ds) if in_graph else consume(ds)
-        assert int(total) == sum(range(4000))
-        assert ds.statistics().batches_copied == 0 and ds.statistics().starts == 1
-        ds.close()
 
 
 def test_nothing_is_taken_ahead(numbered: Numbered):
@@ -312,35 +257,3 @@ def test_the_handler_of_each_signal_is_called_whatever_one_raises(ordered: Any, 
         signal.signal(signal.SIGTERM, handler)
     assert heard == [signal.SIGTERM]
     assert [int(ids[0]) for ids in iterator] == list(range(30, 100, 10))
-
-
-def test_asyncio_hears_of_a_signal_once(numbered: Numbered):
-    ds = loaderd_tf.make_dataset(numbered.write([100]), numbered.schema, batch_size=10, workers=1)
-
-    async def take_with_a_signal() -> list[int]:
-        heard: list[int] = []
-        loop, is_heard = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_signal_handler(signal.SIGTERM, lambda: (heard.append(1), is_heard.set()))
-        loop.add_signal_handler(signal.SIGUSR1, lambda: heard.append(0))
-        with pytest.MonkeyPatch.context() as patch:
-            # It comes while a batch is being taken.
-            patch.setattr(ds.loader, "_fetch", lambda *_: (os.kill(os.getpid(), signal.SIGTERM), fetch(*_))[1])
-            next(iter(ds))
-        await is_heard.wait()
-        os.kill(os.getpid(), signal.SIGUSR1)  # what was sent before this is heard before it
-        while 0 not in heard:
-            await asyncio.sleep(0.01)
-        return heard
-
-    fetch = ds.loader._fetch
-    assert asyncio.run(take_with_a_signal()) == [1, 0]
-    ds.close()
-
-
-def test_lists_are_tuples_to_tensorflow(numbered: Numbered):
-    paths = numbered.write([10])
-    structure = ["id", {"nested": ["bits", "id"]}]
-    ds = loaderd_tf.make_dataset(paths, numbered.schema, batch_size=10, structure=structure, workers=1)
-    ids, nested = next(iter(ds))
-    bits, again = nested["nested"]
-    assert bits.shape == (10, 32) and np.array_equal(ids, again)

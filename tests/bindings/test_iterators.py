@@ -54,35 +54,10 @@ def test_whoever_may_need_a_thread_meanwhile_has_one(ids: Any):
     assert kinds(first_of, iter(copied)) == {"IteratorGetNext"}
 
 
-@pytest.mark.slow
-def test_a_function_whose_signature_is_given_takes_both_kinds(ids: Any):
-    signature = [tf.data.IteratorSpec(tf.TensorSpec([None], tf.int64))]
-    given = tf.function(first_of, input_signature=signature)
-    free = tf.function(first_of, reduce_retracing=True)
-    for function in (given, free):
-        for made in (ids, ids.map(lambda numbers: numbers), ids):
-            assert function(iter(made)) in range(100)
-    assert given.experimental_get_tracing_count() == 1 and free.experimental_get_tracing_count() == 2
-
-
 def test_a_loop_that_would_be_traced_for_ever_is_an_error(ids: Any):
     iterator = iter(ids)
     with pytest.raises(ValueError, match="AutoGraph"):
         tf.function(lambda: list(iterator), autograph=False)()
-
-
-def test_many_elements_in_one_graph(ids: Any):
-    """More than are counted as a loop, by a program that knows how many it wants."""
-
-    @tf.function
-    def take(number: int) -> list[tf.Tensor]:
-        return [next(iterator) for _ in range(number)]
-
-    iterator = iter(ids)
-    taken = [*take(7), *take(3)]
-    assert sorted(np.concatenate(taken)) == list(range(100))
-    with pytest.raises(tf.errors.OutOfRangeError):
-        take(1)
 
 
 @pytest.mark.parametrize("direct", [True, False])

@@ -98,12 +98,6 @@ def test_the_last_batch_of_a_pass_is_missed_as_any_other(failing: Failing, repea
     assert found == [*range(0, 90, 10), AWAY, LAST_MISSED, *again]
 
 
-def test_what_takes_batches_ahead_is_told(failing: Failing):
-    failing.away = {3}
-    derived = failing.ds.map(lambda ids: ids, num_parallel_calls=2, deterministic=True).prefetch(2)
-    assert taken(iter(derived)) == [0, 10, 20, AWAY, *7 * [MISSED]]
-
-
 def test_an_iterator_goes_on_behind_a_broken_batch(make_failing: Callable[..., Failing]):
     assert taken(iter(make_failing([3, 4]).ds)) == [0, 10, 20, DAMAGED, DAMAGED, *range(50, 100, 10)]
 

@@ -6,7 +6,6 @@ import inspect
 import re
 import subprocess
 import sys
-from collections import namedtuple
 from typing import Any
 
 import loaderd_tf
@@ -83,21 +82,6 @@ def test_a_dtype_that_tensorflow_lacks(numbered: Numbered):
         assert [each.numpy().tolist() for each in loaderd_tf.batches(loader, "id")] != []
 
 
-def test_a_seed_that_is_drawn(numbered: Numbered):
-    shards = numbered.write([100])
-
-    def order(loader: loaderd.Loader) -> list[int]:
-        with loader:
-            return [int(each) for batch in loader for each in batch["id"]]
-
-    first, second = (numbered.loader(shards, seed=None) for _ in range(2))
-    seed = first.seed
-    assert seed != second.seed and (drawn := order(first)) != order(second)
-    assert order(numbered.loader(shards, seed=seed)) == drawn
-    with pytest.raises(OptionError, match=r"several hosts, shard=\(0, 2\), got None\n.*Draw one seed"):
-        loaderd_tf.make_dataset(shards, numbered.schema, batch_size=10, seed=None, shard=(0, 2))
-
-
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 0}, "batch_size must be a positive integer, got 0"),
     ({"schema": {"d": tf.io.FixedLenFeature([], tf.string)}}, "(?s)schema must be a loaderd.Schema.*_from_features"),
@@ -168,15 +152,6 @@ def test_what_is_taken_for_a_number_or_a_dtype(numbered: Numbered):
     position = dataset.loader.next_position
     assert loaderd.Position.from_json(position.to_json()) == position
     dataset.close()
-
-
-def test_a_namedtuple_stays_one(numbered: Numbered):
-    Pair = namedtuple("Pair", ["x", "y"])
-    dataset = loaderd_tf.make_dataset(
-        numbered.write([20]), numbered.schema, batch_size=20, structure=[Pair("bits", "id"), "id"], workers=1
-    )
-    (((bits, ids), again),) = dataset
-    assert isinstance(dataset.element_spec[0], Pair) and bits.shape == (20, 32) and np.array_equal(ids, again)
 
 
 def test_a_data_set_has_its_loader(numbered: Numbered):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import loaderd
 from tests.helpers.numbered import Numbered
 from tests.helpers.restarted import Restarted
 
 STRUCTURE = ("bits", "id")
-EVERY = list(range(150))
 
 
 @pytest.fixture
@@ -44,17 +43,10 @@ class Logged(keras.Sequential):
         return super().train_step((bits, tf.cast(ids, tf.float32) / 1000))
 
 
-class AtStep(keras.callbacks.Callback):
+def at_step(step: int, what: Callable[[], Any]) -> keras.callbacks.Callback:
     """Calls ``what`` after that many steps."""
-
-    def __init__(self, step: int, what: Callable[[], Any]) -> None:
-        super().__init__()
-        self._step, self._what, self._steps = step, what, 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._steps += 1
-        if self._steps == self._step:
-            self._what()
+    steps = count(1)
+    return keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: what() if next(steps) == step else None)
 
 
 def interrupt() -> None:
@@ -78,18 +70,10 @@ def test_fit_while_the_server_and_the_training_are_killed(server: Restarted, tmp
     """Each step gets exactly the batch that it would have got, and the weights are those of who was left alone."""
     undisturbed = fit(server, tmp_path / "a")
     assert len(undisturbed.seen) == 30
-    disturbed = fit(server, tmp_path / "b", AtStep(4, server.restart), AtStep(17, server.kill_daemon))
-    killed = fit(server, tmp_path / "c", AtStep(19, interrupt))
+    disturbed = fit(server, tmp_path / "b", at_step(4, server.restart), at_step(17, server.kill_daemon))
+    killed = fit(server, tmp_path / "c", at_step(19, interrupt))
     server.restart()
     resumed = fit(server, tmp_path / "c")
     assert disturbed.seen == killed.seen + resumed.seen == undisturbed.seen
     for trained in (disturbed, resumed):
         assert all(map(np.array_equal, trained.get_weights(), undisturbed.get_weights()))
-
-
-def test_the_loader_is_gone(server: Restarted):
-    with server.connect(10, sharing="mirrored") as loader:
-        elements = loaderd_tf.from_loader(loader).repeat(2)
-    with pytest.raises(tf.errors.UnknownError, match="the loader is closed"):
-        next(iter(elements))
-    assert isinstance(loader, loaderd.Loader)
