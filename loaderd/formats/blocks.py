@@ -26,7 +26,7 @@ from loaderd.formats.framing import RecordChunk, scan
 from loaderd.formats.reader import Reader
 from loaderd.formats.shard_index import ANCHOR_RECORDS
 from loaderd.kernels.crc import FOOTER_BYTES, HEADER_BYTES, Bytes1D, chain_crcs, check_data_crcs
-from loaderd.kernels.frames import CHAIN_SLACK_BYTES, Ends, walk_chains
+from loaderd.kernels.frames import Ends, walk_chains
 from loaderd.stages import Stage
 from loaderd.storage.shard_file import Block
 
@@ -111,9 +111,9 @@ class BlockReader(Reader):
         """As :meth:`read_together`, but the CRCs of the data are not checked."""
         bounds = [0, *itertools.accumulate(block.num_bytes for block in blocks)]
         total = bounds[-1]
-        if len(self._buffer) < total + CHAIN_SLACK_BYTES:
-            self._buffer = np.empty(total + CHAIN_SLACK_BYTES, dtype=np.uint8)
-        buffer = self._buffer[: total + CHAIN_SLACK_BYTES]
+        if len(self._buffer) < total:
+            self._buffer = np.empty(total, dtype=np.uint8)
+        buffer = self._buffer[:total]
         if not self._read_bytes(blocks, lambda number: buffer.data[bounds[number] : bounds[number + 1]]):
             return None
         began_ns = time.monotonic_ns()

@@ -7,7 +7,7 @@ in the batch (they are the **lanes** of one vector) and whose bits are all in on
     masks     for each lane: the bit of the word that it comes from                                  uint32
     values    for each lane: the scale of its channel, as its bytes                                  uint8 … uint64
 
-For each record, for each run, it
+For each record, for each section of it, for each run, it
 
 1. loads the word, and copies it into all lanes;
 2. keeps of each lane the one bit that its mask names;
@@ -16,8 +16,9 @@ For each record, for each run, it
 
 Runs may overlap: the last one of a record begins earlier instead of being shorter, and writes some values a second
 time. How many lanes there are depends on how far apart the bits of neighbours lie: for the chess board it is 24, one
-square. Values are only chosen, never computed with, so all dtypes of one size share a loop; there is one for each
-number of lanes and size of a value.
+square. A large record is cut into **sections** that are made alike, and maybe a rest, so that the tables of a section
+stay in a core's nearest cache. Values are only chosen, never computed with, so all dtypes of one size share a loop;
+there is one for each number of lanes and size of a value.
 
 **By numpy**, a table has one row of finished values for each value that some bits can have together, and ``take``
 copies rows of it into the batch::
@@ -37,8 +38,9 @@ a byte a bit, which takes three times as long.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -133,22 +135,31 @@ def bits_engine(layout: BitLayout) -> Engine:
 
 _WORD_BYTES = 4
 _LANES = (32, 24, 16, 8)
+# Of a section: its two large tables, masks and values, take 2 KiB each for float32.
+_MAX_SECTION_VALUES = 512
 
 SELECT = """
 define void @select(ptr noalias readonly %rows, i64 %num_records, i64 %row_bytes, ptr noalias writeonly %out,
-                    i64 %record_bytes, i64 %num_runs, ptr noalias readonly %runs, ptr noalias readonly %masks,
+                    i64 %record_bytes, i64 %num_sections, i64 %section_row_bytes, i64 %section_out_bytes,
+                    i64 %num_runs, ptr noalias readonly %runs, ptr noalias readonly %masks,
                     ptr noalias readonly %values) {
 start:
   br label %record
 
 record:
   %record_number = phi i64 [0, %start], [%next_record, %record_done]
-  %row = phi ptr [%rows, %start], [%next_row, %record_done]
-  %record_out = phi ptr [%out, %start], [%next_out, %record_done]
+  %record_row = phi ptr [%rows, %start], [%next_record_row, %record_done]
+  %record_out = phi ptr [%out, %start], [%next_record_out, %record_done]
+  br label %section
+
+section:
+  %section_number = phi i64 [0, %record], [%next_section, %section_done]
+  %row = phi ptr [%record_row, %record], [%next_row, %section_done]
+  %section_out = phi ptr [%record_out, %record], [%next_out, %section_done]
   br label %run
 
 run:
-  %number = phi i64 [0, %record], [%next, %run]
+  %number = phi i64 [0, %section], [%next, %run]
   %from_ptr = getelementptr [2 x i32], ptr %runs, i64 %number
   %to_ptr = getelementptr [2 x i32], ptr %runs, i64 %number, i64 1
   %from = load i32, ptr %from_ptr
@@ -164,16 +175,23 @@ run:
   %value_ptr = getelementptr [LANES x VALUE], ptr %values, i64 %number
   %value = load <LANES x VALUE>, ptr %value_ptr, align 1
   %selected = select <LANES x i1> %is_set, <LANES x VALUE> %value, <LANES x VALUE> zeroinitializer
-  %out_ptr = getelementptr i8, ptr %record_out, i32 %to
+  %out_ptr = getelementptr i8, ptr %section_out, i32 %to
   store <LANES x VALUE> %selected, ptr %out_ptr, align 1
   %next = add i64 %number, 1
   %more_runs = icmp ult i64 %next, %num_runs
-  br i1 %more_runs, label %run, label %record_done
+  br i1 %more_runs, label %run, label %section_done
+
+section_done:
+  %next_section = add i64 %section_number, 1
+  %next_row = getelementptr i8, ptr %row, i64 %section_row_bytes
+  %next_out = getelementptr i8, ptr %section_out, i64 %section_out_bytes
+  %more_sections = icmp ult i64 %next_section, %num_sections
+  br i1 %more_sections, label %section, label %record_done
 
 record_done:
   %next_record = add i64 %record_number, 1
-  %next_row = getelementptr i8, ptr %row, i64 %row_bytes
-  %next_out = getelementptr i8, ptr %record_out, i64 %record_bytes
+  %next_record_row = getelementptr i8, ptr %record_row, i64 %row_bytes
+  %next_record_out = getelementptr i8, ptr %record_out, i64 %record_bytes
   %more_records = icmp ult i64 %next_record, %num_records
   br i1 %more_records, label %record, label %done
 
@@ -188,21 +206,35 @@ def select_code(lanes: int, itemsize: int) -> str:
     return SELECT.replace("LANES", str(lanes)).replace("VALUE", f"i{8 * itemsize}")
 
 
+class _Section(NamedTuple):
+    """Values of a record from ``first`` on: ``times`` stretches of ``size`` values each, all made alike."""
+
+    first: int
+    size: int
+    times: int = 1
+
+
 class SelectBits(Engine):
     """The engine of the loop."""
 
     is_compiled = writes_apart = True
 
-    def __init__(self, loop: Any, layout: BitLayout, starts: Indices, lanes: int) -> None:
-        """``loop``: the one for ``lanes``. ``starts``: the first value of each run."""
+    def __init__(self, loop: Any, layout: BitLayout, lanes: int, starts: Mapping[_Section, Indices]) -> None:
+        """``loop``: the one for ``lanes``. ``starts``: by section, the first values of its first stretch's runs."""
+        itemsize = layout.scale.dtype.itemsize
         self._loop = loop
-        self._tables = _tables(layout, starts[:, None] + np.arange(lanes))  # keeps the memory of the arguments
-        self._arguments = (len(starts), *[table.ctypes.data for table in self._tables])
+        self._tables, self._arguments = [], []
+        for section, first in starts.items():
+            tables = _tables(layout, first[:, None] + np.arange(lanes))
+            strides = (layout.plane_bytes or section.size // 8, section.size * itemsize)
+            self._tables.append(tables)  # keeps the memory that the pointers point to
+            self._arguments.append((section.times, *strides, len(first), *[table.ctypes.data for table in tables]))
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         if len(rows):
             memory = (rows.ctypes.data, len(rows), rows.shape[1], out.ctypes.data, out.strides[0])
-            self._loop(*memory, *self._arguments)
+            for arguments in self._arguments:
+                self._loop(*memory, *arguments)
 
 
 def _tables(layout: BitLayout, value: Indices) -> tuple[npt.NDArray[np.int32], Bytes, Bytes]:
@@ -221,23 +253,57 @@ def _select_bits(layout: BitLayout) -> SelectBits | None:
     # The row has a byte behind the feature. Up to the end of that byte, it must hold a word.
     if not can_compile() or layout.columns.stop + 1 < _WORD_BYTES:
         return None
-    by_lanes = {lanes: starts for lanes in _LANES if (starts := _starts(layout, lanes)) is not None}
+    sections = _sections(layout)
+    by_lanes: dict[int, dict[_Section, Indices]] = {}
+    for lanes in _LANES:
+        starts = {section: _starts(layout, section, lanes) for section in sections}
+        whole = {section: each for section, each in starts.items() if each is not None}
+        if len(whole) == len(sections):
+            by_lanes[lanes] = whole
     if not by_lanes:
         return None
-    fewest = min(by_lanes, key=lambda lanes: len(by_lanes[lanes]))
+
+    def num_runs(lanes: int) -> int:
+        return sum(section.times * len(each) for section, each in by_lanes[lanes].items())
+
+    fewest = min(by_lanes, key=num_runs)
     loop = compiled(select_code(fewest, layout.scale.dtype.itemsize))
-    return None if loop is None else SelectBits(loop, layout, by_lanes[fewest], fewest)
+    return None if loop is None else SelectBits(loop, layout, fewest, by_lanes[fewest])
 
 
-def _starts(layout: BitLayout, lanes: int) -> Indices | None:
-    """The first values of the fewest runs that make a record; None where the bits of a run are too far apart."""
+def _sections(layout: BitLayout) -> list[_Section]:
+    """The sections of a record. Each begins with a place's first channel; one that is repeated has whole bytes."""
+    channels = len(layout.order)
+    if layout.plane_bytes:
+        # Words lie in each plane as in the first. If the first is near the front of the row, words end behind it, and
+        # those of the last plane would reach past the row.
+        if layout.first_byte + (layout.plane_bits + 7) // 8 + 1 < _WORD_BYTES:
+            return [_Section(0, layout.num_bits)]
+        return [_Section(0, layout.plane_bits, layout.num_bits // layout.plane_bits)]
+    group = math.lcm(channels, 8)
+    groups = layout.num_bits // group
+    least = min(groups, -(-groups * group // _MAX_SECTION_VALUES))
+    if least < 2:
+        return [_Section(0, layout.num_bits)]
+    count = next((count for count in range(least, 2 * least) if groups % count == 0), least)
+    size = groups // count * group
+    rest = layout.num_bits - count * size
+    sections = [_Section(0, size, count)]
+    if rest:
+        rest = max(rest, -(-max(_LANES) // channels) * channels)
+        sections.append(_Section(layout.num_bits - rest, rest))
+    return sections
+
+
+def _starts(layout: BitLayout, section: _Section, lanes: int) -> Indices | None:
+    """The first values of the fewest runs that make a section; None where the bits of a run are too far apart."""
     choices = []
-    # Runs through the whole record, through each plane, or through the channels of each place.
-    for size in (layout.num_bits, layout.plane_bits, len(layout.order)):
+    # Runs through the whole section; or through the channels of each place, so that no run has bits of two places.
+    for size in (section.size, len(layout.order)):
         if size >= lanes:
             run = np.minimum(np.arange(0, size, lanes), size - lanes)
-            starts = (np.arange(0, layout.num_bits, size)[:, None] + run).reshape(-1)
-            byte = layout.source[starts[:, None] + np.arange(lanes)] // 8
+            starts = (section.first + np.arange(0, section.size, size)[:, None] + run).reshape(-1)
+            byte = (layout.source[starts[:, None] + np.arange(lanes)]) // 8
             if (np.ptp(byte, axis=1) < _WORD_BYTES).all():
                 choices.append(starts)
     return min(choices, key=len, default=None)

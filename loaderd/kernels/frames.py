@@ -31,8 +31,6 @@ from loaderd.kernels.crc import (
 )
 from loaderd.kernels.llvm import compiled
 
-CHAIN_SLACK_BYTES = 16
-
 Ends = npt.NDArray[np.int64]
 
 _unpack_length = struct.Struct("<Q").unpack_from
@@ -60,8 +58,7 @@ def walk_chains(buffer: Bytes1D, starts: Ends, stops: Ends, counts: Ends) -> End
     """int64, (n + 1,): as :func:`walk`, from several known places at a time; the CRC of each length is checked.
 
     None where the frames don't add up, or a CRC does not match. ``starts``, ``stops``, ``counts``: int64, (chains,):
-    chain i is ``counts[i]`` frames from ``starts[i]`` to ``stops[i]``, where chain i + 1 begins. ``buffer`` must go
-    on for ``CHAIN_SLACK_BYTES`` behind the last stop.
+    chain i is ``counts[i]`` frames from ``starts[i]`` to ``stops[i]``, where chain i + 1 begins.
     """
     if not len(counts) or counts.min() < 1:
         return None

@@ -186,7 +186,7 @@ copy:
 next_varint:
   %varint_number = phi i64 [0, %next_copy], [%varint_after, %varint_done]
   %more_varints = icmp ult i64 %varint_number, %num_varints
-  br i1 %more_varints, label %varint, label %record_put
+  br i1 %more_varints, label %varint, label %record_done
 
 varint:
   %varint_to_ptr = getelementptr [3 x i64], ptr %varints, i64 %varint_number
@@ -217,11 +217,8 @@ varint_done:
   %varint_after = add i64 %varint_number, 1
   br label %next_varint
 
-record_put:
-  br label %record_done
-
 record_done:
-  %num_missed_now = phi i64 [%num_missed, %record_put], [%one_more, %miss]
+  %num_missed_now = phi i64 [%num_missed, %next_varint], [%one_more, %miss]
   %next_number = add i64 %number, 1
   %more_records = icmp ult i64 %next_number, %num_records
   br i1 %more_records, label %record, label %done

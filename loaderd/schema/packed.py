@@ -13,7 +13,7 @@ that its function stays there; and where the way leads to a device, what a devic
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,9 +24,6 @@ from loaderd.schema.schema import Schema
 if TYPE_CHECKING:
     from loaderd.schema.device_program import DeviceProgram
 
-_Sources = Mapping[str, tuple[str, ...]]
-"""For each field, the features of which it can be made behind the way; none: it is finished in front of it."""
-
 
 def packed_schema(schema: Schema, for_device: bool = False) -> Schema:
     """What travels: the features as they are stored, and the fields that the workers finish.
@@ -34,16 +31,15 @@ def packed_schema(schema: Schema, for_device: bool = False) -> Schema:
     The rows are those of ``schema``: the same features, in rows of the same bytes. ``for_device``: a device program
     finishes it, and no worker.
     """
-    sources = _sources(schema, for_device)
-    travelling = _travelling(schema, sources)
+    unpacked, names = _cut(schema, for_device)
     fields: dict[str, Field] = {}
     for name, definition in schema.fields.items():
-        if not _is_unpacked_later(sources[name], travelling):
+        if name not in unpacked:
             fields[name] = definition
             continue
-        for feature in sources[name]:
+        for feature in unpacked[name]:
             is_packed = isinstance(schema.features[feature], PackedBits)
-            fields[travelling[feature]] = Packed(feature) if is_packed else Array(feature)
+            fields[names[feature]] = Packed(feature) if is_packed else Array(feature)
     # A derived field may read fields that are not delivered any more.
     kept = {name: definition for name, definition in schema.fields.items() if name not in fields}
     return Schema(schema.features, fields, {**schema.intermediates, **kept})
@@ -54,16 +50,16 @@ def unpacking_schema(schema: Schema, for_device: bool = False) -> Schema:
 
     The latter are its features: ``PackedBits``, or ``Raw`` in this machine's byte order. It has no ``Derived`` field.
     """
-    sources = _sources(schema, for_device)
-    travelling, packed = _travelling(schema, sources), packed_schema(schema, for_device)
+    unpacked, names = _cut(schema, for_device)
+    packed = packed_schema(schema, for_device)
     features: dict[str, Feature] = {}
     for name, spec in packed.specs.items():
         is_packed = isinstance(packed.fields[name], Packed)
         features[name] = PackedBits(8 * spec.record_bytes) if is_packed else Raw(spec.dtype, spec.shape)
     fields: dict[str, Field] = {}
     for name, definition in schema.fields.items():
-        if _is_unpacked_later(sources[name], travelling):
-            fields[name] = _renamed(definition, travelling)
+        if name in unpacked:
+            fields[name] = _renamed(definition, names)
         else:
             fields[name] = Packed(name) if isinstance(definition, Packed) else Array(name)
     return Schema(features, fields)
@@ -78,27 +74,50 @@ def device_program(schema: Schema) -> DeviceProgram:
     return DeviceProgram({name: known for name, known in steps.items() if known is not None})
 
 
-def _sources(schema: Schema, for_device: bool) -> _Sources:
-    sources = {}
-    for name, definition in schema.fields.items():
-        is_finished = bool(derived_in(definition))
-        if for_device and not is_finished:
-            from loaderd.schema.device_program import steps_of
+def _cut(schema: Schema, for_device: bool) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """The fields that are made behind the way, each with the features that it needs; and the names of these there.
 
-            is_finished = steps_of(name, definition, schema.features) is None
-        sources[name] = () if is_finished else _features_of(definition)
-    return sources
+    Each of the features takes fewer bytes than what is made of it.
+    """
+    unpacked = {
+        name: features
+        for name, definition in schema.fields.items()
+        if (features := _features_of(definition)) and _can_be_unpacked(name, definition, schema.features, for_device)
+    }
+    while True:
+        made_bytes = dict.fromkeys((feature for features in unpacked.values() for feature in features), 0)
+        for name in unpacked:
+            for part in parts_of(schema.fields[name]):
+                for feature in _features_of(part):
+                    made_bytes[feature] += part.spec(name, schema.features).record_bytes
+        larger = {feature for feature, made in made_bytes.items() if schema.features[feature].num_bytes >= made}
+        if not larger:
+            break
+        # What needs one of these is finished in front of the way: look again at what is made of the others.
+        unpacked = {name: features for name, features in unpacked.items() if not larger.intersection(features)}
+    names: dict[str, str] = {}
+    for feature in made_bytes:
+        name = feature
+        while name in schema.fields or name in schema.intermediates or name in names.values():
+            name += " (stored)"
+        names[feature] = name
+    return unpacked, names
+
+
+def _can_be_unpacked(name: str, definition: Field, features: Mapping[str, Feature], for_device: bool) -> bool:
+    if derived_in(definition):
+        return False
+    if not for_device:
+        return True
+    from loaderd.schema.device_program import steps_of
+
+    return steps_of(name, definition, features) is not None
 
 
 def _features_of(definition: Field) -> tuple[str, ...]:
-    """The features that a field without derived parts reads."""
+    """The features that a field reads by itself."""
     parts = (part for part in parts_of(definition) if not isinstance(part, (Fill, Derived)))
     return tuple(dict.fromkeys(part.feature for part in parts))
-
-
-def _is_unpacked_later(sources: tuple[str, ...], travelling: Container[str]) -> bool:
-    """Whether a field is made behind the way, from features that travel as they are stored."""
-    return bool(sources) and all(feature in travelling for feature in sources)
 
 
 def _renamed(definition: Field, names: dict[str, str]) -> Field:
@@ -108,30 +127,3 @@ def _renamed(definition: Field, names: dict[str, str]) -> Field:
     if isinstance(definition, (Derived, Fill)):
         return definition
     return replace(definition, feature=names[definition.feature])
-
-
-def _travelling(schema: Schema, sources: _Sources) -> dict[str, str]:
-    """For each feature that travels as it is stored, its name on the way, which no field or intermediate has."""
-    names: dict[str, str] = {}
-    for feature in _smaller_as_stored(schema, sources):
-        name = feature
-        while name in schema.fields or name in schema.intermediates or name in names.values():
-            name += " (stored)"
-        names[feature] = name
-    return names
-
-
-def _smaller_as_stored(schema: Schema, sources: _Sources) -> list[str]:
-    """The features that take fewer bytes than what is made of them, in those fields that need no other feature."""
-    features = list(dict.fromkeys(feature for each in sources.values() for feature in each))
-    while True:
-        finished_bytes = dict.fromkeys(features, 0)
-        for name, definition in schema.fields.items():
-            if _is_unpacked_later(sources[name], features):
-                for part in parts_of(definition):
-                    for feature in _features_of(part):
-                        finished_bytes[feature] += part.spec(name, schema.features).record_bytes
-        smaller = [name for name in features if schema.features[name].num_bytes < finished_bytes[name]]
-        if len(smaller) == len(features):
-            return features
-        features = smaller  # fields that need another one are finished after all: look again at what is made of these

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 
 from loaderd.decode.batch_decoder import BatchDecoder
-from loaderd.errors import OptionError, WorkerError
-from loaderd.randomness import RecordRandom
+from loaderd.errors import WorkerError
 from loaderd.schema import Array, Bits, Derived, Float, Int64, PackedBits, Raw, Schema
 from loaderd.schemas import chess_eval, mnist
 from tests.helpers.decoding import AnyArray, Rows, rows_of
@@ -178,38 +177,6 @@ def test_a_derived_function_is_called_on_chunks_of_every_record_once() -> None:
     assert_equal(found["y"], (found["x"].sum(axis=1) * stored).astype(np.float32))
 
 
-def random_schema() -> Schema:
-    """``a`` and ``c`` draw from the same stream, ``b`` from the one of its own name."""
-
-    def draw(s: AnyArray, random: RecordRandom) -> AnyArray:
-        return np.stack([s, random.integers(0, 1 << 32), random.integers(0, 1 << 32)], axis=1)
-
-    return Schema(
-        {"d": PackedBits(17), "s": Int64()},
-        {
-            "a": Derived(draw, "s", (3,), "int64", random="turn"),
-            "b": Derived(lambda random: random.random(), (), dtype="float64", random=True),
-            "c": Derived(lambda a, random: random.integers(0, 1 << 32) - a[:, 1], "a", dtype="int64", random="turn"),
-        },
-        {"s": Array("s")},
-    )
-
-
-def test_random_fields_draw_by_the_key_of_their_row() -> None:
-    schema = random_schema()
-    rows = rows_of(schema, s=np.arange(1300))
-    keys = np.random.default_rng(5).integers(0, 1 << 64, 1300, dtype=np.uint64)
-    schema.record_keys(rows)[:] = keys
-    found = decode(schema, rows)  # three chunks
-    random = RecordRandom(keys, "turn")
-    assert_equal(found["a"], np.stack([np.arange(1300), *(random.integers(0, 1 << 32) for _ in range(2))], axis=1))
-    assert_equal(found["b"], RecordRandom(keys, "b").random())
-    assert_equal(found["c"], np.zeros(1300, np.int64))
-    backwards = decode(schema, np.ascontiguousarray(rows[::-1]))
-    for name, values in found.items():
-        assert_equal(backwards[name], values[::-1])
-
-
 @pytest.mark.parametrize("victim", ["x", "z"])
 def test_a_derived_function_cannot_write_to_its_inputs(victim: str) -> None:
     def corrupt(x: AnyArray, z: AnyArray) -> AnyArray:
@@ -290,33 +257,3 @@ def test_one_decoder_takes_batches_of_any_size_from_read_only_rows() -> None:
     assert start == len(rows)
     for name, values in whole.items():
         assert_equal(slot[name], values)
-
-
-def good_out() -> dict[str, AnyArray]:
-    return {"x": np.zeros((3, 4), np.float32), "y": np.zeros(3, np.float32)}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"x": np.zeros((3, 4), np.float64)}, r"out\['x'\] must be float32, \(3, 4\), C-contiguous, got float64"),
-        ({"x": np.zeros((2, 4), np.float32)}, r"out\['x'\] must be .*, got float32, \(2, 4\)"),
-        ({"x": np.zeros((4, 3), np.float32).T}, r"out\['x'\] must be .* strides \(4, 12\)"),
-        ({"y": None}, r"out must have an array for field 'y', got only \['x'\]"),
-    ],
-)
-def test_out_of_another_form_is_refused(wrong: Mapping[str, AnyArray | None], message: str) -> None:
-    schema = derived_schema(lambda x, z: z)
-    out = {name: values for name, values in {**good_out(), **wrong}.items() if values is not None}
-    with pytest.raises(OptionError, match=message):
-        BatchDecoder(schema).decode(derived_rows(schema, 3), out)
-
-
-def test_rows_of_another_form_are_refused() -> None:
-    schema = derived_schema(lambda x, z: z)
-    rows = derived_rows(schema, 6)
-    decoder = BatchDecoder(schema)
-    decoder.decode(rows[:3], good_out())
-    for wrong in (rows[::2], rows[:3].view(np.int8), rows[:3, :8], rows[0]):
-        with pytest.raises(OptionError, match=r"rows must be uint8, \(n, 16\), C-contiguous, got "):
-            decoder.decode(wrong, good_out())

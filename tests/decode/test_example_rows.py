@@ -231,30 +231,6 @@ def test_faults_leave_the_neighbours_alone() -> None:
 # ------------------------------------------------------------------------------------------------- limits
 
 
-def same_length_layouts(count: int) -> list[bytes]:
-    """Records of one length and ``count`` layouts: an extra name that differs."""
-    return [example(*REQUIRED, entry(f"x{i:03}", b"")) for i in range(count)]
-
-
-@pytest.mark.slow
-def test_more_layouts_than_templates(plain_parses: list[int]) -> None:
-    parser = RowParser(SCHEMA)
-    kinds = same_length_layouts(20)
-    check(parser, kinds * 10)
-    assert sorted(plain_parses) == list(range(20))
-    (layouts,) = parser._layouts.values()
-    assert len(layouts.uses) == example_rows._MAX_TEMPLATES_PER_LENGTH
-    # What comes most stays.
-    for _ in range(4):
-        check(parser, [kinds[15]] * 500 + kinds * 10)
-    assert next(iter(layouts.uses.values())) > 500
-    assert len(layouts.uses) == example_rows._MAX_TEMPLATES_PER_LENGTH
-    # What comes no more goes.
-    for _ in range(12):
-        check(parser, [kinds[3]] * 500)
-    assert len(layouts.uses) == 1
-
-
 def test_more_lengths_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(example_rows, "_MAX_LENGTHS", 3)
     parser = RowParser(SCHEMA)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import loaderd
 from loaderd.decode.example import RecordFault, parse_example
 from loaderd.decode.example_rows import RowParser
-from loaderd.errors import RecordMismatchError, SchemaError
+from loaderd.errors import SchemaError
 from loaderd.schema import Array, Float, Int64, PackedBits, Raw, Schema, packed_schema, unpacking_schema
 from loaderd.schema.wire import from_wire, to_wire
 from tests.decode.example_wire import (
@@ -151,26 +149,3 @@ def test_pads_are_compared_and_kept_out_of_what_knows_nothing_of_them() -> None:
     assert "pad" not in str(wire) and from_wire(wire).specs == GAMES.specs
     assert packed_schema(GAMES).features == GAMES.features
     assert Schema(GAMES.features, GAMES.fields).as_records().row_dtype == GAMES.row_dtype
-
-
-def test_padded_features_through_a_loader(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    moves = [rng.integers(-5, 400, rng.integers(0, 20)).tolist() for _ in range(300)]
-    records = [
-        example(entry("id", bytes_list(b"game %d" % number)), entry("moves", int64_list(*values)))
-        for number, values in enumerate(moves)
-    ]
-    paths = loaderd.testing.write_shards(tmp_path, records, num_shards=2)
-    features = {"id": loaderd.Raw("S16", pad=True), "moves": loaderd.Int64((20,), pad=-9)}
-    fields = {"id": Array("id"), "moves": Array("moves", "int16")}
-    with loaderd.Loader(paths, Schema(features, fields), batch_size=50, workers=1) as loader:
-        seen = {
-            name: values.tolist()
-            for batch in loader
-            for name, values in zip(batch["id"].tolist(), batch["moves"], strict=True)
-        }
-    assert seen == {b"game %d" % number: values + [-9] * (20 - len(values)) for number, values in enumerate(moves)}
-    short = Schema({**features, "moves": loaderd.Int64((20,))}, fields)
-    with pytest.raises(RecordMismatchError, match="expected feature 'moves' of 20 values, found") as caught:
-        loaderd.Loader(paths, short, batch_size=50, workers=1)
-    assert "If lengths differ, give the feature room for the longest and a pad" in caught.value.hint

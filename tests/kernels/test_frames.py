@@ -30,15 +30,15 @@ def no_second_look(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(walking, "find_bad_length_crc", None)
 
 
-def with_slack(data: bytes) -> npt.NDArray[np.uint8]:
-    return guarded(data + bytes(walking.CHAIN_SLACK_BYTES))
+def in_memory(data: bytes) -> npt.NDArray[np.uint8]:
+    return guarded(data)
 
 
 @pytest.mark.usefixtures("no_second_look")
 @given(st.lists(st.integers(0, 90), min_size=1, max_size=120), st.integers(1, 9))
 def test_chains_find_what_a_walk_finds(lengths: list[int], chain: int):
     data = frames([b"x" * length for length in lengths])
-    buffer = with_slack(data)
+    buffer = in_memory(data)
     ends = walking.walk(buffer, 0, len(data))
     assert np.array_equal(np.diff(ends) - 16, lengths)
     starts = ends[:-1:chain]
@@ -53,7 +53,7 @@ def test_chains_find_what_a_walk_finds(lengths: list[int], chain: int):
 def test_chains_of_long_records(length: int):
     data = frames([b"x", bytes(length), b"y"])
     starts, stop = np.array([0]), np.array([len(data)])
-    found = walking.walk_chains(with_slack(data), starts, stop, np.array([3]))
+    found = walking.walk_chains(in_memory(data), starts, stop, np.array([3]))
     assert found is not None and np.diff(found).tolist() == [17, length + 16, 17]
 
 
@@ -61,16 +61,16 @@ def test_chains_of_long_records(length: int):
 @pytest.mark.parametrize("counts", [[0], [-1], [4, -1], [2, 0]])
 def test_chains_of_a_broken_index_are_none(counts: list[int]):
     data = frames([b"x", b"yy", b"zzz"])
-    ends = walking.walk(with_slack(data), 0, len(data))
+    ends = walking.walk(in_memory(data), 0, len(data))
     starts = ends[: len(counts)]
-    found = walking.walk_chains(with_slack(data), starts, np.append(starts[1:], len(data)), np.array(counts))
+    found = walking.walk_chains(in_memory(data), starts, np.append(starts[1:], len(data)), np.array(counts))
     assert found is None
 
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("chain", [1, 2, 5])
 def test_chains_notice_every_damaged_header(chain: int):
-    healthy = with_slack(FILE)
+    healthy = in_memory(FILE)
     ends = np.array([*STARTS, len(FILE)])
     starts = ends[:-1:chain]
     counts = np.minimum(chain, len(STARTS) - chain * np.arange(len(starts)))
@@ -91,7 +91,7 @@ def test_chains_notice_every_damaged_header(chain: int):
 )
 def test_a_length_that_leads_elsewhere_is_noticed(which: int, length: int, chain: int):
     """Its CRC is right, so it is followed: never out of the buffer."""
-    buffer = with_slack(FILE)
+    buffer = in_memory(FILE)
     buffer[STARTS[which] :][:12] = np.frombuffer(header(length), np.uint8)
     starts = np.array(STARTS[::chain])
     counts = np.minimum(chain, len(STARTS) - chain * np.arange(len(starts)))
@@ -106,7 +106,7 @@ def test_a_chain_cannot_go_backwards():
         length = ((target - place - 16) % 2**64).to_bytes(8, "little")
         data[place : place + 12] = length + crc.masked_crc(length).to_bytes(4, "little")
     one, stop = np.array([0]), np.array([120])
-    assert walking.walk_chains(with_slack(bytes(data)), one, stop, np.array([3])) is None
+    assert walking.walk_chains(in_memory(bytes(data)), one, stop, np.array([3])) is None
 
 
 def test_a_walk_stops_at_what_is_not_whole():

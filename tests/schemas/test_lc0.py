@@ -81,13 +81,6 @@ def test_a_tar_of_games(tar: Path, lc0_games: list[Path]):
         check(iter(loader), records_of(lc0_games))
 
 
-def test_games_as_files_of_their_own(lc0_games: list[Path]):
-    with loaderd.Loader(
-        [str(game) for game in lc0_games], loaderd.schemas.lc0(), batch_size=64, shuffle=False, index_cache="none"
-    ) as loader:
-        check(iter(loader), records_of(lc0_games))
-
-
 @pytest.mark.parametrize("kernels", ["compiled", "numpy"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_numpy_and_compiled_code_give_the_same(

@@ -83,25 +83,6 @@ def test_katago_turns_all_of_a_record_alike(size: int, tmp_path: Path):
     assert seen[0] != seen[1], "another one in each epoch"
 
 
-def test_minigo_turns_board_and_policy(tmp_path: Path):
-    rng = np.random.default_rng(0)
-    arrays = {
-        "x": rng.integers(0, 2, (40, 9, 9, 17), np.uint8),
-        "pi": rng.random((40, 82), np.float32).view("u1").reshape(40, -1),
-        "outcome": rng.random(40, np.float32),
-    }
-    (path,) = loaderd.testing.write_shards(tmp_path, arrays)
-    (stored,) = read(path, loaderd.schemas.minigo(9))
-    (found,) = read(path, loaderd.schemas.minigo(9, symmetries=range(8)))
-    drawn = set()
-    for record in range(40):
-        board = np.moveaxis(stored["planes"][record], 2, 0)
-        (symmetry,) = (t for t in range(8) if (np.moveaxis(turned(board, t), 0, 2) == found["planes"][record]).all())
-        assert (found["policy"][record] == policy_turned(stored["policy"][record], symmetry)).all()
-        drawn.add(symmetry)
-    assert len(drawn) > 4 and (found["outcome"] == stored["outcome"]).all()
-
-
 # ------------------------------------------------------------------------------------------------- chess
 
 
