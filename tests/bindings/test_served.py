@@ -46,7 +46,9 @@ class Logged(keras.Sequential):
 def at_step(step: int, what: Callable[[], Any]) -> keras.callbacks.Callback:
     """Calls ``what`` after that many steps."""
     steps = count(1)
-    return keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: what() if next(steps) == step else None)
+    return keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: what() if next(steps) == step else None
+    )
 
 
 def interrupt() -> None:
