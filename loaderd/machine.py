@@ -202,7 +202,6 @@ def _free_swap_bytes(folder: Path) -> int:
 
 
 def _read(path: Path) -> str:
-    """The text of a file; "" if it can't be had."""
     try:
         return os.fsdecode(path.read_bytes())
     except OSError:

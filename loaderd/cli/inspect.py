@@ -128,7 +128,6 @@ def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> None:
 
 
 def _index_of(file: ShardFile, records: FixedRecords | None, on_read: OnRead) -> ShardIndex:
-    """The index that was kept, or one that is made now."""
     if kept := IndexCache("user", DEFAULT_BLOCK_RECORDS, records).load(file):
         return kept[0]
     return make_index(file, records, DEFAULT_BLOCK_RECORDS, on_read)

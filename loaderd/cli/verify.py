@@ -159,6 +159,5 @@ def _tell(index: ShardIndex, mismatches: _Mismatches, as_json: bool) -> None:
 
 
 def _in_words(index: ShardIndex, damage: Damage) -> str:
-    """A damage; of a file of another kind, what to do with it, too."""
     is_other = isinstance(index.error, ShardFormatError)
     return str(index.error).replace("\n", ". ") if is_other else str(damage)

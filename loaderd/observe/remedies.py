@@ -94,7 +94,6 @@ def _is_of_servers(rates: Rates) -> bool:
 
 
 def _option(workers: int, rates: Rates) -> str:
-    """How to ask for so many workers."""
     return f"`loaderd serve --workers {workers}`" if rates.facts.of_server else f"workers={workers}"
 
 

@@ -29,13 +29,6 @@ def test_loaderd_delivers_the_order_that_is_computed(shuffle: Shuffle) -> None:
     assert not np.array_equal(delivered[0], delivered[1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", quality.CASES)
-def test_every_order_holds_every_record_once(name: str) -> None:
-    for order in quality.orders_of(quality.CASES[name], PARTS, 2):
-        assert np.array_equal(np.sort(order), np.arange(NUM_RECORDS))
-
-
 def test_the_measures_of_the_order_of_the_files() -> None:
     order = np.arange(NUM_RECORDS)
     assert 512 / 80 <= quality.games_in_a_batch(order) <= 512 / 80 + 1

@@ -62,17 +62,3 @@ def test_records_look_like_chess_records() -> None:
     assert varint_bytes == {1, 2, 3, 10}, "every length that a varint of a score can have"
     mate_scores = np.abs(scores[bits[:, 1546] == 1])
     assert mate_scores.min() >= 1 and mate_scores.max() > 50
-
-
-def test_cached_shards_are_written_once_and_only_whole_ones_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(synthetic, "frame_records", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            synthetic.cached_shards(tmp_path, 100, num_shards=2)
-    assert list(tmp_path.iterdir()) == []
-    paths = synthetic.cached_shards(tmp_path, 100, num_shards=2)
-    stamps = [path.stat().st_mtime_ns for path in paths]
-    assert synthetic.cached_shards(tmp_path, 100, num_shards=2) == paths
-    assert [path.stat().st_mtime_ns for path in paths] == stamps

@@ -147,18 +147,6 @@ raw = loaderd.Schema(
     assert told["fields"] == {"pairs": ["0100000000000000", "0200000000000000"], "half": 1.0}
 
 
-def test_only_real_numbers_are_drawn(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
-    times = np.array([["1970-01-02", "NaT"]] * 2, "datetime64[D]")
-    bytes_of = np.array([[[b"\1", b"\2"]] * 2], "V2")
-    np.savez(tmp_path / "a.npz", complex=np.full((1, 2, 2), 1 + 2j, np.complex64), time=times[None], bytes=bytes_of)
-    (tmp_path / "drawn.py").write_text(inspect(capsys, tmp_path / "a.npz", "--features")[1])
-    monkeypatch.syspath_prepend(tmp_path)
-    _, text, _ = inspect(capsys, tmp_path / "a.npz", "--schema", "drawn:schema", "--record", 0)
-    for said in ("[[1.+2.j 1.+2.j]", "[['1970-01-02'", r"[[b'\x01\x00'"):
-        assert f"\n{said}" in text
-    assert "plane 0" not in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

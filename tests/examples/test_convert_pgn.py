@@ -107,20 +107,6 @@ def test_a_faulty_game_ends_the_conversion(start: Start, tmp_path: Path) -> None
     assert not list((tmp_path / "to").iterdir())
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_empty_lines_between_headers_and_moves_are_as_good_as_one(tmp_path: Path, newline: str):
-    """python-chess would take the moves for another game, from the initial position."""
-    games = [MATED, LOST, ILLEGAL, DRAWN]
-    expected = read(write(tmp_path / "a.pgn", *games, newline=newline), "result")
-    for more in ("\n", "\n \n\n"):
-        path = write(tmp_path / "b.pgn", *(game.replace("]\n\n", "]\n\n" + more) for game in games), newline=newline)
-        made = read(path, "result")
-        assert (made.positions.packed == expected.positions.packed).all()
-        assert made.positions.scores == expected.positions.scores and made.unscored == expected.unscored
-        (fault,) = made.faults
-        assert ": game 2 at byte " in fault
-
-
 def test_empty_lines_within_a_game_are_no_end_of_it(tmp_path: Path):
     """For python-chess, what is behind one is another game, from the initial position."""
     tags = '[Event "odds"]\n[SetUp "1"]\n[FEN "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/R1BQKBNR w KQkq - 0 1"]\n'

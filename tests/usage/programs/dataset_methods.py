@@ -29,10 +29,6 @@ report(
 ds = make(shuffle=True).cache()
 report(ds, ds)  # the second time the same, though a pass of loaderd would have another order
 
-# %% cache_file: guide "data_performance", Caching; in a file
-ds = make()
-report(ds.cache("cached"), ds.cache("cached"))
-
 # %% cardinality: API reference
 ds = make()
 report(ds.cardinality(), ds.repeat(2).cardinality(), ds.batch(3).cardinality(), make(epochs=None).cardinality())
@@ -72,10 +68,6 @@ report(ds.fingerprint().dtype.name, ds)  # of another graph, so another number
 # %% flat_map: API reference; records out of batches
 report(make().flat_map(lambda x, y: tf.data.Dataset.from_tensor_slices((x, y))).batch(16))
 
-# %% flat_map_captured: guide "data", a data set inside another one's function
-inner = make().take(2)
-report(tf.data.Dataset.range(3).flat_map(lambda n: inner.map(lambda x, y: (x + tf.cast(n, tf.float32), y))))
-
 # %% from_generator: guide "data", Consuming Python generators
 ds = make()
 report(tf.data.Dataset.from_generator(lambda: iter(ds.as_numpy_iterator()), output_signature=ds.element_spec))
@@ -103,10 +95,6 @@ report(ds.ignore_errors())
 # through: loaderd
 ds = tf.data.Dataset.range(2).interleave(lambda _: make(), cycle_length=2, num_parallel_calls=1)
 report(ds)
-
-# %% interleave_records: API reference; records of several batches in turn
-ds = make().interleave(lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)), cycle_length=4, block_length=2)
-report(ds.batch(16))
 
 # %% list_files: guide "data", beside files
 import pathlib
@@ -217,10 +205,6 @@ report(ds.unique())
 # %% window: guide "data", Time series windowing
 ds = make().window(3, shift=2).flat_map(lambda x, y: tf.data.Dataset.zip(x, y))
 report(ds)
-
-# %% window_of_records: guide "data", Using window
-ds = make("bits").unbatch().window(4, shift=3, drop_remainder=True).flat_map(lambda rows: rows.batch(4))
-report(ds.map(lambda rows: (rows[:-1], rows[-1])))
 
 # %% with_options: API reference
 ds = make()
