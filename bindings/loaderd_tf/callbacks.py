@@ -23,7 +23,7 @@ import loaderd
 from loaderd.errors import OptionError
 from loaderd.options import is_count, require
 from loaderd_tf.callback_state import callback_states, restore_callbacks, save_best_weights
-from loaderd_tf.dataset_attributes import batches_per_step, loader_of
+from loaderd_tf.dataset_attributes import loader_of
 from loaderd_tf.keras_calls import argument_of_fit
 from loaderd_tf.pipeline_check import check_counted
 
@@ -111,8 +111,9 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._directory = str(directory)
         self._dataset = dataset
         self._loader = loader
-        self._num_steps = _cardinality(dataset)
-        self._batches_per_step = batches_per_step(dataset)
+        cardinality = dataset.cardinality
+        self._num_steps = int(cardinality() if callable(cardinality) else cardinality)
+        self._batches_per_step: int = dataset._loaderd_batches_per_step
         self._save_freq = save_freq
         self._delete_checkpoint = delete_checkpoint
 
@@ -299,8 +300,3 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
         if tf.io.gfile.isdir(self._directory) and not tf.io.gfile.listdir(self._directory):
             tf.io.gfile.rmtree(self._directory)
-
-
-def _cardinality(dataset: Any) -> int:
-    cardinality = dataset.cardinality
-    return int(cardinality() if callable(cardinality) else cardinality)

@@ -25,8 +25,3 @@ def loader_of(dataset: Any) -> Loader | None:
     """The loader behind ``dataset``, if it is one that loaderd returned."""
     loader = getattr(dataset, "loader", None)
     return loader if isinstance(loader, Loader) else None
-
-
-def batches_per_step(dataset: Any) -> int:
-    """How many batches of its loader make one element of a data set that loaderd returned."""
-    return int(dataset._loaderd_batches_per_step)

@@ -34,9 +34,8 @@ import loaderd
 from loaderd.client.elements import DeviceCopyTimer, Elements, Structure, check_loader
 from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
-from loaderd_tf.device import has_gpu, is_host
 from loaderd_tf.graphs import unconverted
-from loaderd_tf.structure import check_element
+from loaderd_tf.structure import check_element, has_gpu, is_host
 from loaderd_tf.unpack import Unpacker
 
 _from_dlpack = tf.experimental.dlpack.from_dlpack

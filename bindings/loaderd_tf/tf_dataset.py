@@ -26,12 +26,11 @@ from loaderd.client.shutdown import program_has_ended
 from loaderd.errors import OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, Unpack, as_count, suggests_options
 from loaderd_tf.dataset_attributes import attach
-from loaderd_tf.device import has_gpu, is_host
 from loaderd_tf.graph_loader import GraphLoader, cardinality
 from loaderd_tf.graphs import check_process, keep_with_graph, unconverted
 from loaderd_tf.iterators import with_own_iterators
 from loaderd_tf.map_python import call_for_each, while_true
-from loaderd_tf.structure import check_element
+from loaderd_tf.structure import check_element, has_gpu, is_host
 from loaderd_tf.unpack import packed_schema
 
 # Beside what is prefetched: one batch held by the step, the one that it takes next, the one that comes in, and some

@@ -50,7 +50,7 @@ def packed_schema(schema: loaderd.Schema) -> loaderd.Schema:
     These are stored features, as far as they take fewer bytes, and the fields that the workers finish. A feature has
     its own name, or, where a field has that, the name with " (stored)" behind it.
     """
-    _check_schema(schema)
+    require(isinstance(schema, loaderd.Schema), "schema", "a loaderd.Schema", schema)
     return packed_schema_for(schema, for_device=True)
 
 
@@ -64,9 +64,8 @@ class Unpack(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     def __init__(self, schema: loaderd.Schema, **options: Any) -> None:
         # Packed fields keep their dtype, whatever the model computes in.
         super().__init__(**{"autocast": False, "trainable": False, **options})
-        _check_schema(schema)
+        self._unpacker = Unpacker(schema)
         self._schema = unpacking_schema(schema, for_device=True)
-        self._unpacker = Unpacker(self._schema)
 
     def call(self, packed: Mapping[str, Any]) -> Tensors:
         return self._unpacker(packed)
@@ -83,10 +82,11 @@ class Unpacker:
     """Makes the fields ``names`` (None: all) of ``schema`` of packed ones."""
 
     def __init__(self, schema: loaderd.Schema, names: Collection[str] | None = None) -> None:
+        specs = packed_schema(schema).specs
         steps = schema.device_program().steps
         self._steps = {name: steps[name] for name in (steps if names is None else names)}
         used = {feature for steps in self._steps.values() for feature in _features_of(steps)}
-        self.inputs = {name: spec for name, spec in packed_schema(schema).specs.items() if name in used}
+        self.inputs = {name: spec for name, spec in specs.items() if name in used}
         """The packed fields that it reads."""
         self._dtypes = {schema.specs[name].dtype for name in self._steps}
 
@@ -124,10 +124,6 @@ class Unpacker:
                 f"packed[{name!r}] must be {spec.dtype}, {shape}, got {tensor.dtype.name}, {tensor.shape}"
             )
         return tensor
-
-
-def _check_schema(schema: Any) -> None:
-    require(isinstance(schema, loaderd.Schema), "schema", "a loaderd.Schema", schema)
 
 
 def _features_of(steps: tuple[Step, ...]) -> list[str]:

@@ -139,12 +139,7 @@ def test_what_is_taken_for_a_number_or_a_dtype(numbered: Numbered):
         batch_size=np.int64(20),
         prefetch=np.int8(1),
         epochs=np.uint16(2),
-        seed=np.uint32(3),
         workers=np.int64(1),
-        shard=(np.int64(0), np.int64(1)),
-        held_batches=np.int64(6),
-        stall_timeout=np.float32(60),
-        shuffle=loaderd.Shuffle(np.int64(50), np.int32(8)),
         start=loaderd.Position(np.int64(0), np.int64(1)),
     )
     assert dataset.element_spec["bits"].dtype == tf.bfloat16 and dataset.element_spec["id"].dtype == tf.float32

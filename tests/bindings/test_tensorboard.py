@@ -196,14 +196,3 @@ def test_validation_takes_no_time(open_loader: Callable[..., Any], tmp_path: Pat
         took_s = time.monotonic() - began_s
     (rate,) = read(tmp_path)["loaderd/examples_per_s"].values()
     assert took_s > 2 and 430 / float(rate) < took_s - 1.9
-
-
-@pytest.mark.slow
-def test_replicas(open_loader: Callable[..., Any], tmp_path: Path, mirrored: tf.distribute.Strategy):
-    with open_loader(remainder="drop") as loader:
-        dataset = loaderd_tf.from_loader(loader, ("bits", "id"))
-        with mirrored.scope():
-            model = model_of("keras")
-        board = loaderd_tf.TensorBoard(loader, tmp_path, update_freq=7)
-        model.fit(dataset, epochs=1, shuffle=False, verbose=0, callbacks=[board])
-    assert steps_of(read(tmp_path)) == {(7, 14, 21)}
