@@ -156,17 +156,21 @@ def test_rows_that_one_server_cannot_read_come_from_another(both: list[int]):
 
 
 def test_requests_that_took_too_long_grow_again():
-    """After quick answers, to what they were; they stayed as small for ever."""
+    """After quick answers, to what they were; and a record that is lost keeps its place."""
     asked: list[int] = []
 
     def rows_of(ranges: list[list[int]]) -> tuple[bytes, int, list[RowFault]]:
-        asked.append(sum(stop - first for _, _, first, stop in ranges))
-        return bytes(asked[-1] * ROW_BYTES), 0 if len(asked) <= 2 else asked[-1], []
+        ((_, _, first, stop),) = ranges
+        asked.append(stop - first)
+        error = to_wire(RecordMismatchError("it does not fit"))
+        lost = [RowFault([7 - first], error)] if first <= 7 < stop else []
+        return bytes(asked[-1] * ROW_BYTES), 0 if len(asked) <= 2 else asked[-1], lost
 
     with contextlib.closing(RowsServer(rows_of)) as server:
         fetcher = fetcher_of([server], ROW_BYTES)
         for number in range(4):
             task = SimpleNamespace(task=number, slices=[Slice(4, 0, 10, 0, 0)])
-            fetcher.load(cast(LoadTask, task), np.arange(10), np.zeros((10, ROW_BYTES), np.uint8))
+            faults = fetcher.load(cast(LoadTask, task), np.arange(10), np.zeros((10, ROW_BYTES), np.uint8))
+            assert [places for places, _ in faults] == [[7]]
         fetcher.close()
     assert asked[:4] == [10, 5, 3, 2] and asked[-1] == 10
