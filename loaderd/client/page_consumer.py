@@ -38,7 +38,7 @@ class PageConsumer:
     """Takes batches of one generation at a time. For one thread at a time. Takes 3 µs a batch.
 
     ``fds``: the bells of the consumer, of the daemon, and of each seat, which it owns. ``number``: of its column.
-    ``own``: that column, where the consumer is a member; None: it is the only consumer.
+    ``own``: that column, where it is in memory of its own.
     """
 
     def __init__(self, page: Page, fds: Sequence[int], number: int = 0, own: memoryview[int] | None = None) -> None:
@@ -46,12 +46,11 @@ class PageConsumer:
         self._bell, self._daemon_bell, *self._bells = fds
         self._page = page
         self._number = number
-        self._is_member = own is not None
         self._words = page.words if own is None else own
         self._news = 0  # messages that CONSUMER_NEWS counts, and that have come
         self._generation = 0
         self._key = 0
-        """Of the batch that is taken next. A member's has generation 0 until the daemon has said where it starts."""
+        """Of the batch that is taken next. Its generation is 0 until the daemon has said where to start."""
         self._rung = 0
         self._found = -1
         """The slot of the next batch, which is held already; -1: it is not known."""
@@ -65,17 +64,13 @@ class PageConsumer:
     # ------------------------------------------------------------------------------------------- places
 
     def begin(self, generation: int, step: int) -> None:
-        """Give back what was not taken. From here on, take batches of this generation, from ``step`` on."""
+        """Give back what was not taken. From here on, take the batches of a StartPass, from ``step`` on."""
         words = self._words
         words[CONSUMER_PID], words[CONSUMER_THREAD] = os.getpid(), threading.get_native_id()
         self._generation = generation
         self._failed.clear()
-        if self._is_member:
-            self._drop_found()
-            self._key = step
-        else:
-            self._go_to(key_of(generation, step))
-            self._wake_workers()
+        self._drop_found()
+        self._key = step
 
     def _go_to(self, key: int) -> None:
         self._drop_found()
@@ -98,7 +93,7 @@ class PageConsumer:
                 ring(self._bells[self._page.seat_of(slot)])
 
     def _follow(self) -> bool:
-        """Go on in the generation that the daemon delivers to a member; False: it delivers none."""
+        """Go on in the generation that the daemon delivers; False: it delivers none."""
         if self._page.answered(self._number) != self._generation:
             return False
         barrier()
@@ -113,7 +108,7 @@ class PageConsumer:
 
     def has_batch(self) -> bool:
         """Whether the next batch is there."""
-        if self._found < 0 and (not self._is_member or self._follow()):
+        if self._found < 0 and self._follow():
             self._found = self._hold(self._key)
         return self._found >= 0
 

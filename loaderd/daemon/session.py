@@ -105,7 +105,7 @@ class Session:
         elif isinstance(message, ListData):
             require(self._prepare is not None, "ListData", "for a data set that grows", message)
             assert self._prepare is not None and self._own is not None and self.opened is not None
-            self.opened.stream.stop()
+            self.consumers.stop()
             self._own.cancel()
             self._own = self.preparation = self._prepare(message.listing, self._own.indexes)
         else:

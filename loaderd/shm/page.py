@@ -60,12 +60,11 @@ higher number gives way. If both go on all the same, the batch is there twice: o
 
 **A consumer** looks for the slot whose READY is POSITION, says HELD, writes POSITION, reads the batch, and takes HELD
 back when nothing refers to it any more. Where the daemon has written STARTS_AT meanwhile, a worker may believe that
-the slot is free. So the worker looks at HELD again after its claim, and the member at KEY after it has said HELD:
+the slot is free. So the worker looks at HELD again after its claim, and the consumer at KEY after it has said HELD:
 one of them sees the other and gives way.
 
-**The daemon** grants steps whose rows are in their windows. From the places it learns which windows are used up. The
-only consumer of a stream numbers its generations itself. For members the daemon does: each follows STARTS_AT, and
-goes on at its own step.
+**The daemon** grants steps whose rows are in their windows. From the places it learns which windows are used up. It
+numbers the generations: each consumer follows STARTS_AT, and goes on at its own step.
 
 **Order.** A writer writes data before the word that announces them; a reader reads the word before the data. x86
 keeps that order by itself, aarch64 needs a barrier between the two. Both need one where two processes each write a

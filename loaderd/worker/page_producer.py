@@ -105,7 +105,7 @@ class PageProducer:
             if self.has_news:  # the batch may have been withdrawn
                 page.claim(slot, 0)
                 return None
-            if page.num_members and page.is_held(slot):  # a member has taken what was there at the same moment
+            if page.is_held(slot):  # a consumer has taken what was there at the same moment
                 page.claim(slot, 0)
                 return None
             if keys.index(key) == slot:

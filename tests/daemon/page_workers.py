@@ -22,7 +22,7 @@ from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
-from loaderd.shm.page import Page, words_of
+from loaderd.shm.page import NEVER, Page, key_of, words_of
 from loaderd.worker.page_producer import Claim, PageProducer
 
 
@@ -121,6 +121,8 @@ class Taker:
     def start(self, generation: int, pass_: Pass, step: int) -> None:
         self.stop()
         self.consumer.begin(generation, step)
+        self._stream.page.start_at(0, key_of(generation, step), generation)
+        self.consumer.has_batch()  # it goes there
         self._stream.start(generation, pass_, step)
         self.ended = False
 
@@ -128,7 +130,7 @@ class Taker:
         self._stream.stop()
         self._notes.clear()
         self.ended = True
-        self.consumer.begin(self._stream.generation + 1, 0)  # else what workers make yet would fill all slots
+        self._stream.page.start_at(0, NEVER, 0)  # else what workers make yet would fill all slots
 
     def take(self) -> Delivery | BatchFailed | None:
         """The next batch, or why it cannot be had; None: it is not there, or the pass is over."""

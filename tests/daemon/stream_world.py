@@ -153,7 +153,7 @@ class StreamWorld(RuleBasedStateMachine):
 
     def check_claim(self, claim: Claim) -> None:
         generation, step = claim.place
-        assert generation == self.generation == self.stream.generation and self.unheard_start is None
+        assert generation == self.stream.generation
         assert self.next_step <= step and claim.slot not in self.lent
         keys = [hand.at.key for hand in self.hands if hand.at is not None]
         assert keys.count(claim.key) == 1, "here, none claims while another does"
@@ -172,7 +172,7 @@ class StreamWorld(RuleBasedStateMachine):
         rows = rows_of_load(work)
         bad = sorted({int(places[list(rows)[number % len(rows)]]) for number in faults} - {-1})
         found = [LoadFault((place,), self.new_error()) for place in bad]
-        is_stale = task.generation != self.generation
+        is_stale = task.generation != self.stream.generation
         if not is_stale:
             self.note_faults(window, found)
         epoch = -1 if is_stale else self.first_epoch + self.batches.locate(window)[0]

@@ -251,10 +251,6 @@ def test_what_cannot_be_had_is_refused_with_a_reason(daemon: ServedDaemon):
         consumer = daemon.connect()
         consumer.send(*messages)
         refused(consumer, error, match)
-    opened = daemon.subscribe()
-    refused(
-        opened.send(StartPass(1, start, 0), StartPass(1, start, 0)), ServerError, "does not come after generation 1"
-    )
     refused(daemon.subscribe(sharing="mirrored").send(StartPass(1 << 60, start, 0)), OptionError, "StartPass must be")
     refused(daemon.subscribe().send(ListData(None)), OptionError, "grows")
     refused(daemon.subscribe().send(StartPass(1, Pass(-1, 1), 0)), OptionError, "first_epoch must be")

@@ -249,10 +249,16 @@ def test_a_bell_may_be_rung_too_often():
 # -------------------------------------------------------------------------------------------------- taking
 
 
+def begin(page: Page, taker: PageConsumer, generation: int) -> None:
+    taker.begin(generation, 0)
+    page.start_at(0, key_of(generation, 0), generation)
+    assert not taker.has_batch()
+
+
 def test_whoever_sleeps_is_rung_for_when_a_slot_of_its_own_is_given_back(bells: list[int]):
     page = Memory(4, 2).page
     taker = PageConsumer(page, [bells[0], *bells])
-    taker.begin(1, 0)
+    begin(page, taker, 1)
     for step in range(3):
         fill(page, step, key_of(1, step))
     slots = [taker.take()[0] for _ in range(3) if taker.has_batch()]
@@ -271,7 +277,7 @@ def test_the_daemon_is_rung_for_once_for_each_place(bells: list[int]):
     page = Memory(2, 2).page
     page.words[WAKE_DAEMON_AT] = NEVER
     taker = PageConsumer(page, [bells[0], *bells])
-    taker.begin(1, 0)
+    begin(page, taker, 1)
     assert not was_rung(bells[0])
     page.words[WAKE_DAEMON_AT] = key_of(1, 2)
     rung = []
@@ -282,5 +288,5 @@ def test_the_daemon_is_rung_for_once_for_each_place(bells: list[int]):
     page.words[WAKE_DAEMON_AT] = key_of(1, 5)
     taker.skip()
     assert was_rung(bells[0])
-    taker.begin(2, 0)
-    assert not was_rung(bells[0]), "the daemon is told of a start"
+    begin(page, taker, 2)
+    assert not was_rung(bells[0]), "it was rung for this place"

@@ -16,7 +16,7 @@ from loaderd.client.page_consumer import PageConsumer
 from loaderd.ipc.worker_messages import Granted, Withdrawn
 from loaderd.plan.batch_range import BatchRange
 from loaderd.plan.batches import Segment
-from loaderd.shm.page import Page, new_bell, split_key, words_of
+from loaderd.shm.page import Page, key_of, new_bell, split_key, words_of
 from loaderd.worker.page_producer import Claim, PageProducer
 
 SIZE = 3
@@ -84,6 +84,7 @@ class Scene:
         self.lent: dict[int, int] = {}
         self.contents: list[int | None] = [None] * num_slots
         self.taker.begin(1, 0)
+        self.page.start_at(0, key_of(1, 0), 1)
         for name in "AB":
             self.hire(name)
 
@@ -187,6 +188,7 @@ class Scene:
         self.generation += 1
         self.delivered.clear()
         self.taker.begin(self.generation, step)
+        self.page.start_at(0, key_of(self.generation, step), self.generation)
 
     # ----------------------------------------------------------------------------------------------- end
 

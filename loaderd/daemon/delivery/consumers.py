@@ -1,14 +1,14 @@
 """The consumers of a stream, and where each of them stands: one, or the members of ``sharing="mirrored"``.
 
-The only consumer of a stream says where the stream runs. Members all get every batch, which is made once: the stream
-runs at the place of the hindmost member that has asked for batches, and the others take theirs when it has come to
-where they are. The page says how far each has come, and who holds which slot (see ``shm.page``).
+All get every batch, which is made once: the stream runs at the place of the hindmost that has asked for batches, and
+the others take theirs when it has come to where they are. The page says how far each has come, and who holds which
+slot (see ``shm.page``). An only consumer is the hindmost.
 
 ::
 
     waiting  ──all members have asked, or those who are here, after GRACE_S──►  running  ◄──┐ begins anew:
        ▲                                                                           │        │ a member is behind,
-       └───── the pass is over, or nobody needs what comes next; ──────────────────┘────────┘ or all are ahead
+       └───── nobody needs what comes next in this pass; ──────────────────────────┘────────┘ or all are ahead
               it goes on when the hindmost has asked
 
 - Where a member comes, or starts anew, the stream begins again at the hindmost's place.
@@ -78,14 +78,15 @@ class Consumers:
         self._page = stream.page
         self._bells = bells
         self._renew_column = renew_column
-        self._num_members = stream.page.num_members
+        self._most = max(1, stream.page.num_members)
+        """How many consumers there may be."""
         self._consumers: dict[int, _Consumer] = {}
         self._gone: dict[int, int] = {}
         """The columns of consumers that have left, and may still read what they hold."""
         self._key: PassKey | None = None
-        """Of the pass that the stream runs for members."""
+        """Of the pass that the stream runs."""
         self._furthest = 0
-        """The furthest batch of that pass that a member can have come to."""
+        """The furthest batch of that pass that a consumer can have come to."""
         self._begun = False
         self._quiet_s = 0.0
         for column in range(len(self._page.columns)):
@@ -108,16 +109,17 @@ class Consumers:
         """
         plan = self._plan_at(pass_, step)
         one = self._consumers[number]
-        if not self._num_members and generation <= self._stream.generation:
-            raise ValueError(f"generation {generation} does not come after generation {self._stream.generation}")
         one.generation, one.pass_, one.key, one.since = generation, pass_, _key_of(pass_), 0
         one.step, one.num_steps = step, plan.num_steps
         self._quiet_s = 0.0
-        if self._num_members:
-            self._stop(one)
-            self._settle()
-        else:
-            self._begin(generation, pass_, step)
+        self._send_off(one)
+        self._settle()
+
+    def stop(self) -> None:
+        """Nobody gets anything before it asks again: the data become others."""
+        for one in self._consumers.values():
+            one.pass_ = None
+        self._halt()
 
     def _plan_at(self, pass_: Pass, step: int) -> PassPlan:
         """The plan of a pass. Raises ValueError where it has no batch ``step``, or what planning the pass raises.
@@ -135,20 +137,20 @@ class Consumers:
         """A consumer gets nothing more. What it holds stays its own: it may still read that."""
         one = self._consumers.pop(number)
         self._gone[number] = one.column
-        self._stop(one)
-        if self._num_members:
+        self._send_off(one)
+        if self._consumers:
             self._settle()
         else:
-            self._stream.stop()
+            self._halt()
 
     def give_back_all(self, number: int) -> None:
         """A consumer that has left reads nothing any more: its column is free for another one."""
         column = self._gone.pop(number, None)
-        if column is not None and self._num_members:
+        if column is not None:
             self._take_back(column)
 
     def _take_back(self, column: int) -> None:
-        """Whatever the member that had the column still writes there, it holds nothing any more."""
+        """Whatever the consumer that had the column still writes there, it holds nothing any more."""
         self._page.clear_column(column)
         self._renew_column(column)
         self._wake_workers()
@@ -162,8 +164,7 @@ class Consumers:
 
         It must be sent before the workers hear of the stream's grants.
         """
-        if self._num_members:
-            self._settle()
+        self._settle()
         notes, self._stream.notes = self._stream.notes, deque()
         return [
             (number, note._replace(generation=one.generation))
@@ -185,7 +186,7 @@ class Consumers:
             return one.step
         return max(one.step, min(step, max(self._furthest, self._stream.next)))
 
-    def _stop(self, one: _Consumer) -> None:
+    def _send_off(self, one: _Consumer) -> None:
         self._page.start_at(one.column, NEVER, one.generation)
         self._wake_workers()
 
@@ -195,7 +196,7 @@ class Consumers:
             self._stream.wake_workers()
 
     def _settle(self) -> None:
-        """Have the stream run at the place of the hindmost member that has asked."""
+        """Have the stream run at the place of the hindmost consumer that has asked."""
         stream = self._stream
         for column in self._gone.values():
             if len(self._page.held_by(column)) > self._share:  # no Loader holds so many
@@ -206,13 +207,13 @@ class Consumers:
             one.step = self._step_of(one)
             if one.pass_ is not None and one.num_steps is not None and one.step >= one.num_steps:
                 one.pass_ = None
-                self._stop(one)
+                self._send_off(one)
         asked = [one for one in self._consumers.values() if one.pass_ is not None]
         first = min(asked, key=lambda one: one.place, default=None)
-        if first is None or (self._key is not None and first.key > self._key):
-            self._halt()
         if first is None:
             return
+        if self._key is not None and first.key > self._key:
+            self._halt()
         if self._key is None:
             is_time = self._may_begin(first.place)
         else:
@@ -227,7 +228,7 @@ class Consumers:
         if any(one.pass_ is None and one.place < place for one in self._consumers.values()):
             return False
         came_back = max(places) > _START and self._quiet_s >= GRACE_S
-        return self._begun or came_back or len(self._consumers) == self._num_members
+        return self._begun or came_back or len(self._consumers) == self._most
 
     def _begin(self, generation: int, pass_: Pass, step: int) -> None:
         """Have the stream begin, for those that have asked for this pass."""
@@ -242,8 +243,7 @@ class Consumers:
                 continue
             one.since = one.since or generation
             self._page.start_at(one.column, key_of(generation, one.step), one.generation)
-            if self._num_members:
-                ring(self._bells[one.column])
+            ring(self._bells[one.column])
         stream.start(generation, pass_, step)
 
     def _halt(self) -> None:
@@ -277,17 +277,17 @@ class Consumers:
 
     def holds_too_many(self, number: int) -> bool:
         """Whether a member holds more than its share of the slots."""
-        return bool(self._num_members) and self.held_by(number) > self._share
+        return self.held_by(number) > self._share
 
     @property
     def _share(self) -> int:
-        return max(1, self._page.num_slots // self._num_members)
+        return max(1, self._page.num_slots // self._most)
 
     def has_waiting(self, number: int) -> bool:
         """Whether there are batches that a consumer could take, or that it must give back; others may wait for it."""
         place = self._page.place(self.column_of(number))
-        is_full = self._num_members and self.held_by(number) >= self._share
-        return bool(is_full) or any(key >= place for key in self._page.ready())
+        is_full = self._most > 1 and self.held_by(number) >= self._share
+        return is_full or any(key >= place for key in self._page.ready())
 
     def has_moved(self, number: int) -> bool:
         """Whether a consumer has taken something since this was asked last."""
@@ -305,15 +305,15 @@ class Consumers:
     def describe(self, number: int) -> str:
         """What a consumer waits for, in words."""
         one, page, others = self._consumers[number], self._page, self._consumers.items()
-        if one.pass_ is None or (not self._num_members and self._stream.plan is None):
+        if one.pass_ is None:
             return "has asked for no batches"
-        if self._num_members and not self._is_in(one):
+        if not self._is_in(one):
             behind = [other for other, member in others if member.pass_ is None or member.place < one.place]
-            lacking = f"the rest of its group: {len(others)} of {self._num_members} consumers are here"
+            lacking = f"the rest of its group: {len(others)} of {self._most} consumers are here"
             return f"waits for {_named(behind) or lacking}"
         if len(page.filled()) < page.num_slots:
             return "waits for the workers"
-        if not self._num_members:
+        if self._most == 1:
             all_of_them = f"all of the {page.num_slots}"
             return f"waits for batches to be given back: the consumer has {all_of_them}, or can take them"
         least = page.least_place()

@@ -103,7 +103,7 @@ class OpenedStream:
         """Go on with other shards of sets that grow; workers must be attached again. Raises OptionError as above."""
         self._pass_sequence = self._pass_sequence_of(data)
         self._data = self.stream.data = data
-        self.stream.stop()
+        self.consumers.stop()
 
     def _pass_sequence_of(self, data: LocalData | RemoteData) -> PassSequence:
         """Raises OptionError unless each host gets a batch with at least one record.
@@ -146,9 +146,8 @@ class OpenedStream:
 
     def go_on(self) -> None:
         """See what has changed in the page; tell consumers and workers what there is to tell."""
-        self.stream.look()
-        self._sample()
         self.say()
+        self._sample()
         if (error := self.stream.storage.error) is not None:  # those that wait later are told if it fails again
             asleep = self.consumers.waiting()
             for number, generation in asleep:

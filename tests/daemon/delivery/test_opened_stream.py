@@ -12,7 +12,7 @@ from loaderd.daemon.delivery.notes import Note
 from loaderd.errors import CorruptRecordError
 from loaderd.ipc.worker_messages import Granted, LoadFault, LoadTask
 from loaderd.plan.passes import Pass
-from loaderd.shm.page import new_bell
+from loaderd.shm.page import key_of, new_bell
 from tests.daemon.page_workers import answer_to, new_page, plan_of, stream_of
 from tests.daemon.worker_manager_run import Crew
 from tests.helpers.bells import was_rung
@@ -68,6 +68,8 @@ class Damaged:
         self._bell = new_bell()
         self._consumer = PageConsumer(page, [self._bell, self._bell])
         self._consumer.begin(1, 0)
+        page.start_at(0, key_of(1, 0), 1)
+        assert not self._consumer.has_batch()
         self.stream.start(1, Pass(0, 1), 0)
         while (task := self.stream.next_task()) is not None:
             assert isinstance(task.work, LoadTask)

@@ -19,7 +19,7 @@ from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
 from loaderd.plan.rows import DatasetRows
-from loaderd.shm.page import HELD, POSITION
+from loaderd.shm.page import HELD, key_of, ring
 from tests.daemon.page_run import Floor, Hand
 from tests.daemon.page_workers import answer_to, free_arenas, stream_of
 from tests.daemon.stream_world import Row, StreamWorld
@@ -121,6 +121,8 @@ class StreamMachine(StreamWorld):
         self.delivered: list[Row] = []
         self.bad: dict[tuple[int, int], LoaderdError] = {}
         self.broken: dict[int, LoaderdError] = {}
+        self.floor.page.start_at(0, key_of(self.generation, step), self.generation)
+        ring(self.floor.consumer_bell)
         self.stream.start(self.generation, pass_, step)
         self.floor.say()
         self.settle()
@@ -336,7 +338,7 @@ class StreamMachine(StreamWorld):
         """Not where each claim is made as a whole; where they are not, tests/worker/test_schedules.py is."""
         page = self.floor.page
         found = Counter(page.keys())
-        assert not [key for key, times in found.items() if times > 1 and key >= page.words[POSITION]]
+        assert not [key for key, times in found.items() if times > 1 and key >= page.least_place()]
 
     # ------------------------------------------------------------------------------------------- the end
 

@@ -22,7 +22,7 @@ from loaderd.errors import ShardReadError
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import ShardIndex, encode_indexes
 from loaderd.ipc.worker_messages import NO_STREAM, IndexResult, IndexTask, TrialTask
-from loaderd.shm.page import MAX_GENERATION, step_of
+from loaderd.shm.page import step_of
 from loaderd.storage.shard_file import ShardFile
 from tests.daemon.consumer_model import MOST_WORKERS, Consumer
 from tests.daemon.page_workers import free_arenas
@@ -377,7 +377,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.index_pass.finished and self.index_pass.done_bytes == self.index_pass.total_bytes
         assert not self.outstanding
         for consumer in self.consumers:
-            consumer.taker.begin(MAX_GENERATION, 0)
             assert all(consumer.page.is_free(slot) for slot in range(consumer.page.num_slots))
             assert free_arenas(consumer.stream) == list(range(consumer.num_arenas))
 
