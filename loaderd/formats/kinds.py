@@ -220,9 +220,6 @@ KINDS: dict[str, Kind] = {
         "Convert it to a .bin with Stockfish's tools (convert FROM TO), and describe its records with FixedRecords.",
         _is_binpack,
     ),
-    "png": Kind("a PNG image", _NO_SHARD, _begins(b"\x89PNG\r\n\x1a\n")),
-    "jpeg": Kind("a JPEG image", _NO_SHARD, _begins(b"\xff\xd8\xff\xe0\0\x10JFIF\0")),
-    "pdf": Kind("a PDF", _NO_SHARD, _begins(b"%PDF-1.", b"%PDF-2.")),
     "lfs": Kind(
         "a pointer of Git LFS, in place of the file itself",
         "Get the file: git lfs pull.",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import glob
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
@@ -22,8 +21,6 @@ from loaderd.storage.retries import may_pass
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _SAY_EVERY = 100
 _HINT_NOWHERE = "Mount or restore what they point to, or remove them."
-_HINT_URI = "Give a URI as text, with two slashes: pathlib leaves one."
-_URI_OF_A_PATH = re.compile("/[a-z][a-z0-9+.-]+:/")
 _HINT_REGULAR = "A shard must be a regular file: loaderd reads it at several offsets at once."
 
 Entry = tuple[str, os.stat_result]
@@ -184,6 +181,6 @@ def _what_there_is(path: str) -> str:
     """For a path or a glob that names nothing: which folder is missing, or what is in it instead."""
     folder = _split(path)[0] if glob.has_magic(path) else os.path.dirname(path)
     if not os.path.isdir(folder):
-        return _HINT_URI if _URI_OF_A_PATH.search(path) else f"There is no folder {folder}."
+        return f"There is no folder {folder}."
     names = sorted(entry.name for entry in _entries(folder))
     return f"{folder} holds {some_of(names)}." if names else f"{folder} is empty."

@@ -74,12 +74,6 @@ def sqlite() -> bytes:
     return bytes(connection.serialize())
 
 
-def image(encode: str) -> bytes:
-    import tensorflow as tf
-
-    return bytes(getattr(tf.io, encode)(np.zeros((9, 9, 3), np.uint8)).numpy())
-
-
 def zipped() -> bytes:
     return saved(lambda file: zipfile.ZipFile(file, "w").writestr("a", TEXT))
 
@@ -122,9 +116,6 @@ MAKERS: dict[str, Callable[[], bytes]] = {
     "riegeli": lambda: RIEGELI,
     "pickle": lambda: pickle.dumps(np.arange(99)),
     "binpack": lambda: binpack(1000, 7),
-    "png": lambda: image("encode_png"),
-    "jpeg": lambda: image("encode_jpeg"),
-    "pdf": lambda: b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n" + bytes(99),
     "lfs": lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
     "html": lambda: PAGE,
     "xml": lambda: b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>\n',
