@@ -221,7 +221,6 @@ class ServedDataset:
             "state": state,
             "num_shards": num_shards,
             "num_records": num_records,
-            "manifest": "",
             "fields": self._fields(),
         }
 
