@@ -182,7 +182,7 @@ def test_bad_arguments(numbered: Numbered, tmp_path: Path):
             OptionError,
             'on_corrupt must be "raise", "skip_record", "skip_shard" or "skip_any"',
         ),
-        ({"schema": "chess_eval"}, OptionError, "got 'chess_eval'\n.*loaderd.schemas.chess_eval()"),
+        ({"schema": "chess_eval"}, OptionError, "schema must be a loaderd.Schema, got 'chess_eval'"),
         ({"schema": None}, OptionError, "schema must be a loaderd.Schema, got None\n.*loaderd inspect"),
         ({"refresh": "epochs"}, OptionError, 'refresh must be "never" or "epoch", got .epochs.'),
         ({"index_cache": "usr"}, OptionError, 'index_cache must be "user", .* got .usr.\nA new folder here is ./usr'),
