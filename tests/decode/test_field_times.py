@@ -1,4 +1,4 @@
-"""How long each field takes."""
+"""How long each field takes, by a clock that is read now and then."""
 
 from __future__ import annotations
 
@@ -9,11 +9,35 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from loaderd.decode.batch_decoder import BatchDecoder
+from loaderd.decode.batch_decoder import BatchDecoder, _SampledTimer
 from loaderd.schema import Array, Derived, Int64, Schema
 
 AnyArray = npt.NDArray[Any]
 pytestmark = pytest.mark.usefixtures("kernels")
+
+
+def test_a_call_that_is_timed_stands_for_those_that_are_not():
+    clock = _SampledTimer()
+    weights = []
+    for _ in range(16 * 5 + 1):
+        weights.append(clock.begin())
+        if weights[-1]:
+            clock.end()
+    assert sum(weights) == 16 * 5 + 1 and weights.count(0) == 15 * 5
+
+
+def test_a_timed_call_that_raises_does_not_end_the_timing():
+    clock = _SampledTimer()
+    assert clock.begin() == 1  # and no end: the function of a derived field raised
+    assert clock.begin() == 1
+
+
+def test_long_calls_are_all_timed():
+    clock = _SampledTimer()
+    for _ in range(3):
+        assert clock.begin() == 1
+        time.sleep(0.0011)
+        clock.end()
 
 
 def test_the_time_of_each_field_is_added_up():
