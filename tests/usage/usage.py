@@ -19,7 +19,6 @@ import loaderd
 
 # "loaderd", "memory", or the way that a consumer of a server shares its data set.
 SOURCE = os.environ["USAGE_SOURCE"]
-_SHUFFLED_EPOCHS = 8
 _held: list[Any] = []  # loaders of a server live until the program ends
 
 
