@@ -135,8 +135,8 @@ def test_what_a_server_says():
     dataset = {"name": EVIL, "state": f"failed: {EVIL}", "num_shards": 1, "num_records": 1, "fields": {EVIL: EVIL}}
     report = {"version": EVIL, "pid": 7, "started_s": 0.0, "datasets": [dataset]}
     of_unix = {**report, "workers": 1, "workers_restarted": 0, "memory_bytes": 0, "consumers": [consumer]}
-    answers = {f"unix:{EVIL}": of_unix, f"http:{EVIL}": {**report, "consumers": [reader]}, "a": ServerError(EVIL)}
-    now = Answers(1.0, answers)
+    answers = {f"unix:{EVIL}": of_unix, f"http:{EVIL}": {**report, "consumers": [reader]}}
+    now = Answers(1.0, answers, {"a": ServerError(EVIL)})
     console = Console(file=io.StringIO(), width=200)
     console.print(screen(now, now))
     assert isinstance(console.file, io.StringIO)
