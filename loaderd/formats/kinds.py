@@ -64,8 +64,9 @@ class Content:
         data = bytearray(num_bytes)
         return bytes(data[: self._read_at(offset, memoryview(data))])
 
-    def ends_with(self, magic: bytes) -> bool:
-        begin = -1 if self.size_bytes is None else self.size_bytes - len(magic)
+    def ends_with(self, magic: bytes, behind_bytes: int = 0) -> bool:
+        """Whether ``magic`` stands at the end, in front of so many bytes."""
+        begin = -1 if self.size_bytes is None else self.size_bytes - len(magic) - behind_bytes
         return begin >= 0 and self.at(begin, len(magic)) == magic
 
 
@@ -151,6 +152,10 @@ def _is_parquet(content: Content) -> bool:
     return bool(begins_with_page) or (magic in (b"PAR1", b"PARE") and content.ends_with(magic))
 
 
+def _is_orc(content: Content) -> bool:
+    return content.head.startswith(b"ORC") and content.ends_with(b"ORC", 1)
+
+
 def _is_binpack(content: Content) -> bool:
     if not content.head.startswith(b"BINP") or len(content.head) < 8:
         return False
@@ -196,12 +201,21 @@ KINDS: dict[str, Kind] = {
     "xz": Kind("an xz file", _ANOTHER_COMPRESSION, _begins(b"\xfd7zXZ\0")),
     "bzip2": Kind("a bzip2 file", _ANOTHER_COMPRESSION, _like(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)")),
     "lz4": Kind("an lz4 file", _ANOTHER_COMPRESSION, _is_lz4),
+    "snappy": Kind("a snappy file", _ANOTHER_COMPRESSION, _begins(b"\xff\x06\0\0sNaPpY")),
     "7z": Kind("a 7z archive", _UNPACK, _begins(b"7z\xbc\xaf\x27\x1c")),
+    "rar": Kind("a rar archive", _UNPACK, _begins(b"Rar!\x1a\x07")),
     "zip": Kind("a zip archive (as an .npz is)", _UNPACK, _is_zip),
     "tar": Kind("a tar archive", _UNPACK, lambda content: is_tar_header(content.head)),
     "parquet": Kind("a Parquet file", _AS_NPZ.format(reader="pyarrow.parquet"), _is_parquet),
+    "orc": Kind("an ORC file", _AS_NPZ.format(reader="pyarrow.orc"), _is_orc),
     "arrow": Kind("an Arrow file", _AS_NPZ.format(reader="pyarrow.feather"), _begins(b"ARROW1\0\0")),
+    "avro": Kind("an Avro file", _AS_NPZ.format(reader="fastavro"), _like(rb"Obj\x01.*avro\.schema", re.DOTALL)),
     "hdf5": Kind("an HDF5 file", _AS_NPZ.format(reader="h5py"), _begins(b"\x89HDF\r\n\x1a\n")),
+    "matlab": Kind(
+        "a file of MATLAB's",
+        _AS_NPZ.format(reader="scipy.io.loadmat"),
+        _begins(b"MATLAB 5.0 MAT-file", b"MATLAB 7.3 MAT-file"),
+    ),
     "npy": Kind(
         "an array of numpy's (.npy)",
         "Write it as an npz, under the name of its field: np.savez_compressed(path, name=np.load(…)). FixedRecords "
@@ -220,6 +234,9 @@ KINDS: dict[str, Kind] = {
         "Convert it to a .bin with Stockfish's tools (convert FROM TO), and describe its records with FixedRecords.",
         _is_binpack,
     ),
+    "png": Kind("a PNG image", _NO_SHARD, _begins(b"\x89PNG\r\n\x1a\n")),
+    "jpeg": Kind("a JPEG image", _NO_SHARD, _begins(b"\xff\xd8\xff\xe0\0\x10JFIF\0")),
+    "pdf": Kind("a PDF", _NO_SHARD, _begins(b"%PDF-1.", b"%PDF-2.")),
     "lfs": Kind(
         "a pointer of Git LFS, in place of the file itself",
         "Get the file: git lfs pull.",

@@ -34,14 +34,14 @@ _HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 6s 82x 155s 12x")
 """name, size, checksum, kind, magic, prefix of the name; not read: mode, owner, time, target of a link, device"""
 _CHECKSUM = slice(148, 156)
 _POSIX_MAGIC = b"ustar\0"
-_FILES = (b"0", b"\0", b"7")
+_FILES, _SPARSE = (b"0", b"\0", b"7", b"S"), b"S"
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL = b"L", b"K", (b"x", b"X"), b"g"
 _IN_FRONT = (_LONG_NAME, _LONG_LINK, *_PAX, _PAX_OF_ALL)
 # Linux has paths of up to 4 KiB, and attributes of up to 64 KiB.
 _MOST_IN_FRONT_BYTES = 1 << 20
 _MOST_DIGITS = 20
-_PATH, _SIZE = b"path", b"size"
+_PATH, _SIZE, _SPARSE_PATH = b"path", b"size", b"GNU.sparse.name"
 
 
 class Member(NamedTuple):
@@ -75,6 +75,8 @@ def find_members(
                 on_read(offset)
             name, kind, size = _parse(block, of_all | of_next)
             start = offset + _BLOCK_BYTES
+            if kind == _SPARSE:
+                start = _behind_sparse_map(reader, block, start)
             if kind in _IN_FRONT:
                 if size > _MOST_IN_FRONT_BYTES:
                     raise ValueError(f"a header of {size} bytes")
@@ -117,6 +119,15 @@ def _read(reader: io.BufferedReader[FileReader], offset: int, num_bytes: int) ->
     return data
 
 
+def _behind_sparse_map(reader: io.BufferedReader[FileReader], header: bytes, start: int) -> int:
+    """Where the data of a sparse file begins: there may be blocks between, each of which tells of the next."""
+    goes_on = header[482]
+    while goes_on:
+        goes_on = _read(reader, start, _BLOCK_BYTES)[504]
+        start += _BLOCK_BYTES
+    return start
+
+
 def _parse(block: bytes, extended: dict[bytes, bytes]) -> tuple[str, bytes, int]:
     """(name, kind, size) that a header says; ``extended``: what PAX and GNU headers in front of it say."""
     path, size_field, checksum, kind, magic, prefix = _HEADER.unpack(block)
@@ -130,7 +141,7 @@ def _parse(block: bytes, extended: dict[bytes, bytes]) -> tuple[str, bytes, int]
         path = prefix + b"/" + path
     size = _number(size_field)
     if kind not in _IN_FRONT:
-        path = extended.get(_PATH, path)
+        path = extended.get(_SPARSE_PATH, extended.get(_PATH, path))
         size = _decimal(extended[_SIZE]) if _SIZE in extended else size
     name = path.decode(errors="surrogateescape")
     if size < 0:
@@ -166,7 +177,7 @@ def _pax_records(data: bytes) -> dict[bytes, bytes]:
         keyword, equals, value = data[space + 1 : stop - 1].partition(b"=")
         if stop > len(data) or not equals or data[stop - 1 : stop] != b"\n":
             raise ValueError(f"{data[at : at + 40]!r} where a PAX record should be")
-        if keyword in (_PATH, _SIZE):
+        if keyword in (_PATH, _SIZE, _SPARSE_PATH):
             values[keyword] = value
         at = stop
     return values

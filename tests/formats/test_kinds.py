@@ -53,6 +53,12 @@ def parquet(rows: pa.Table, file: Any) -> None:
     pyarrow.parquet.write_table(rows, file)
 
 
+def orc(rows: pa.Table, file: Any) -> None:
+    import pyarrow.orc
+
+    pyarrow.orc.write_table(rows, file)
+
+
 def feather(rows: pa.Table, file: Any) -> None:
     import pyarrow.feather
 
@@ -68,10 +74,22 @@ def hdf5() -> bytes:
         return bytes(file.id.get_file_image())
 
 
+def matlab(file: Any) -> None:
+    import scipy.io
+
+    scipy.io.savemat(file, {"x": np.arange(9)})
+
+
 def sqlite() -> bytes:
     connection = sqlite3.connect(":memory:")
     connection.execute("create table t (x)")
     return bytes(connection.serialize())
+
+
+def image(encode: str) -> bytes:
+    import tensorflow as tf
+
+    return bytes(getattr(tf.io, encode)(np.zeros((9, 9, 3), np.uint8)).numpy())
 
 
 def zipped() -> bytes:
@@ -105,17 +123,25 @@ MAKERS: dict[str, Callable[[], bytes]] = {
     "xz": lambda: lzma.compress(TEXT),
     "bzip2": lambda: bz2.compress(TEXT),
     "lz4": lambda: pa.compress(TEXT, "lz4", asbytes=True),
+    "snappy": lambda: b"\xff\x06\0\0sNaPpY" + bytes(100),
     "7z": lambda: b"7z\xbc\xaf\x27\x1c\0\4" + bytes(100),
+    "rar": lambda: b"Rar!\x1a\x07\x01\0" + bytes(100),
     "zip": zipped,
     "tar": lambda: v7_tar([("a", TEXT)]),
     "parquet": lambda: table(parquet),
+    "orc": lambda: table(orc),
     "arrow": lambda: table(feather),
+    "avro": lambda: b"Obj\x01\x04\x16avro.schema\x0c" + TEXT,
     "hdf5": hdf5,
+    "matlab": lambda: saved(matlab),
     "npy": lambda: saved(lambda file: np.save(file, np.arange(9))),
     "sqlite": sqlite,
     "riegeli": lambda: RIEGELI,
     "pickle": lambda: pickle.dumps(np.arange(99)),
     "binpack": lambda: binpack(1000, 7),
+    "png": lambda: image("encode_png"),
+    "jpeg": lambda: image("encode_jpeg"),
+    "pdf": lambda: b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n" + bytes(99),
     "lfs": lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
     "html": lambda: PAGE,
     "xml": lambda: b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>\n',

@@ -71,8 +71,12 @@ def test_what_gnu_tar_writes(tmp_path: Path, tar_format: str):
         (folder / ("long" * 50 + ".gz")).write_bytes(b"3")
     os.link(folder / "a.gz", folder / "z.gz")
     (folder / "link.gz").symlink_to("a.gz")
-    (folder / "README").write_bytes(b"4" * 1000)
-    command = ["tar", "--sort=name", f"--format={tar_format}", "-cf", "a.tar", "games"]
+    with open(folder / "README", "wb") as sparse:  # of many pieces: their map has blocks of its own
+        for piece in range(60):
+            sparse.seek(piece << 16)
+            sparse.write(b"x")
+    sparse_too = ["--sparse"] if tar_format in ("oldgnu", "gnu", "posix") else []
+    command = ["tar", "--sort=name", f"--format={tar_format}", *sparse_too, "-cf", "a.tar", "games"]
     subprocess.run(command, cwd=tmp_path, check=True)
     data = (tmp_path / "a.tar").read_bytes()
     members, damages = found_in(tmp_path / "b.tar", data)
@@ -114,6 +118,7 @@ BEHIND = header("2.gz", len(GAME)) + padded(GAME) + END
         pytest.param(header("x", 10, b"x") + padded(b"99 path=a\n"), "where a PAX record should be", id="PAX, far"),
         pytest.param(header("x", 200_000, b"x") + padded(b"1" * 200_000), "where a number", id="PAX, digits"),
         pytest.param(header("x", 200_000, b"x") + padded(b"7 a=bc\n" * 28_571 + b"   "), "where a", id="PAX, many"),
+        pytest.param(header("1.gz", 512, b"S", sparse=True) + b"\1" * 512, "end of the file", id="a sparse map"),
     ],
 )
 def test_what_is_in_front_of_a_header_that_is_wrong_is_kept(evil: bytes, found: str, tmp_path: Path):
