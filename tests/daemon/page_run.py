@@ -114,11 +114,11 @@ class Consumer:
             return None
         self.wake_up()
         self._read()
-        step = self.taker.step
+        is_there, step = self.taker.has_batch(), self.taker.step
         if step in self._broken:
             self.taker.skip()
             return self._broken.pop(step)
-        if self.taker.has_batch() or not self.taker.fall_asleep():
+        if is_there or not self.taker.fall_asleep():
             return Delivery(step, *self.taker.take(), self._omissions.pop(step, None))  # type: ignore[misc]
         self.asleep = True
         return None
