@@ -7,10 +7,10 @@
     advice = a change of one of them ──► the step would be the longer of the two ──► gain = step now / step then
 
 The **limiting** stage is the one that takes most of the workers' time; where they mostly wait for windows, the one
-that takes most of the loads. Copies to a device are limiting if the consumer waits longer for them than for data; if
-batches are taken ahead, only when the thread that takes them does little but copy. The consumer's own time is put
-down to Python if one thread of it kept a core busy throughout and the rest of the process did little; but a thread
-that waits for a GPU keeps a core busy, too, as CUDA does by default, so not where the process has a GPU.
+that takes most of the loads. Copies to a device are limiting if the consumer waits longer for them than for data. The
+consumer's own time is put down to Python if one thread of it kept a core busy throughout and the rest of the process
+did little; but a thread that waits for a GPU keeps a core busy, too, as CUDA does by default, so not where the process
+has a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ SECONDS = 5.5
 """How far back to look: five samples, one a second."""
 _MIN_WAITING = 0.05
 _MIN_COPYING = 0.05
-_MOSTLY_COPYING = 0.7
 COPY_TO_DEVICE = "copy to the device"
 """The only limiting stage that is not the workers'."""
 _MIN_SLOT_WAITING = 0.25
@@ -178,7 +177,7 @@ def _diagnosis(
 def _verdict(rates: Rates) -> Verdict:
     if rates.copy_s > _MIN_COPYING * rates.step_s:
         return "too few batches held"
-    if _waits_for_device(rates):
+    if rates.device_s > max(_MIN_COPYING * rates.step_s, rates.wait_s):
         return "copies to the device"
     waits = rates.wait_share >= _MIN_WAITING
     if (waits and rates.workers_lack_cpu) or rates.consumer_lacks_cpu:
@@ -194,16 +193,6 @@ def _verdict(rates: Rates) -> Verdict:
     if limiting in rates.facts.derived:
         return "one field"
     return "storage" if limiting in ("read", "inflate") else "workers"
-
-
-def _waits_for_device(rates: Rates) -> bool:
-    """Whether copies to a device delay the training more than data do.
-
-    If batches are taken ahead, we know how long copies take, but not whether the model waits for them. We say that it
-    does if the thread that copies does little else.
-    """
-    least_s = _MOSTLY_COPYING * rates.own_s if rates.now.takes_ahead else _MIN_COPYING * rates.step_s
-    return rates.device_s > max(least_s, rates.wait_s)
 
 
 def _comes_in_bursts(rates: Rates) -> bool:

@@ -102,8 +102,6 @@ def found(now: Snapshot, **facts: Any) -> Diagnosis:
         (after(wait_s=1.0, device_wait_s=2.0, board=9.0), {}, "copies to the device", "copy to the device"),
         (after(wait_s=2.0, device_wait_s=1.0, board=9.0), {}, "workers", "unpack"),
         (after(wait_s=0.1, device_wait_s=0.2), {}, "the model", ""),
-        (after(wait_s=0.1, device_wait_s=3.0, takes_ahead=True), {}, "the model", ""),
-        (after(wait_s=0.5, device_wait_s=4.0, takes_ahead=True), {}, "copies to the device", "copy to the device"),
         (after(wait_s=0.0, batches=1), {}, "nothing yet", ""),
         (after(wait_s=4.9, batches=0, read=9.0), {}, "storage", "read"),
         (after(wait_s=4.9, batches=0), {}, "nothing yet", ""),

@@ -161,7 +161,7 @@ def test_a_server_that_serves_another_user(tmp_path: Path):
         for question in ask:
             with another_user(), pytest.raises(ServerError, match="Permission denied") as caught:
                 question()
-            assert caught.value.hint == "A server serves its own user (0) and root; this is user 65534."
+            assert caught.value.hint == "A server serves its own user and root; this is user 65534."
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")

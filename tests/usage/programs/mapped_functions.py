@@ -1,4 +1,4 @@
-"""Functions in ``map`` and beside it: guides "data", "function", "ragged_tensor", "sparse_tensor"."""
+"""Functions in ``map``: guides "data", "function"."""
 
 # through: independent
 

@@ -116,3 +116,9 @@ make(device="/GPU:0")
 # %% random_access: tf.data.experimental.at
 # says: has infinite cardinality, which does not support random access
 tf.data.experimental.at(make(), 3)
+
+# %% validation_split: Keras takes it for arrays only
+# says: only supported for
+net = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+net.compile("adam", "mse")
+net.fit(make(), validation_split=0.2, verbose=0)
