@@ -58,16 +58,18 @@ class Discovery:
     def __init__(self, ask: Callable[[], Sequence[str]]) -> None:
         self._ask = ask
         self._asked_s = time.monotonic()
-        self._is_asking = self._fails = False
+        self._thread: threading.Thread | None = None
+        self._fails = False
         self._answers: deque[tuple[str, ...] | str] = deque()  # addresses, or why there are none
 
     def news(self) -> tuple[str, ...]:
         """The addresses in an answer that has come since the last call; (): none has, or it failed. Does not wait."""
-        if not self._is_asking and time.monotonic() - self._asked_s >= _ASK_AGAIN_S:
-            self._begin()
+        is_asking = self._thread is not None and self._thread.is_alive()
         if not self._answers:
+            if not is_asking and time.monotonic() - self._asked_s >= _ASK_AGAIN_S:
+                self._begin()
             return ()
-        answer, self._is_asking = self._answers.popleft(), False
+        answer = self._answers.popleft()
         failed = isinstance(answer, str)
         if failed and not self._fails:
             _logger.warning("the function given as address failed; still using the servers known before: %s", answer)
@@ -75,9 +77,10 @@ class Discovery:
         return () if isinstance(answer, str) else answer
 
     def _begin(self) -> None:
-        self._asked_s, self._is_asking = time.monotonic(), True
+        self._asked_s = time.monotonic()
+        self._thread = threading.Thread(target=self._find, name="loaderd-discovery", daemon=True)
         try:
-            threading.Thread(target=self._find, name="loaderd-discovery", daemon=True).start()
+            self._thread.start()
         except RuntimeError as error:  # there are too many threads
             self._answers.append(_text_of(error))
 
@@ -85,10 +88,10 @@ class Discovery:
         try:
             addresses = self._ask()
             self._answers.append(checked_addresses(addresses) if addresses else ())
-        except Exception as error:
+        except BaseException as error:  # SystemExit would end the thread in silence
             self._answers.append(_text_of(error))
 
 
-def _text_of(error: Exception) -> str:
+def _text_of(error: BaseException) -> str:
     """The text alone: what the exception's frames hold need not live on."""
     return "".join(traceback.format_exception_only(error)).strip()

@@ -16,6 +16,7 @@ import pytest
 
 import loaderd
 import loaderd.testing
+from loaderd.client.discovery import Discovery
 from loaderd.errors import OptionError, ServerError, WorkerError
 from loaderd.remote.calls import Calls, OutOfReach
 from loaderd.remote.source import Settings
@@ -154,6 +155,21 @@ def test_an_address_function_that_fails_is_asked_again(server, start_server, mon
         wait_until(lambda: next(batches) and servers[1].records_sent() > 0)
     first, second = (record.message for record in caplog.records if "function given as address" in record.message)
     assert first == second and "OSError: the registry does not answer right now" in first
+
+
+def test_an_address_function_that_exits_is_asked_again(monkeypatch):
+    monkeypatch.setattr("loaderd.client.discovery._ASK_AGAIN_S", 0.0)
+    asked = []
+
+    def find():
+        asked.append(None)
+        if len(asked) == 1:
+            sys.exit("the registry's client has given up")
+        return ["http://trainer:8471"]
+
+    discovery = Discovery(find)
+    wait_until(lambda: discovery.news() == ("http://trainer:8471",))
+    assert len(asked) == 2
 
 
 ASKING = """
