@@ -86,6 +86,7 @@ class LocalData:
         known: Container[ShardFile] = (),
     ) -> None:
         self.files = [file for files in sets for file in files]
+        self.is_far_away = any(is_remote(file.uri) for file in self.files)
         self.storage = options.storage
         indexes = [[index_of(file) for file in files] for files in sets]
         of_files = {index.file: index for of_set in indexes for index in of_set}  # sets may share shards
@@ -130,10 +131,6 @@ class LocalData:
     def counts(self) -> list[npt.NDArray[np.int64]]:
         """Of each set, int64, (blocks,): the records of each block that are in the data set."""
         return [table.counts for table in self._tables]
-
-    @property
-    def is_far_away(self) -> bool:
-        return any(is_remote(file.uri) for file in self.files)
 
     @property
     def source(self) -> Shards:
