@@ -9,8 +9,8 @@
 The **limiting** stage is the one that takes most of the workers' time; where they mostly wait for windows, the one
 that takes most of the loads. Copies to a device are limiting if the consumer waits longer for them than for data. The
 consumer's own time is put down to Python if one thread of it kept a core busy throughout and the rest of the process
-did little; but a thread that waits for a GPU keeps a core busy, too, as CUDA does by default. So that is not said where
-the process has a GPU.
+did little; but a thread that waits for a GPU keeps a core busy, too, as CUDA does by default. So that is not said
+where the process has a GPU.
 """
 
 from __future__ import annotations

@@ -137,7 +137,8 @@ class Consumers:
         """A consumer gets nothing more. What it holds stays its own: it may still read that."""
         one = self._consumers.pop(number)
         self._gone[number] = one.column
-        self._send_off(one)
+        if self._page.num_members:  # an only consumer still takes what lies in the slots
+            self._send_off(one)
         if self._consumers:
             self._settle()
         else:
