@@ -22,12 +22,12 @@ ROOT = Path(__file__).parent.parent
 EXTRAS = ["tensorflow", "compiled", "console", "fast", "metrics", "server"]
 TESTED_WITH = ["pytest", "pytest-timeout", "hypothesis"]
 TESTS = [
-    *("tests/decode/test_bits.py", "tests/decode/test_example.py", "tests/formats/test_crc.py"),
-    *("tests/formats/test_compression.py", "tests/formats/test_local.py", "tests/test_randomness.py"),
-    *("tests/formats/test_storage_threads.py", "tests/test_pickling.py"),
+    *("tests/kernels/test_bits.py", "tests/decode/test_example.py", "tests/kernels/test_crc.py"),
+    *("tests/formats/test_compression.py", "tests/storage/test_local.py", "tests/test_randomness.py"),
+    *("tests/storage/test_storage_threads.py", "tests/test_pickling.py"),
     *("tests/observe/test_exporter.py", "tests/cli/test_top.py"),
     *("tests/client/test_loader.py", "tests/remote/test_network.py"),
-    *("tests/bindings/test_batches.py", "tests/bindings/test_iterators.py", "tests/bindings/test_strings.py"),
+    *("tests/bindings/test_batches.py", "tests/bindings/test_iterators.py"),
 ]
 
 

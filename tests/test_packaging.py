@@ -71,6 +71,11 @@ def test_the_makefile_installs_the_tensorflow_that_is_asked_for(setup: configpar
     assert set(re.findall(r"(?:tensorflow-cpu|and-cuda\])(>=[\d.]+)", (ROOT / "Makefile").read_text())) == {bound}
 
 
+def test_compat_runs_tests_that_are_there():
+    for path in runpy.run_path(str(ROOT / "tests" / "compat.py"))["TESTS"]:
+        assert (ROOT / path).exists(), path
+
+
 def test_compat_tests_the_versions_that_setup_cfg_names_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     compat = runpy.run_path(str(ROOT / "tests" / "compat.py"))
     setup, commands = tmp_path / "setup.cfg", list[str]()

@@ -102,6 +102,7 @@ def test_structures_are_those_of_a_data_set(loader: loaderd.Loader, structure: A
     loader.seek(loaderd.Position())
     element = next(iter(loaderd_tf.batches(loader, structure)))
     tf.nest.assert_same_structure(element, from_data_set)
+    assert isinstance(from_data_set, Pair) == isinstance(structure, Pair)
     assert type(element) is type(from_data_set)
     for one, other in zip(tf.nest.flatten(element), tf.nest.flatten(from_data_set), strict=True):
         assert np.array_equal(one, other)

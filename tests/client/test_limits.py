@@ -270,6 +270,14 @@ def test_the_range_is_said(make: Callable[[], object], said: str):
     assert caught.value.message.startswith(said)
 
 
+def test_a_seed_that_is_drawn(numbered: Numbered):
+    shards = numbered.write([10])
+    with numbered.loader(shards, seed=None) as first, numbered.loader(shards, seed=None) as second:
+        assert first.seed != second.seed and first.position.of["seed"] == first.seed
+    with pytest.raises(OptionError, match=r"seed must be .*got None"):
+        numbered.loader(shards, seed=None, shard=(0, 2))
+
+
 # ------------------------------------------------------------------------------------------- users' text
 
 

@@ -191,3 +191,28 @@ def test_a_shard_that_changed_is_refused(numbered: Numbered):
         numbered.schema,
         start=position,
     )
+
+
+@pytest.mark.parametrize(("hosts", "batch_size"), [(100, 512), (3, 34)])
+def test_one_short_batch(numbered: Numbered, hosts: int, batch_size: int):
+    """Fewer records than a batch; each host has one, and one epoch follows the other. A position of it is good."""
+    shards = numbered.write([60, 40])
+    options: dict[str, Any] = {"epochs": 2, "workers": 1}
+    seen = []
+    for host in {0, hosts - 1} if hosts > 3 else range(hosts):
+        with numbered.loader(shards, batch_size=batch_size, shard=(host, hosts), **options) as loader:
+            assert (len(loader), loader.batches_per_epoch) == (2, 1)
+            iterator = iter(loader)
+            seen.append(numbered.check(next(iterator)))
+            position = loader.position
+            assert len(seen[-1]) in (100 // hosts, -(-100 // hosts))
+            following = numbered.check(next(iterator))
+            assert next(iterator, None) is None
+    if hosts <= 3:
+        assert sorted(number for numbers in seen for number in numbers) == list(range(100))
+    with numbered.loader(shards, batch_size=batch_size, shard=(host, hosts), start=position, **options) as loader:
+        assert numbered.batches(loader) == [following]
+    # Of as many hosts, or of one, in batches that do fit.
+    with numbered.loader(shards, batch_size=40, start=position, **options) as loader:
+        assert sorted(numbered.records(loader)) == list(range(100))
+    refused(r"shard must be of at most 100 hosts", shards, numbered.schema, batch_size=1, shard=(0, 101))

@@ -71,3 +71,15 @@ def test_without_standard_streams(numbered: Numbered, tmp_path: Path, closed: li
     )
     assert len(daemons) == 3 and not [path for path in daemons.values() if "socket" in path or "memfd" in path]
     assert all(daemons[str(fd)] == "/dev/null" for fd in closed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["sys.stderr.close()", "sys.stderr = None", "os.dup2(os.open(out, os.O_CREAT), 2)"])
+def test_a_standard_error_that_cannot_be_written_to(numbered: Numbered, tmp_path: Path, how: str):
+    """A bar that was asked for is left out."""
+    code = textwrap.dedent(_HEAD) + f"\n{how}\n" + textwrap.dedent(_BODY)
+    out = tmp_path / "out.json"
+    arguments = json.dumps([[str(path) for path in numbered.write([100, 50])], str(out), True])
+    done = subprocess.run([sys.executable, "-c", code, arguments], stdout=subprocess.DEVNULL, timeout=60)
+    assert done.returncode in (0, 120), "120: Python cannot flush it, at the very end"
+    assert json.loads(out.read_text())[1:3] == [300, 1]

@@ -106,6 +106,22 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path):
     assert full.load(FILE, 0) is None
 
 
+def test_a_full_disk_keeps_nothing_and_leaves_nothing(tmp_path: Path):
+    """The limit of a file's size does what a full disk does: a write fails in the middle."""
+    script = textwrap.dedent(f"""
+        import resource, signal
+        from loaderd.storage.range_cache import RangeCache
+        from loaderd.storage.shard_file import ShardFile
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        cache, file = RangeCache({str(tmp_path)!r}, 1 << 26), ShardFile("s3://a/b", 5, 5)
+        cache.store(file, 0, bytes(5000))
+        assert cache.load(file, 0) is None
+    """)
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert parts_in(tmp_path) == []
+
+
 def test_processes_that_are_killed_while_they_write_leave_whole_parts(tmp_path: Path):
     script = textwrap.dedent(f"""
         import itertools
