@@ -33,6 +33,7 @@ from loaderd.formats.shard_index import ShardIndex
 from loaderd.machine import usable_cores
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
+from loaderd.redaction import readable_line
 from loaderd.schema import Feature, FixedRecords, Schema
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.snapshots import Progress
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (LoaderdError, OSError) as error:
         why = str(error)
         if isinstance(error, OSError) and error.filename:
-            why = f"{error.filename} cannot be written: {error.strerror}"
+            why = f"{readable_line(str(error.filename))} cannot be written: {error.strerror}"
         sys.stderr.write(f"{why}\nFinished shards stay: the same command goes on with the others.\n")
         return 2
 

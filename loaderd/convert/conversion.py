@@ -2,12 +2,12 @@
 
 ::
 
-    loaderd convert ──ShardJob, then a WorkUnit at a time──► a process
-                    ◄──FinishedShard, …, None─────────────── (or the exception that ended the unit)
+    loaderd convert ──ShardJob, then a Task at a time──► a process
+                    ◄──FinishedShard, …, None─────────── (or the exception that ended the task)
 
 Which records are in which shard, and in which order, follows from the sources and the options alone. So any process
 may write any unit at any time. A shard gets its name when it is whole. A conversion that is started again reads the
-sources again, and compares the shards that have their names with what it would write.
+sources again, and compares the shards that have their names with what it would write. Then it writes the others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import traceback
@@ -24,7 +25,7 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
-from loaderd.convert.shard_job import FinishedShard, ShardJob, write_unit
+from loaderd.convert.shard_job import FinishedShard, ShardJob, Task, do_task, tasks_of
 from loaderd.convert.shard_writers import check_format
 from loaderd.convert.work_units import WorkUnit
 from loaderd.errors import LoaderdError, OptionError, WorkerError
@@ -45,7 +46,8 @@ def convert(job: ShardJob, units: Sequence[WorkUnit], processes: int) -> Iterato
     """
     check_format(job.features, job.format)
     with lock_folder(job):
-        yield from _write_all(job, units, processes)
+        for tasks in tasks_of(job, units):
+            yield from _do_all(job, tasks, processes)
 
 
 @contextlib.contextmanager
@@ -92,20 +94,24 @@ def _lock(lock: int, job: ShardJob) -> None:
 
 
 def _remove_temporary(job: ShardJob) -> None:
-    for path in job.folder.glob(".shard-*.tmp"):
-        path.unlink()
+    """Others may be able to write to the folder: what is not this conversion's, or cannot be removed, stays."""
+    name = rf"\.shard-\d+-of-{job.num_shards:05}{re.escape(job.ending)}\.\d+\.tmp(\.rows\.tmp)?"
+    for found in os.listdir(job.folder):
+        if re.fullmatch(name, found):
+            with contextlib.suppress(OSError):
+                (job.folder / found).unlink()
 
 
 # ---------------------------------------------------------------------------------------------- the processes
 
 
-def _write_all(job: ShardJob, units: Sequence[WorkUnit], processes: int) -> Iterator[FinishedShard]:
-    waiting = iter(units)
+def _do_all(job: ShardJob, tasks: Sequence[Task], processes: int) -> Iterator[FinishedShard]:
+    waiting = iter(tasks)
     started: list[_Process] = []
     try:
-        for unit in islice(waiting, processes):
+        for task in islice(waiting, processes):
             started.append(_start(job))
-            started[-1][1].send(unit)
+            started[-1][1].send(task)
         busy = [connection for _, connection in started]
         while busy:
             for connection in cast("list[Connection]", wait(busy)):
@@ -114,8 +120,8 @@ def _write_all(job: ShardJob, units: Sequence[WorkUnit], processes: int) -> Iter
                     raise message
                 if message is not None:
                     yield message
-                elif (unit_ := next(waiting, None)) is not None:
-                    connection.send(unit_)
+                elif (following := next(waiting, None)) is not None:
+                    connection.send(following)
                 else:
                     busy.remove(connection)
     except (EOFError, ConnectionError):
@@ -150,9 +156,9 @@ def main() -> None:
             connection.send(_write(connection, job, connection.recv()))
 
 
-def _write(connection: Connection[Any, Any], job: ShardJob, unit: WorkUnit) -> Exception | None:
+def _write(connection: Connection[Any, Any], job: ShardJob, task: Task) -> Exception | None:
     try:
-        for finished in write_unit(job, unit):
+        for finished in do_task(job, task):
             connection.send(finished)
     except (LoaderdError, OSError) as error:
         return error

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,12 +80,37 @@ class ShardJob:
         return f"shard-{number:05}-of-{self.num_shards:05}{self.ending}"
 
 
-def write_unit(job: ShardJob, unit: WorkUnit) -> Iterator[FinishedShard]:
-    """Write the shards of a unit. Raises LoaderdError and OSError; then no shard is left half written."""
+Task = tuple[WorkUnit, frozenset[int]]
+"""A unit, and the numbers of those of its shards that are to be compared or written."""
+
+
+def tasks_of(job: ShardJob, units: Sequence[WorkUnit]) -> tuple[list[Task], list[Task]]:
+    """The tasks over the shards that are there, and those over the others.
+
+    The first have all to be done before one of the second begins: a folder of another conversion stays as it is.
+    """
+    names = set(os.listdir(job.folder))
+    there, missing = list[Task](), list[Task]()
+    for unit in units:
+        numbers = frozenset(range(unit.first_shard, unit.first_shard + len(unit.sizes)))
+        found = frozenset(number for number in numbers if job.name_of(number) in names)
+        if found:
+            there.append((unit, found))
+        if found != numbers:
+            missing.append((unit, numbers - found))
+    return there, missing
+
+
+def do_task(job: ShardJob, task: Task) -> Iterator[FinishedShard]:
+    """Compare or write shards. Raises LoaderdError and OSError; then no shard is left half written."""
+    unit, numbers = task
     schema = Schema.of_stored(job.features)
     with closing(RowSource(schema, list(job.files), list(job.compressions))) as source:
         rows = _RowQueue(source.read(unit.parts))
-        for number, size in enumerate(unit.sizes, unit.first_shard):
+        for number, size in enumerate(unit.sizes[: max(numbers) - unit.first_shard + 1], unit.first_shard):
+            if number not in numbers:
+                rows.skip(size)
+                continue
             path = job.folder / job.name_of(number)
             try:
                 yield _make_shard(job, path, rows.take(size))
@@ -116,6 +141,11 @@ class _RowQueue:
             count -= len(piece)
             step = max(1, _CHUNK_BYTES // piece.dtype.itemsize)
             yield from (piece[begin : begin + step] for begin in range(0, len(piece), step))
+
+    def skip(self, count: int) -> None:
+        """Pass over the next ``count`` records, faulty ones too."""
+        for _ in self.take(count):
+            pass
 
 
 def _make_shard(job: ShardJob, path: Path, pieces: Iterator[RowsOrFault]) -> FinishedShard:
@@ -171,7 +201,7 @@ def _check_written(job: ShardJob, path: Path, expected: tuple[int, str]) -> None
 
 def _read_back(path: Path, job: ShardJob) -> tuple[int, str] | str:
     """(records, digest) of a shard; or what is wrong with it."""
-    if not path.is_file():
+    if path.is_symlink() or not path.is_file():
         return "no regular file"
     schema = schema_of_format(job.features, job.format)
     digest = hashlib.sha256()

@@ -146,7 +146,7 @@ def test_what_cannot_be_converted_is_refused(
         ([*OPTIONS, "--to", "new", "--records-per-shard", "0"], "--records-per-shard must be a positive integer"),
         ([*OPTIONS, "--to", "new", "--processes", "0"], "--processes must be"),
         ([*OPTIONS, "--to", "~nosuchuser/x"], "--to ~nosuchuser/x is no folder: Could not determine home"),
-        ([*OPTIONS, "--to", "mine.py/x"], f"{folder}/mine.py/x cannot be written: Not a directory"),
+        ([*OPTIONS, "--to", "mine.py/\33]0;x"], f"{folder}/mine.py/\\x1b]0;x cannot be written: Not a directory"),
         ([*OPTIONS, "--to", "other"], f"--to {folder / 'other'} holds other files: 00000.tfrecord"),
         ([*OPTIONS, "--to", "to", "--compression", "gzip"], "holds other files: shard-00000-of-00027.tfrecord, …"),
         ([*OPTIONS, "--to", "to", "--records-per-shard", "9"], "holds other files: shard-00000-of-00027.tfrecord, …"),
@@ -206,6 +206,31 @@ def test_a_source_of_another_kind_is_refused(folder: Path, on_corrupt: str):
     assert done.returncode == 2 and "README.md is text, and not a TFRecord file" in done.stderr
     assert "If it is no shard, name the shards" in done.stderr and "skip_record" not in done.stderr
     assert not shards_in(folder / "new")
+
+
+def test_a_folder_of_another_conversion_is_refused_and_gets_no_shard(folder: Path):
+    """One with the same options, of another source: its name does not tell, only what is in the shards."""
+    arrays = {"number": np.arange(1, 4001), "bytes": np.zeros((4000, 500), np.uint8)}
+    testing.write_shards(folder / "other", arrays, num_shards=4)
+    assert run(folder, *OPTIONS, "--to", "to").returncode == 0
+    for number in range(20):
+        (folder / "to" / f"shard-{number:05}-of-00027.tfrecord").unlink()
+    before = shards_in(folder / "to")
+    done = run(folder, "other/*", *OPTIONS[1:], "--to", "to", "--processes", 2)
+    assert done.returncode == 2 and "holds another conversion: shard-0002" in done.stderr
+    assert shards_in(folder / "to") == before and len(before) == 7
+
+
+def test_only_its_own_temporary_files_are_removed(folder: Path):
+    (folder / "to").mkdir()
+    kept = [".shard-\33]0;x.tmp", ".shard-00000-of-00028.tfrecord.1.tmp", ".shard-00001-of-00027.tfrecord.1.tmp"]
+    for name in kept:
+        (folder / "to" / name).mkdir()
+    for name in (".shard-00000-of-00027.tfrecord.17.tmp", ".shard-00026-of-00027.tfrecord.17.tmp.rows.tmp"):
+        (folder / "to" / name).touch()
+    done = run(folder, *OPTIONS, "--to", "to")
+    assert done.returncode == 0 and not done.stderr
+    assert sorted(path.name for path in (folder / "to").glob(".shard-*")) == sorted(kept)
 
 
 @pytest.fixture

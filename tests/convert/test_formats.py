@@ -47,7 +47,13 @@ def convert_here(sources: Any, schema: loaderd.Schema, folder: Path, **options: 
         options.get("skips", False),
     )
     with lock_folder(job):
-        return [shard for unit in units for shard in shard_job.write_unit(job, unit) if not shard.was_there]
+        return [
+            shard
+            for tasks in shard_job.tasks_of(job, units)
+            for task in tasks
+            for shard in shard_job.do_task(job, task)
+            if not shard.was_there
+        ]
 
 
 def batches_of(shards: Any, schema: loaderd.Schema) -> list[dict[str, Any]]:
@@ -173,7 +179,7 @@ def test_dtypes_that_are_not_numpys(format: str, name: str, tmp_path: Path):
     assert_same(batches_of(tmp_path / "from", schema), batches_of(tmp_path / "to/*", converted(schema, format)))
 
 
-@pytest.mark.parametrize("change", ["records", "damaged", "cut", "link", "pipe"])
+@pytest.mark.parametrize("change", ["records", "damaged", "cut", "link", "link to its records", "pipe"])
 def test_a_shard_that_is_there_and_holds_anything_else_is_refused_and_stays(change: str, tmp_path: Path):
     """Whoever made it, as the same command over other sources, or somebody who can write to the folder."""
     arrays = {name: ARRAYS[name] for name in ("number", "score")}
@@ -189,6 +195,8 @@ def test_a_shard_that_is_there_and_holds_anything_else_is_refused_and_stays(chan
         shard.write_bytes(content)
     elif change == "cut":
         shard.write_bytes(content[:-1])
+    elif change == "link to its records":
+        shard.symlink_to(shard.rename(tmp_path / "moved"))
     else:
         shard.unlink()
         os.mkfifo(shard) if change == "pipe" else shard.symlink_to(tmp_path / "nothing")
