@@ -11,8 +11,8 @@ new one gets its share at once, and a server that was slow once is tried again. 
 the next one is given more time: a slow answer is better than none. A request that is wrong itself is refused by all.
 
 What is wrong with the files or the processes of one server (ShardError, WorkerError, Lacking) is the answer only if
-the others say so, too. A server that lacked what another one had is left alone for the next 5 s. A server that finds
-no shards is away for those who have read some: it was started anew before its storage was mounted.
+the others say so, too. A server that lacked what another one had is asked after the others for the next 5 s. A server
+that finds no shards is away for those who have read some: it was started anew before its storage was mounted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class _Server:
     until_s: float = 0.0
     """Until when it is not asked."""
     refusal: LoaderdError | None = None
-    has_lacked: bool = False
+    lacks_until_s: float = 0.0
+    """Until when it is asked after the others; 0: it has not lacked what another one had."""
 
 
 class Lacking(Exception):
@@ -158,6 +159,7 @@ class Servers:
                 for server in self._servers
                 if (all_of_them or server.until_s <= now_s) and server.address not in failed
             ]
+            there = [server for server in there if server.lacks_until_s <= now_s] or there
             return there[draw([(each.on_the_way, each.answer_s) for each in there], random)] if there else None
 
     def _try(
@@ -198,9 +200,9 @@ class Servers:
             server.answer_s += weight * (took_s - server.answer_s)
             is_back, server.away_s, server.refusal = server.away_s > _MOST_AWAY_S / 2, _FIRST_AWAY_S, None
             lacking = [each for each in self._servers if each.address in failed]
-            new = [each for each in lacking if not each.has_lacked]
+            new = [each for each in lacking if not each.lacks_until_s]
             for each in lacking:
-                each.has_lacked, each.until_s = True, now_s + _LACKS_S
+                each.lacks_until_s = now_s + _LACKS_S
         if is_back:
             self._say(f"the server at {server.address} answers again")
         for each in new:

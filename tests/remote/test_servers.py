@@ -105,6 +105,23 @@ def test_what_is_wrong_with_one_server_is_asked_of_another(error: LoaderdError |
     assert len(heard) == 1 and f"the server at {HERE}: {error}" in heard[0]
 
 
+def test_two_servers_that_each_lack_something_else_cost_no_wait():
+    """Each is asked although it has just lacked what the other one had."""
+    servers = Servers((HERE, THERE), Settings(), lambda text: None)
+
+    def answer_of(address: str) -> str:
+        def call(calls: Calls, timeout_s: float) -> str:
+            if calls.address != address:
+                raise Lacking("half")
+            return "an answer"
+
+        return servers.ask(call, 60.0)
+
+    began_s = time.monotonic()
+    assert [answer_of(address) for address in 4 * (HERE, THERE)] == 8 * ["an answer"]
+    assert time.monotonic() - began_s < 4.0
+
+
 def test_a_server_of_another_version_ends_nothing():
     """In a rolling upgrade, the others still answer; if none does, its sentence is raised."""
 
