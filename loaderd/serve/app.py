@@ -278,7 +278,9 @@ class RowsApp:
     def _why_not_ready(self) -> str:
         if self._expires_s is not None and self._expires_s <= time.time():
             return "the certificate has expired"
-        return why_not_ready(each.report() for each in self._datasets.values())
+        reports = [each.report() for each in self._datasets.values()]
+        # Strangers read it: no error, which may name files.
+        return why_not_ready({**each, "state": each["state"].partition(":")[0]} for each in reports)
 
     def _report(self) -> dict[str, Any]:
         """What ``loaderd status`` shows: plain values."""

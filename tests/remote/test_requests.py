@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgpack
 import numpy as np
@@ -19,11 +20,13 @@ import pytest
 import urllib3
 
 import loaderd
-from loaderd.errors import OptionError
+from loaderd.errors import LoaderdError, OptionError
 from loaderd.remote.calls import Calls
 from loaderd.remote.source import Settings
 from loaderd.remote.tables import Table, table_from_wire
 from loaderd.remote.tickets import MAX_TICKET_BYTES, MSGPACK, RowsTicket
+from loaderd.serve.app import RowsApp
+from loaderd.serve.datasets import ServedDataset
 from tests.helpers.serving import wait_until
 from tests.remote.network_server import NetworkServer
 
@@ -118,6 +121,14 @@ def test_without_a_token_nothing_of_the_body_is_read(server: NetworkServer, toke
     """The answer comes before the body, of which there would be gigabytes."""
     answer = says(server, head("POST", "/v1/train/rows", "Content-Length: 9999999999", token=token))
     assert status_of(answer) == 401 and b"the token is missing, or wrong" in answer
+
+
+def test_health_tells_strangers_no_paths():
+    served = ServedDataset("train", "m:train", Mock(), Mock(), None)
+    served.error = LoaderdError("/secret/customers/*.bin matches no file")
+    app = RowsApp({"train": served}, [TOKEN], Mock(), Mock(), None, None)
+    served.dataset.leaves.return_value = [Mock(schema=Mock(specs={}))]
+    assert app.health_pages["/readyz"]().parts == (b"train: failed\n",)
 
 
 def test_health_needs_no_token_and_everything_else_does(server: NetworkServer):
