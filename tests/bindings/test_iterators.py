@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import loaderd_tf
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from loaderd_tf import map_python
+from loaderd_tf.iterators import _uninterrupted
 
 from tests.helpers.numbered import Numbered
 from tests.helpers.slots import lies_in_a_slot
@@ -96,3 +100,19 @@ def test_functions_of_several_threads_share_an_iterator(ids: Any):
     for thread in threads:
         thread.join(30)
     assert sorted(taken) == list(range(100))
+
+
+def test_a_signal_while_an_element_is_taken_is_heard_once():
+    """By its handler, and by the descriptor from which asyncio learns of it."""
+    heard: list[int] = []
+    out, into = os.pipe()
+    os.set_blocking(into, False)
+    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number)), signal.set_wakeup_fd(into)
+    try:
+        _uninterrupted(lambda _: signal.raise_signal(signal.SIGUSR1), SimpleNamespace())
+        assert heard == [signal.SIGUSR1] and os.read(out, 10) == bytes(heard)
+    finally:
+        signal.set_wakeup_fd(before[1])
+        signal.signal(signal.SIGUSR1, before[0])
+        os.close(out)
+        os.close(into)

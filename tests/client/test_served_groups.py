@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from loaderd.errors import BusyError, ClosedError
+from loaderd.observe.running_streams import running_streams
 from tests.helpers.numbered import Numbered
 from tests.helpers.restarted import Restarted
 
@@ -74,3 +76,13 @@ def test_a_batch_that_is_taken_while_the_loader_is_closed_is_not_given(server: R
     reader.lend = lambda *slot: (loader.close(), lend(*slot))[1]
     with pytest.raises(ClosedError):
         next(iter(loader))
+
+
+def test_members_are_not_judged(server: Restarted):
+    """``loaderd top`` shows the streams that are found."""
+    with server.connect(5) as alone, server.connect(5, sharing="mirrored") as member:
+        next(iter(alone))
+        next(iter(member))
+        daemon = frozenset({server.now.daemon})
+        assert [stream.consumer for stream in running_streams(daemon)] == [os.getpid()]
+        assert "no diagnosis for consumers of a group" in str(member.diagnose())

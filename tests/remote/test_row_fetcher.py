@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,13 +13,14 @@ import msgpack
 import numpy as np
 import pytest
 
-from loaderd.errors import RecordMismatchError, ShardReadError, to_wire
+from loaderd.errors import RecordMismatchError, ShardReadError, WorkerError, to_wire
 from loaderd.ipc.worker_messages import CheckTask, LoadTask
 from loaderd.plan.epoch import Slice
 from loaderd.remote import row_fetcher
-from loaderd.remote.row_fetcher import RowFetcher, num_rows_of, requests_of
+from loaderd.remote.calls import Calls, ProcessDied
+from loaderd.remote.row_fetcher import Answered, RowFetcher, num_rows_of, requests_of
 from loaderd.remote.source import RemoteRows, RemoteSet, Settings
-from loaderd.remote.tickets import RowFault, encode_faults, most_rows
+from loaderd.remote.tickets import RowFault, RowsTicket, encode_faults, most_rows
 from loaderd.stages import Stage
 from tests.remote.evil_server import EvilServer, answer
 
@@ -99,7 +100,7 @@ class RowsServer(EvilServer):
                 )
 
 
-def fetcher_of(servers: list[RowsServer], row_bytes: int) -> RowFetcher:
+def fetcher_of(servers: Sequence[EvilServer], row_bytes: int) -> RowFetcher:
     of = RemoteSet(tuple(each.address for each in servers), Settings(), "train", 10.0)
     rows = RemoteRows(of, "digest", row_bytes, most_rows(row_bytes, row_bytes), bytes(8))
     return RowFetcher(rows, lambda _: None, print, lambda: None, [0] * len(Stage))
@@ -174,3 +175,25 @@ def test_requests_that_took_too_long_grow_again():
             assert [places for places, _ in faults] == [[7]]
         fetcher.close()
     assert asked[:4] == [10, 5, 3, 2] and asked[-1] == 10
+
+
+def test_processes_may_die_of_so_many_records_of_a_request(monkeypatch: pytest.MonkeyPatch):
+    """They die of each."""
+
+    def rows(_: Calls, dataset: str, ticket: RowsTicket, row_bytes: int, timeout_s: float) -> Answered:
+        if ticket.num_rows > 1:
+            raise ProcessDied("it died")
+        return np.zeros((1, row_bytes), np.uint8), [RowFault([0], to_wire(WorkerError("deadly")))]
+
+    monkeypatch.setattr(Calls, "rows", rows)
+    with contextlib.closing(EvilServer(())) as server:
+        fetcher = fetcher_of([server], 8)
+
+        def load(num_rows: int) -> row_fetcher.Faults:
+            task = SimpleNamespace(task=1, slices=[Slice(4, 0, num_rows, 0, 0)])
+            return fetcher.load(cast(LoadTask, task), np.arange(num_rows), np.zeros((num_rows, 8), np.uint8))
+
+        assert [places for places, _ in load(32)] == [[number] for number in range(32)]
+        with pytest.raises(WorkerError, match="die of more than 32 of these rows"):
+            load(33)
+        fetcher.close()

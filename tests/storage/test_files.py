@@ -14,10 +14,11 @@ from loaderd.errors import NoShardsError, OptionError, ShardReadError, StorageEr
 from loaderd.formats.blocks import BlockReader
 from loaderd.formats.shard_index import build_index
 from loaderd.kernels.crc import framed
-from loaderd.options import Storage
+from loaderd.options import Storage, as_absolute
 from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards, open_shard
 from loaderd.storage.local_file import LocalFile
+from loaderd.storage.names import absolute
 from loaderd.storage.shard_file import ShardFile
 from tests.formats.shard_bytes import COMPRESS, blocks_of, frames, num_descriptors, payloads_of, read_blocks
 
@@ -342,3 +343,15 @@ def test_the_name_of_a_shard_stays_when_it_is_moved():
         "/data/\udcff.tfrecord": "\udcff.tfrecord",
     }
     assert {uri: ShardFile(uri, 1, 1).name for uri in names} == names
+
+
+def test_a_relative_path_where_the_working_directory_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert absolute("/data/*.rec") == "/data/*.rec"
+    with pytest.raises(NoShardsError, match=r"\*.rec is relative to the working directory .* been deleted"):
+        absolute("*.rec")
+    with pytest.raises(OptionError, match="report must be an absolute path where the working directory has been"):
+        as_absolute("r.jsonl", "report")
