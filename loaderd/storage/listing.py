@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import posixpath
+import time
+from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
 from loaderd.errors import NoShardsError, ShardReadError
-from loaderd.storage.access import Access, no_callback
+from loaderd.storage.access import Access
 from loaderd.storage.local import is_a_folder
 from loaderd.storage.names import bracket_hint
-from loaderd.storage.shard_file import ShardFile
+from loaderd.storage.shard_file import ShardFile, unanswered
+from loaderd.storage.storage_threads import RequestThreads
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _GLOB_CHARACTERS = frozenset("*?[")
 _SAFE_IN_PATHS = "/:=@,+!$&'()~;"
+_ASK_EVERY_S = 1.5
+
+_Answer = TypeVar("_Answer")
 
 
 def list_remote(uri: str, access: Access) -> list[ShardFile]:
@@ -49,6 +58,7 @@ def _list_glob(address: str, query: str, access: Access) -> list[ShardFile]:
     files = []
     for info in sorted(infos, key=lambda info: str(info.path)):
         name = str(info.path).removeprefix(path).lstrip("/")
+        name = unquote(name) if "://" in path else name  # a URL, as of a web server
         if info.type == fs.FileType.File and _matches(name.split("/"), pattern):
             files.append(_shard_file(f"{folder}/{quote(name, safe=_SAFE_IN_PATHS)}{query}", info))
     if not files:
@@ -67,10 +77,44 @@ def _look(named: str, uri: str, access: Access, recursive: bool | None = None) -
         filesystem, path = access.locate(uri)
         if recursive is None:
             return path, [filesystem.get_file_info(path)]
-        return path, filesystem.get_file_info(fs.FileSelector(path, recursive=recursive, allow_not_found=True))
+        infos = filesystem.get_file_info(fs.FileSelector(path, recursive=recursive, allow_not_found=True))
+        # A web server lists links only: the sizes of the files must be asked for.
+        unknown = [info.path for info in infos if info.type == fs.FileType.File and info.size is None]
+        known = [info for info in infos if info.type != fs.FileType.File or info.size is not None]
+        return path, known + filesystem.get_file_info(unknown)
 
-    # A worker that only waits is silent, so that the daemon can say which listing is not answered.
-    return access.wait(named, access.ask(lambda: access.call_with_retries(named, look)), no_callback)
+    return _patiently(named, uri, look, access)
+
+
+def _patiently(named: str, uri: str, look: Callable[[], _Answer], access: Access) -> _Answer:
+    """The answer to ``look``. It may take long, page by page, and pyarrow does not tell how far it is.
+
+    So ``uri`` is looked at beside it: while that is answered, the listing goes on. A worker that is not answered is
+    silent, so that the daemon can say which listing that is.
+    """
+    from concurrent.futures import wait  # needed only for shards that are far away
+
+    answer = access.ask(lambda: access.call_with_retries(named, look))
+    beside, heard_s = RequestThreads(1), time.monotonic()
+    sign: Future[Any] | None = None
+    while not wait([answer], _ASK_EVERY_S).done:
+        if sign is not None and sign.done() and sign.exception() is None:
+            heard_s = time.monotonic()
+            access.outages.answered()
+            access.on_wait()
+        if sign is None or sign.done():
+            sign = beside.ask(lambda: _info_of(uri, access))
+        if time.monotonic() - heard_s > access.limit_s:
+            access.abandon()
+            beside.abandon()
+            raise unanswered(named, "the storage does not answer", access.limit_s, True)
+    beside.abandon()
+    return access.wait(named, answer)
+
+
+def _info_of(uri: str, access: Access) -> Any:
+    filesystem, path = access.locate(uri)
+    return filesystem.get_file_info(path)
 
 
 def _matches(name: list[str], pattern: list[str]) -> bool:
