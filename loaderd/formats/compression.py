@@ -144,7 +144,12 @@ class InflatedStream(ByteStream):
         super().__init__(read_at, on_read)
         self._shard, self._record_bytes = shard, record_bytes
         self._is_zstd = compression == "zstd"
-        self._inflater = open_inflater(read_at, compression, is_exact=True)
+        self._inflater = open_inflater(self._read, compression, is_exact=True)
+
+    def _read(self, offset: int, view: memoryview) -> int:
+        got = self._read_at(offset, view)
+        self._on_read(offset + got)
+        return got
 
     def read_into(self, view: memoryview) -> int:
         if self.damage is not None:
@@ -162,7 +167,6 @@ class InflatedStream(ByteStream):
         view[: len(data)] = data
         self._offset += len(data)
         compressed_bytes = self._inflater.tell()
-        self._on_read(compressed_bytes)
         # Records without CRCs that hold next to nothing, over and over.
         if self._record_bytes and self._offset > max(_SMALL_BYTES, _BOMB_RATIO * compressed_bytes):
             expected = f"at most {_BOMB_RATIO} bytes of each that is compressed"

@@ -19,6 +19,7 @@ from loaderd.formats.compression import (
     most_record_bytes,
     open_stream,
 )
+from loaderd.formats.inflate import read_at_of
 from loaderd.formats.shard_index import build_index
 from loaderd.kernels.crc import framed
 from loaderd.storage.files import open_shard
@@ -123,6 +124,14 @@ def test_skip(tmp_path: Path, compression: str):
         got = stream.read_into(view)
         assert view[:got] == data[offset : offset + got] and (got > 0) == (offset < len(data))
     opened.close()
+
+
+def test_reading_is_told_where_nothing_comes_of_it():
+    data = memoryview(gzip.compress(b"") * 50_000)
+    told: list[int] = []
+    stream = open_stream("a", read_at_of(data), "gzip", told.append)
+    assert not stream.read_into(memoryview(bytearray(100)))
+    assert len(told) > 3 and told[-1] == len(data)
 
 
 # ----------------------------------------------------------------------------------------------------- damage
