@@ -2,8 +2,9 @@
 
 The command line names a data set by module and attribute, ``mypackage.datasets:train``; consumers know it as
 ``train``. So no code comes from outside. The shards of a data set are listed once, when the server starts or is
-reloaded, so that all new consumers see the same data. A consumer whose position belongs to the shards of an earlier
-start gets those (``indexing.shard_manifest``). (Where data sets grow, each epoch lists them again.)
+reloaded, so that all new consumers see the same data; a daemon that takes another's place leaves later shards out. A
+consumer whose position belongs to the shards of an earlier start gets those (``indexing.shard_manifest``). (Where
+data sets grow, each epoch lists them again.)
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ HOW_TRAININGS_END = "trainings that run on it end when the server is started aga
 class ServedDataset:
     """The data set ``name`` of ``target``. ``options``: those that it sets itself, and how many workers there are.
 
-    ``manifests``: those of this server and of the ones before it; None: none are kept.
+    ``manifests``: those of this server and of the ones before it; None: none are kept. ``current``: the manifest of
+    the shards that there are; None: they are not known yet.
     """
 
     def __init__(
@@ -60,15 +62,19 @@ class ServedDataset:
         options: StreamOptions,
         worker_manager: WorkerManager,
         manifests: Manifests | None,
+        current: Manifest | None,
     ) -> None:
         self.name = name
         self.dataset = dataset
         self.options = options
+        self.current = current
+        self.kept = ""
+        """The key of ``current``, if it was kept."""
         self.is_ready = False
         self._target = target
         self._worker_manager = worker_manager
         self._manifests = manifests
-        self.preparation = self._prepared()
+        self.preparation = self._prepared(found_before=self._found_before)
         self._earlier: dict[str, LocalPreparation] = {}
         """By key, the data of earlier manifests that consumers came back to, the last one at the end."""
         self._failure: LoaderdError | None = None
@@ -107,11 +113,22 @@ class ServedDataset:
         _logger.info("%s: a consumer with batches of %d takes %s", self.name, TYPICAL_BATCH_SIZE, takes)
 
     def _note(self, data: LocalData) -> list[str]:
-        if self._manifests is not None and data.digests:
-            manifest = Manifest.of(self._target, data.digests, self.preparation.fixed_sets)
-            if error := self._manifests.add(manifest):
-                return [f"the list of its shards cannot be kept ({error}): {HOW_TRAININGS_END}"]
+        self.current = manifest = Manifest.of(self._target, data.digests, self.preparation.fixed_sets)
+        if self._manifests is None or not data.digests:
+            return []
+        if error := self._manifests.add(manifest):
+            return [f"the list of its shards cannot be kept ({error}): {HOW_TRAININGS_END}"]
+        self.kept = manifest.key
         return []
+
+    @property
+    def _found_before(self) -> list[list[str] | None] | None:
+        """The shards that the data set is to have, if they were found before.
+
+        None also if the user's module joins other sets by now.
+        """
+        current = self.current
+        return current.uris if current is not None and current.fits(self.dataset) else None
 
     def _manifest_of(self, of: Mapping[str, Any]) -> Manifest | None:
         """The manifest of the shards that a position belongs to. Marks it as used."""
@@ -165,7 +182,7 @@ class ServedDataset:
             if str(failure) != str(before):
                 _logger.error("%s: failed: %s", self.name, failure)
         elif now_s >= self._retry_at_s:
-            self.preparation = self._prepared()
+            self.preparation = self._prepared(found_before=self._found_before)
 
     def prepare(self, description: StreamDescription) -> tuple[LocalPreparation, Prepare | None]:
         """The preparation of a stream's data; and, if the data set grows, a function that makes another one."""
@@ -176,7 +193,7 @@ class ServedDataset:
 
         def prepare(listing: Listing | None, known: Mapping[ShardFile, ShardIndex] | None = None) -> LocalPreparation:
             dataset, options = description.dataset, description.options
-            before = None if manifest is not None or not self.is_ready else self.preparation.found()
+            before = None if manifest is not None else self._found_before
             return LocalPreparation(dataset, options, self._worker_manager, listing, known, before, manifest)
 
         return prepare(start.listing), prepare
@@ -221,6 +238,7 @@ class ServedDataset:
             "state": state,
             "num_shards": num_shards,
             "num_records": num_records,
+            "manifest": self.kept,
             "fields": self._fields(),
         }
 
@@ -237,13 +255,22 @@ class ServedDataset:
 
 
 def load_catalog(
-    targets: Sequence[str], workers: int | None, worker_manager: WorkerManager, manifests: Manifests | None
+    targets: Sequence[str],
+    workers: int | None,
+    worker_manager: WorkerManager,
+    manifests: Manifests | None,
+    current: Mapping[str, str],
 ) -> dict[str, ServedDataset]:
-    """Import the data sets of ``targets``, and begin to prepare them. Raises ServerError if one cannot be served."""
+    """Import the data sets of ``targets``, and begin to prepare them. Raises ServerError if one cannot be served.
+
+    ``current``: the keys of the manifests, by name, of the data sets that the daemon before this one served.
+    """
     catalog: dict[str, ServedDataset] = {}
     for target, (name, dataset) in zip(targets, imported_datasets(targets).items(), strict=True):
         options = stream_options(dataset, workers)
-        catalog[name] = ServedDataset(name, target, dataset, options, worker_manager, manifests)
+        key = current.get(name)
+        manifest = None if manifests is None or key is None else manifests.get(key)
+        catalog[name] = ServedDataset(name, target, dataset, options, worker_manager, manifests, manifest)
     return catalog
 
 

@@ -135,7 +135,9 @@ class ServerDaemon(Daemon):
         self._limits = Limits(**{each.name: settings[each.name] for each in fields(Limits)})
         self._workers = settings["workers"] or default_workers()
         manifests = None if settings["manifests"] is None else Manifests(settings["manifests"])
-        self._catalog = load_catalog(settings["targets"], self._workers, self._worker_manager, manifests)
+        self._catalog = load_catalog(
+            settings["targets"], self._workers, self._worker_manager, manifests, settings["current"]
+        )
         self._worker_manager.start(self._workers)
         self._listener = listener
         listener.setblocking(False)
@@ -338,8 +340,11 @@ class ServerDaemon(Daemon):
 
     def _prepare(self) -> None:
         for served in self._catalog.values():
+            kept = served.kept
             for text in served.advance():
                 _logger.warning("%s: %s", served.name, text)
+            if served.kept != kept:
+                self._tell_supervisor()  # before a consumer hears of these shards: the next daemon must know them
         if not self._is_ready and self._catalog and all(each.is_ready for each in self._catalog.values()):
             self._is_ready = True
             memory = available_memory()

@@ -137,6 +137,8 @@ class Supervisor(ABC):
         self._processes: list[_Process] = []
         self._has_served = self._has_failed = False
         self._manifests = manifest_folder(options.state)
+        self._shards: dict[str, str] = {}
+        """The keys of the manifests that a daemon has, by data set, for the one that takes its place."""
         self._ended = Totals()
         """Of processes that have ended."""
         self._ended.add("restarts", "", self.what, 0)
@@ -238,7 +240,7 @@ class Supervisor(ABC):
         try:
             self._next_settings = self._read_settings()
             for _ in range(self._num_processes):
-                self._start(self._new_policy(), self._next_settings).role = "next"
+                self._start(self._new_policy(), self._next_settings, {}).role = "next"
         except (LoaderdError, OSError) as error:  # a file may be gone that was just checked
             self._reload_failed(error)
 
@@ -257,7 +259,7 @@ class Supervisor(ABC):
         before, processes = self._of_role("serving"), self._of_role("next")
         for process in processes:
             process.role = "serving"
-        self._settings = self._next_settings
+        self._settings, self._shards = self._next_settings, {}
         new, old = (", ".join(map(str, these)) for these in (processes, before))
         _logger.info("reloaded: %s serves now, in place of %s", new, old or "none")
         for process in before:
@@ -272,13 +274,13 @@ class Supervisor(ABC):
     def _new_policy(self) -> RestartPolicy:
         return RestartPolicy(_MAX_STARTS_IN_VAIN, self.max_pause_s)
 
-    def _start(self, policy: RestartPolicy, settings: dict[str, Any]) -> _Process:
+    def _start(self, policy: RestartPolicy, settings: dict[str, Any], shards: dict[str, str]) -> _Process:
         """Start a process. Raises DaemonError."""
         places = {each.place for each in self._processes}
         place = next(place for place in count() if place not in places)
         process = _Process(self.what, self.module, place, policy)
         policy.began()
-        now = {"others_serve": self._is_serving, "place": place, "fds": list(self._fds)}
+        now = {"current": shards, "others_serve": self._is_serving, "place": place, "fds": list(self._fds)}
         process.send(Serve({**settings, **now}), tuple(self._fds.values()))
         self._processes.append(process)
         self._loop.add_reader(process.channel, self._hear, process, self._has_served)
@@ -287,7 +289,7 @@ class Supervisor(ABC):
     def _start_again(self, policy: RestartPolicy) -> None:
         if not self._stopping and len(self._of_role("serving")) < self._num_processes:
             try:
-                self._start(policy, self._settings)
+                self._start(policy, self._settings, self._shards)
             except DaemonError as error:
                 self._restart_later(policy, error)
 
@@ -310,6 +312,8 @@ class Supervisor(ABC):
         if not self._has_served:
             self._has_served = True
             self._say_how_to_connect()
+        datasets = process.report.get("datasets", ())
+        self._shards |= {each["name"]: each["manifest"] for each in datasets if each["manifest"]}
         if is_first:
             _tell_systemd("READY=1")
 

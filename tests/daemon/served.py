@@ -219,6 +219,7 @@ def serve(folder: Path, module: str, source: str, *names: str, **settings: Any) 
             "idle_timeout": None,
             "log_format": "lines",
             "manifests": None,
+            "current": {},
             **settings,
         }
         supervisor.send(Serve(chosen), (listener.fileno(),))

@@ -10,6 +10,7 @@ import pytest
 from loaderd.daemon import catalog
 from loaderd.daemon.catalog import ServedDataset
 from loaderd.plan.passes import Listing
+from loaderd.storage.shard_file import ShardFile
 
 
 class Preparation:
@@ -42,8 +43,9 @@ class Preparation:
     def take_warnings(self) -> list[str]:
         return []
 
-    def found(self) -> list[list[str] | None]:
-        return [None, ["/fixed/0"]]
+    @property
+    def fixed_sets(self) -> list[list[ShardFile] | None]:
+        return [None, [ShardFile("/fixed/0", 1, 2)]]
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> ServedDataset:
     monkeypatch.setattr(ServedDataset, "_log_what_there_is", lambda *_: None)
     leaves = [SimpleNamespace(grows=grows) for grows in (True, False)]
     grows = cast(Any, SimpleNamespace(grows=True, leaves=lambda: leaves, names=lambda: ["a", "b"]))
-    return ServedDataset("train", "sets:train", grows, cast(Any, None), cast(Any, None), None)
+    return ServedDataset("train", "sets:train", grows, cast(Any, None), cast(Any, None), None, None)
 
 
 def test_an_early_consumer_has_the_same_shards_as_others_in_later_epochs(served: ServedDataset):

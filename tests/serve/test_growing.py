@@ -111,6 +111,23 @@ def test_the_shards_of_then_are_not_there_any_more(start: Start, tmp_path: Path,
         assert len(list(loader)) == 59
 
 
+def test_a_process_in_place_of_a_dead_one_serves_the_same_shards(start: Start, tmp_path: Path, write_numbered: Write):
+    """Else those that share the records would not have the same ones: one comes back, and one begins."""
+    server = start()
+    server.wait_line("memory:")
+    with connect(server, epochs=1, sharing="split", shard=(0, 2)) as first:
+        batches = iter(first)
+        ids = next(batches)["id"].tolist()
+        add_shard(tmp_path, write_numbered)
+        os.kill(server.daemon, signal.SIGKILL)
+        server.wait_line("train: 300 records in 2 shards")  # of the one that has ended
+        server.wait_line("train: 300 records in 2 shards")
+        with connect(server, epochs=1, sharing="split", shard=(1, 2)) as second:
+            ids += [number for batch in (*batches, *second) for number in batch["id"].tolist()]
+    assert sorted(ids) == list(range(300))
+    start_again(start, server, signal.SIGHUP, "train: 350 records in 3 shards")
+
+
 @pytest.mark.slow
 def test_shards_that_are_added_and_damaged_end_no_training(start: Start, tmp_path: Path):
     """New trainings get the error."""

@@ -60,6 +60,11 @@ class Manifest:
         """The name of its file, without the suffix."""
         return _key(self.dataset, self.digests)
 
+    @property
+    def uris(self) -> list[list[str] | None]:
+        """The URIs of the shards of each set, without secrets; None of one that grows."""
+        return [None if shards is None else [uri for uri, *_ in shards] for shards in self.sets]
+
     def fits(self, dataset: AnyDataset) -> bool:
         """Whether it is of as many sets, and the same of them grow."""
         return [shards is None for shards in self.sets] == [leaf.grows for leaf in dataset.leaves()]
@@ -139,14 +144,16 @@ class Manifests:
         return None
 
     def find(self, dataset: str, digests: Mapping[str, str]) -> Manifest | None:
-        """The manifest of a data set with these digests; None: there is none that can be used."""
-        name = _key(dataset, digests) + _SUFFIX
+        return self.get(_key(dataset, digests))
+
+    def get(self, key: str) -> Manifest | None:
+        """The manifest with this key; None: there is none that can be used."""
         try:
-            return Manifest.decode(self._read(name))
+            return Manifest.decode(self._read(key + _SUFFIX))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            _logger.warning("%s/%s is not used: %s", self._folder, name, error)
+            _logger.warning("%s/%s is not used: %s", self._folder, key + _SUFFIX, error)
             return None
 
     def touch(self, dataset: str, digests: Mapping[str, str]) -> None:
