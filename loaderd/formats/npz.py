@@ -41,6 +41,7 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")  # magic, bytes of the name and of the
 _PIECE_BYTES = 1 << 21
 _MOST_READ_BYTES = 32 << 20
 _MOST_HEADER_BYTES = 1 << 16
+_MOST_DTYPE_BYTES = (1 << 31) - 1  # of numpy's, which doesn't say so of a structured dtype
 # numpy.lib.format writes a dict. numpy evaluates it: of some, that takes all memory of Python's parser.
 _NPY_MAGIC = b"\x93NUMPY"
 _DESCR = re.compile(r"""['"]descr['"]\s*:\s*['"]([<>|=]?[a-zA-Z]\d{0,9}(?:\[\w{1,9}\])?)['"]""")
@@ -236,7 +237,8 @@ class _Entry:
 def arrays_of(shard: ShardFile, read_at: ReadAt) -> dict[str, np.dtype[Any]]:
     """By name of the array, the dtype of one of its rows, with a shape if that is no scalar.
 
-    Raises ShardReadError where the file is no whole npz, or none of the arrays has rows: each is a single value.
+    Raises ShardReadError where the file is no whole npz, a row of all arrays is too large for a dtype, or none of the
+    arrays has rows: each is a single value.
     """
     dtypes = {}
     has_rows = False
@@ -247,6 +249,10 @@ def arrays_of(shard: ShardFile, read_at: ReadAt) -> dict[str, np.dtype[Any]]:
             dtypes[name] = np.dtype((dtype, shape[1:]))
         except ValueError as error:  # of too many axes, or too large
             raise _bad(shard.uri, entry.header_offset, f"rows in {entry.filename}", f"{shape}: {error}") from None
+    record_bytes = sum(dtype.itemsize for dtype in dtypes.values())
+    if record_bytes > _MOST_DTYPE_BYTES:
+        expected = f"arrays whose rows make a record of at most {_MOST_DTYPE_BYTES} bytes"
+        raise _bad(shard.uri, 0, expected, f"one of {record_bytes} bytes")
     if not has_rows:
         raise _bad(
             shard.uri, 0, "arrays with one row a record", f"no rows, but a single value in each of {[*dtypes]}"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import loaderd
+from loaderd.cli.stored_records import stored_in
 from loaderd.errors import ShardReadError
 from loaderd.formats.detect import detect_schema
 from loaderd.formats.fixed_index import build_fixed_index
@@ -149,3 +150,11 @@ def test_arrays_without_rows_may_not_be_of_any_size(arrays: dict[str, bytes], tm
         with pytest.raises(ShardReadError, match=r"rows in x\.npy"):
             arrays_of(file, opened.read_at)
         opened.close()
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_rows_of_several_arrays_may_not_be_too_large_together(count: int, tmp_path: Path):
+    """numpy's size of a record wraps around."""
+    file = make_shard(tmp_path / "a.npz", npz({name: npy(f"(0, {1 << 28})", b"", "<f4") for name in "abcde"[:count]}))
+    with pytest.raises(ShardReadError, match=f"at most 2147483647 bytes, found one of {count << 30} bytes"):
+        stored_in(file)
