@@ -73,7 +73,7 @@ def test_without_standard_streams(numbered: Numbered, tmp_path: Path, closed: li
     assert all(daemons[str(fd)] == "/dev/null" for fd in closed)
 
 
-@pytest.mark.slow
+@pytest.mark.one_variant
 @pytest.mark.parametrize("how", ["sys.stderr.close()", "sys.stderr = None", "os.dup2(os.open(out, os.O_CREAT), 2)"])
 def test_a_standard_error_that_cannot_be_written_to(numbered: Numbered, tmp_path: Path, how: str):
     """A bar that was asked for is left out."""
