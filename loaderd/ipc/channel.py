@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import msgpack
 
-from loaderd.errors import DaemonError
+from loaderd.errors import DaemonError, WorkerError
 from loaderd.ipc.descriptors import NO_SIGNAL, above_standard, send_fds, socket_above_standard
 from loaderd.ipc.messages import UNICODE_ERRORS, Message, decode, encode
 from loaderd.machine import MAX_SENT_FILES, remedy
@@ -158,15 +158,31 @@ class Channel:
 
 
 class WorkerChannel(Channel):
-    """Between a daemon and its worker, a fork of its fork: what they say are pickles."""
+    """Between a daemon and its worker, a fork of its fork: what they say are pickles.
+
+    All that sends and receives raises WorkerError for a message that cannot be pickled, or made of its pickle.
+    """
 
     def _encode(self, message: Message) -> bytes:
-        packed: bytes = msgpack.packb(pickle.dumps(message))
+        name = type(message).__name__
+        try:
+            packed: bytes = msgpack.packb((name, pickle.dumps(message)))
+        except Exception as error:  # any, of what the message holds
+            raise _unusable(name, error) from error
         return packed
 
     def _decode(self, value: Any) -> Message:
-        message: Message = pickle.loads(value)
+        name, pickled = value
+        try:
+            message: Message = pickle.loads(pickled)
+        except Exception as error:
+            raise _unusable(name, error) from error
         return message
+
+
+def _unusable(name: str, error: Exception) -> WorkerError:
+    text = f"{name}, a message between the daemon and a worker, cannot be pickled or read"
+    return WorkerError(f"{text}: {type(error).__name__}: {error}", hint=remedy(error))
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:

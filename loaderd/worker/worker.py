@@ -421,4 +421,7 @@ def main(sock: socket.socket) -> None:
         except DaemonError as error:  # it can open too few files for what it was sent
             status = 1
             channel.send(WorkerNotice(f"a worker {error.message}. {error.hint}"))
+        except WorkerError as error:
+            status = 1
+            channel.send(WorkerNotice(f"a worker ends: {error.message}"))
     os._exit(status)  # a thread may wait for storage, for ever

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderd.errors import DaemonError
-from loaderd.ipc.channel import Channel, ChannelClosed
+from loaderd.errors import DaemonError, WorkerError
+from loaderd.ipc.channel import Channel, ChannelClosed, WorkerChannel
 from loaderd.ipc.messages import AskState, Bye, Message, Notice, Open, Opened, PageSize, ShardsFound, encode
+from loaderd.ipc.worker_messages import Ended
 from loaderd.options import MAX_WORKERS
 
 Pair = tuple[Channel, Channel]
@@ -257,3 +258,20 @@ def test_descriptors_that_wait_to_be_sent_may_be_closed_by_who_posted_them():
     assert len(os.listdir("/proc/self/fd")) == before
     here.close()
     there.close()
+
+
+class Unreadable:
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return int, ("no number",)
+
+
+def test_a_message_to_a_worker_that_is_no_pickle_is_named():
+    one, two = (WorkerChannel(end) for end in socket.socketpair())
+    with contextlib.closing(one), contextlib.closing(two):
+        with pytest.raises(WorkerError, match=r"^Ended, a message .* cannot be pickled or read: .*lambda"):
+            one.send(Ended(1, lambda: None))
+        one.send(Ended(1, Unreadable()))
+        with pytest.raises(WorkerError, match=r"^Ended, a message .* ValueError: invalid literal"):
+            two.receive()
+        one.send(Ended(1, 5))
+        assert two.receive() == [Ended(1, 5)]
