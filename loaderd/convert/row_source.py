@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -49,11 +49,19 @@ class RowSource:
         Raises StorageError, and ShardReadError where a file cannot be read at all.
         """
         for span in spans:
-            for piece in self._reader.read(span.block, span.first, span.stop):
+            for piece in self._pieces_of(span):
                 if not isinstance(piece, Damage):
                     yield from self._rows_of(span, piece)
                 elif span.first <= piece.record - span.block.first_record < span.stop:
                     yield at_damage(CorruptRecordError, piece, hint=_HINT)
+
+    def _pieces_of(self, span: BlockSpan) -> Iterable[RecordChunk | Damage]:
+        """A plain TFRecord block at once, if nothing is wrong in it: ``Reader.read`` would read and walk it twice."""
+        block = span.block
+        run = self._reader.read_together([block]) if block.anchors else None
+        if run is None:
+            return self._reader.read(block, span.first, span.stop)
+        return [RecordChunk(*run, block.offset, block.first_record)]
 
     def _rows_of(self, span: BlockSpan, piece: RecordChunk) -> Iterator[RowsOrFault]:
         first = piece.first_record - span.block.first_record

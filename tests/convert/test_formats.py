@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import loaderd
 from loaderd import testing
 from loaderd.convert import shard_job, shard_writers
 from loaderd.convert.conversion import LOCK, lock_folder
-from loaderd.convert.work_units import plan_units
+from loaderd.convert.row_source import RowSource
+from loaderd.convert.work_units import plan_units, spans_of
 from loaderd.errors import CorruptRecordError, OptionError, RecordMismatchError, ShardReadError
 from loaderd.formats.indexer import make_index
 from loaderd.schemas import kata
 from loaderd.storage.files import list_shards
+from loaderd.storage.local_file import LocalFile
 from tests.helpers.fixed_files import SCHEMA, WRAPPINGS, records_from, wrapped
 
 RNG = np.random.default_rng(0)
@@ -141,6 +144,23 @@ def test_rows_of_katago(tmp_path: Path):
     schema = loaderd.schemas.katago(9)
     convert_here(tmp_path / "*.npz", schema, tmp_path / "to", compression="zlib")
     assert_same(batches_of(tmp_path / "*.npz", schema), batches_of(tmp_path / "to" / "*.zz", schema.as_examples()))
+
+
+def test_a_plain_source_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Reader.read does so twice: to find the anchors that hold, and to scan what is between them."""
+    paths = testing.write_shards(tmp_path / "from", ARRAYS)
+    schema, (index,) = testing.schema_of(ARRAYS), [make_index(file, None, 64) for file in list_shards(paths)]
+    read_bytes, real = 0, LocalFile.read_at
+
+    def read_at(file: LocalFile, offset: int, view: memoryview) -> int:
+        nonlocal read_bytes
+        read_bytes += (done := real(file, offset, view))
+        return done
+
+    monkeypatch.setattr(LocalFile, "read_at", read_at)
+    with closing(RowSource(schema, [index.file], ["none"])) as source:
+        assert sum(map(len, source.read(list(spans_of(0, index))))) == 500
+    assert read_bytes == paths[0].stat().st_size
 
 
 # ------------------------------------------------------------------------------------------- what is not right
