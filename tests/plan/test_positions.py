@@ -156,6 +156,16 @@ def test_batches_later_is_where_taking_them_leads(
             assert job.batch(job.plan(found, 0), found, at) == job.batch(job.plan(pass_, 0), pass_, first + step)
 
 
+@pytest.mark.parametrize("epochs", [2, None])
+def test_a_whole_pass_has_all_of_its_epochs_from_the_first_batch_on(epochs: int | None):
+    sequence = Job((9,), 1, 5, StreamOptions(3, epochs)).pass_sequence(0)
+    pass_ = Pass(0, epochs)
+    assert sequence.is_whole(pass_, 0) and sequence.is_whole(sequence.next_pass(pass_), 0)
+    assert not sequence.is_whole(pass_, 1)
+    assert not sequence.is_whole(Pass(1, 1), 0)
+    assert not sequence.is_whole(pass_._replace(past=((2, 1, 3),)), 0)
+
+
 def course_steps(pass_sequence: PassSequence, pass_: Pass) -> int:
     """Batches of all passes in front of this one."""
     before, steps = Pass(0, pass_.epochs), 0

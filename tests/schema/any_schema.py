@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,9 @@ def stored_fields(draw: st.DrawFn, stored: dict[str, Feature]) -> Field:
         shape = draw(st.sampled_from([None, (feature.num_values,), (1, feature.num_values)]))
         number = st.none() | st.sampled_from([0.0, 1.0] if dtype in INTEGERS else [0.1, -3.0])
         scaled = Array(name, dtype=dtype, scale=draw(number), offset=draw(number), shape=shape, wrap=True)
-        return draw(st.sampled_from([Array(name), scaled]))
+        some = draw(shapes().filter(lambda shape: math.prod(shape) <= feature.num_values))
+        first = draw(st.integers(0, feature.num_values - math.prod(some)))
+        return draw(st.sampled_from([Array(name), scaled, replace(scaled, shape=some, first=first)]))
     shape = draw(shapes().filter(lambda shape: math.prod(shape) <= feature.num_bits))
     channels = shape[-1] if shape else 1
     scales = st.sampled_from([0.0, 1.0] if dtype in INTEGERS else [0.5, -1.0])
