@@ -78,7 +78,7 @@ class LoaderdError(Exception):
     """
 
     instead_of_batch = False
-    """Of an error from a loader's ``fetch``: True: that batch never comes; False: it may be asked for again."""
+    """Of an error from ``Loader._fetch``: True: that batch never comes; False: it may be asked for again."""
 
     def __init__(
         self,

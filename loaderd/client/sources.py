@@ -2,9 +2,9 @@
 
 ::
 
-    EmbeddedSource     shards               start a daemon           Open                ◄── Listed, Opened
-    EmbeddedSource     servers elsewhere    start a daemon           Open                ◄── Welcome, Listed, Opened
-    ServedSource       a server here        connect to its socket    Hello, Subscribe    ◄── Welcome, Listed, Opened
+    EmbeddedSource     shards               start a daemon        Open                ◄── DataListed, Opened
+    EmbeddedSource     servers elsewhere    start a daemon        Open                ◄── Welcome, DataListed, Opened
+    ServedSource       a server here        connect to its socket Hello, Subscribe    ◄── Welcome, DataListed, Opened
 
 After Opened, all three speak alike (``stream_client``). A source also knows how long to go on trying when the
 connection is lost (``pause_s``): a daemon that died is replaced at once, but not after three in a row that

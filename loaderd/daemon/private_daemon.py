@@ -5,11 +5,11 @@
     parent ──Open──►  ListTask …, load cached indexes
                       IndexTask … for the rest                   Preparation
                       plan, make the memories, Attach, CheckTask    Probe
-           ◄─Listed─
+           ◄─DataListed─
            ◄─Opened─
-           ──List──►  (where data sets grow) ListTask …, IndexTask …, Attach
-           ◄─Listed─
-           ──Start──► LoadTask …, Granted …                      Stream
+           ──ListData──►  (where data sets grow) ListTask …, IndexTask …, Attach
+           ◄─DataListed─
+           ──StartPass──► LoadTask …, Granted …                  Stream
 
 An error of the stream ends the daemon.
 """
@@ -53,7 +53,7 @@ class PrivateDaemon(Daemon):
     _preparation: LocalPreparation | None = None
     """Of shards that are read here, until the consumer has been told which were found."""
     _shards: list[list[str] | None] | None = None
-    """As in Found: of sets that do not grow, later listings leave out others. None: there was no listing yet."""
+    """As in ShardsFound: of sets that do not grow, later listings leave out others. None: there was none yet."""
 
     def _from_parent(self, message: Message) -> None:
         if isinstance(message, Open):

@@ -312,7 +312,7 @@ class ServerDaemon(Daemon):
         if session is not None:
             consumer.add_to(self._totals)
             session.leave(number)
-        if session is not None and session.present and not has_ended:
+        if session is not None and session.present and session.consumers is not None and not has_ended:
             consumer.channel.ignore()
             self._leaving[number] = consumer
         else:

@@ -2,9 +2,9 @@
 
 ::
 
-    Preparation ──► OpenedStream ──► workers attached ──► Probe ──► Listed, Opened ──► Start …
-         ▲                                                                                │
-         └──────────────────── List, where data sets grow ────────────────────────────────┘
+    Preparation ──► OpenedStream ──► workers attached ──► Probe ──► DataListed, Opened ──► StartPass …
+         ▲                                                                                     │
+         └──────────────────── ListData, where data sets grow ─────────────────────────────────┘
 
 Its consumers take the batches of its page (see ``delivery.consumers``).
 """
@@ -137,7 +137,7 @@ class Session:
         if self._probe is not None and self._probe.finished and self.opened is not None:
             self._after_probe(self._probe, self.opened)
         if self.opened is not None:
-            self.error = self.error or self.opened.error
+            self.error = self.error or self.opened.error or self.opened.consumers.error
             if self.error is None and self.consumers is not None:
                 self.opened.go_on()
 
@@ -169,7 +169,7 @@ class Session:
             raise preparation.error
         data, worker_manager, description = preparation.data, self._worker_manager, self.description
         assert data is not None
-        if preparation is self._own and data.left_out:  # consumers read it in Listed
+        if preparation is self._own and data.left_out:  # consumers read it in DataListed
             self._log(data.left_out)
         if self.opened is not None:
             self.opened.use(data)

@@ -279,7 +279,7 @@ def _fields_in(text: str | bytes) -> tuple[dict[str, Any], Any]:
         is_written = isinstance(of, dict)
     except (ValueError, TypeError, KeyError, RecursionError):
         is_written = False
-    require(is_written, "a pass", "what loader.pass_to_json() wrote", text)
+    require(is_written, "a pass", "what PassSequence.pass_to_json() wrote", text)
     return of, fields_of_pass
 
 

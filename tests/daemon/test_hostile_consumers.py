@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,8 +17,9 @@ from loaderd.daemon.delivery.consumers import Consumers
 from loaderd.daemon.indexing.preparation import LocalPreparation
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
-from loaderd.errors import ServerError
-from loaderd.ipc.messages import ListData, Opened, StartPass
+from loaderd.errors import LoaderdError, ServerError
+from loaderd.ipc.messages import ListData, Opened, StartPass, Subscribe
+from loaderd.ipc.subscription import Subscription
 from loaderd.options import MAX_STEP, StreamOptions
 from loaderd.plan.passes import Pass
 from loaderd.shm.page import CONSUMER
@@ -94,6 +96,32 @@ def test_an_epoch_that_nobody_comes_to(daemon: ServedDaemon, first_epoch: int, s
     with pytest.raises(ServerError, match="no pass comes to epoch"):
         hostile.receive(Opened)
     assert sorted(flat(other.read())) == list(range(100))
+
+
+def test_who_is_sent_away_before_the_stream_is_there_keeps_no_place_in_its_group(daemon: ServedDaemon):
+    daemon.subscribe().close()
+    workers = workers_of(daemon.process.pid)
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    first, hostile, second = daemon.connect(), daemon.connect(), daemon.connect()
+    for one in (first, hostile, second):
+        one.hello()
+        one.send(Subscribe(Subscription(10, sharing="mirrored", consumers=2).to_wire(), None))
+        if one is hostile:
+            one.send(StartPass(1, Pass(0, 1), 0))
+            with pytest.raises(LoaderdError, match="before the stream was there"):
+                one.receive(Opened)
+        daemon.wait_for_consumers(2 if one is second else 1)
+    for worker in workers:
+        os.kill(worker, signal.SIGCONT)
+    for one in (first, second):
+        one.receive(Opened)
+
+
+def test_a_pass_is_started_once(daemon: ServedDaemon):
+    hostile = daemon.subscribe().start(Pass(0, 1)).start(Pass(0, 1))
+    with pytest.raises(ServerError, match="generation 1 does not come after generation 1"):
+        hostile.receive(Opened)
 
 
 def test_a_process_of_another_user_may_not_connect(daemon: ServedDaemon):

@@ -30,9 +30,10 @@ from dataclasses import dataclass
 
 from loaderd.daemon.delivery.notes import Note
 from loaderd.daemon.delivery.stream import Stream
+from loaderd.errors import BusyError, LoaderdError
 from loaderd.options import MAX_EPOCHS
 from loaderd.plan.passes import Pass, PassPlan
-from loaderd.shm.page import NEVER, POSITION, TAKEN_BATCHES, TAKEN_RECORDS, key_of, ring, split_key
+from loaderd.shm.page import MAX_GENERATION, NEVER, POSITION, TAKEN_BATCHES, TAKEN_RECORDS, key_of, ring, split_key
 
 GRACE_S = 15.0
 """After a restart of the server, a group begins without the missing members if none comes for so many seconds."""
@@ -74,6 +75,8 @@ class Consumers:
     """
 
     def __init__(self, stream: Stream, bells: Sequence[int], renew_column: Callable[[int], None]) -> None:
+        self.error: LoaderdError | None = None
+        """Why the stream cannot begin any more."""
         self._stream = stream
         self._page = stream.page
         self._bells = bells
@@ -107,8 +110,10 @@ class Consumers:
 
         Raises ValueError, or what planning the pass raises, where there is no such batch.
         """
-        plan = self._plan_at(pass_, step)
         one = self._consumers[number]
+        if generation <= one.generation:
+            raise ValueError(f"generation {generation} does not come after generation {one.generation}")
+        plan = self._plan_at(pass_, step)
         one.generation, one.pass_, one.key, one.since = generation, pass_, _key_of(pass_), 0
         one.step, one.num_steps = step, plan.num_steps
         self._quiet_s = 0.0
@@ -212,6 +217,8 @@ class Consumers:
         asked = [one for one in self._consumers.values() if one.pass_ is not None]
         first = min(asked, key=lambda one: one.place, default=None)
         if first is None:
+            if any(one.num_steps is None or one.step < one.num_steps for one in self._consumers.values()):
+                self._halt()
             return
         if self._key is not None and first.key > self._key:
             self._halt()
@@ -220,7 +227,11 @@ class Consumers:
         else:
             lacks_one = any(one.key == self._key and not self._is_in(one) for one in asked)
             is_time = first.key < self._key or first.step > stream.next or lacks_one
-        if is_time and first.pass_ is not None:
+        if not is_time or first.pass_ is None:
+            return
+        if stream.generation == MAX_GENERATION:
+            self.error = BusyError("the stream has begun too often")  # its consumers come back, to another stream
+        else:
             self._begin(stream.generation + 1, first.pass_, first.step)
 
     def _may_begin(self, place: tuple[PassKey, int]) -> bool:

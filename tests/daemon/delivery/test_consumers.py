@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from loaderd.daemon.delivery.consumers import GRACE_S
+from loaderd.errors import BusyError
 from loaderd.shm.page import HELD, MAX_GENERATION, NEVER, key_of
 from tests.daemon.group_run import STEPS, Group
 
@@ -70,6 +71,18 @@ def test_once_begun_it_waits_for_nobody_who_has_yet_to_start(new_group: NewGroup
         group.members[number].start(step)
     group.go(1, 2)
     assert group.members[1].got == group.members[2].got == ALL[step:]
+
+
+def test_nothing_is_loaded_where_nobody_has_asked(new_group: NewGroup):
+    group = new_group(2)
+    group.begin(1, 2)
+    group.leave(2)
+    group.join(2)
+    group.leave(1)
+    assert group.stream.next_task() is None
+    group.members[2].start()
+    group.go(2)
+    assert group.members[2].got == ALL
 
 
 def test_nobody_waits_for_what_nobody_needs(new_group: NewGroup):
@@ -209,3 +222,17 @@ def test_a_batch_that_there_is_not_cannot_be_asked_for(new_group: NewGroup):
     group.members[1].start()
     group.go(1)
     assert group.members[1].got == ALL
+
+
+def test_a_stream_that_has_begun_too_often_ends_with_an_error(new_group: NewGroup):
+    group = new_group(2)
+    group.begin(1, 2)
+    group.stream.generation = MAX_GENERATION - 1
+    group.members[1].start()
+    assert group.stream.generation == MAX_GENERATION and group.consumers.error is None
+    group.members[1].start()
+    group.listen()
+    assert isinstance(group.consumers.error, BusyError)
+    group.leave(1)
+    group.leave(2)
+    group.everything_is_free()
