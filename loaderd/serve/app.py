@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -215,7 +216,7 @@ class RowsApp:
             ticket = RowsTicket.decode(body, _header(scope, "content-type"))
             served = await dataset.of_ticket(ticket)
             served.check(ticket)
-            rows, faults = await _unless_gone(receive, self._make(served, ticket))
+            rows, faults = await _unless_gone(receive, self._make(dataset.name, served, ticket))
         finally:
             self._waiting -= 1
         behind = encode_faults(faults)
@@ -227,18 +228,20 @@ class RowsApp:
         headers = ((SHAPE.encode(), shape.encode()), (NUM_FAULT_BYTES.encode(), str(len(behind)).encode()))
         return Reply(200, BYTES, (rows.reshape(-1).data, behind), headers)
 
-    async def _make(self, served: ServedListing, ticket: RowsTicket) -> _Made:
+    async def _make(self, name: str, served: ServedListing, ticket: RowsTicket) -> _Made:
         """The rows of a ticket, and what of it could not be had. If it is cancelled, the thread stops soon."""
         await self._wait_for_bandwidth(ticket.num_rows * served.row_bytes)
-        encoded = ticket.encode()
-        died = self._deaths.number_of(encoded)
-        if died and ticket.num_rows > 1:
+        is_one = ticket.num_rows == 1
+        key = _record_key(name, ticket) if is_one else ticket.encode()
+        died, died_alone = self._deaths.of(key)
+        is_lost = is_one and died_alone >= MAX_DEATHS
+        if died and not is_one:
             error = WorkerError("a process of the server died while it made these rows: ask for fewer at a time")
             raise _Refused(413, error)
         stop = threading.Event()
 
         def make() -> _Made:
-            until_s = time.monotonic() + _MAKE_LIMIT_S
+            until_s = math.inf
 
             def check() -> None:
                 self._busy[threading.get_ident()] = now_s = time.monotonic()
@@ -251,9 +254,10 @@ class RowsApp:
                     raise _Refused(413, ServerError(text))
 
             try:
-                with self._deaths.working_at(encoded):
-                    check()
-                    return served.make(ticket, check, is_lost=died >= MAX_DEATHS)
+                check()
+                with self._deaths.working_at(key, check, alone=died > 0 and not is_lost):
+                    until_s = time.monotonic() + _MAKE_LIMIT_S
+                    return served.make(ticket, check, is_lost)
             finally:
                 self._busy.pop(threading.get_ident(), None)
 
@@ -323,6 +327,12 @@ def _header(scope: Scope, name: str) -> str:
     """The value of a header; "" where there is none, or there are several."""
     values = [value for each, value in scope["headers"] if each == name.encode()]
     return values[0].decode("latin-1") if len(values) == 1 else ""
+
+
+def _record_key(name: str, ticket: RowsTicket) -> bytes:
+    """Of a ticket for one row. It has no epoch: a record that kills processes does so in each."""
+    _, block, record, _ = ticket.rows[0].tolist()
+    return repr((name, ticket.data, block, record)).encode()
 
 
 def _host(scope: Scope) -> str:

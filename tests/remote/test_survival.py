@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -246,6 +248,49 @@ def test_a_record_that_kills_a_process_costs_itself_alone(start_server, on_corru
         assert len(loader.statistics().damages) == 1
     assert 345 not in found and len(set(found)) == len(found) == (990 if on_corrupt == "raise" else 999)
     assert len(errors) == (on_corrupt == "raise")
+
+
+LARGE = """
+def made(id):
+    if 5 in id:
+        os._exit(1)
+    return np.zeros((len(id), 1_500_000), np.uint8)
+"""
+
+
+@pytest.mark.one_variant
+def test_a_record_beside_one_that_kills_processes_is_not_lost(start_server):
+    """Each ticket is for one row, as all are of such rows. The deadly one is lost, whatever epoch it is asked for."""
+    derived = 'loaderd.Derived(made, inputs=("id",), dtype="uint8", shape=(1_500_000,))'
+    sound = 'loaderd.Derived(lambda id: 2 * id, inputs=("id",), dtype="int64", shape=())'
+    server = start_server(module="import os\nimport numpy as np\n" + LARGE + MODULE.replace(sound, derived))
+    table = table_from_wire(Calls(server.address, Settings()).table("train", None, {}, 10.0), "here")
+    over, epochs, lost = threading.Event(), itertools.count(1), threading.Event()
+
+    def ask(epoch, record):
+        ticket = RowsTicket(table.digest, np.array([[epoch, 0, record, record + 1]]))
+        try:
+            return Calls(server.address, Settings()).rows("train", ticket, table.schema.row_bytes, 10.0)[1]
+        except OutOfReach:
+            return None
+
+    def ask_for_the_deadly_one():
+        while not over.is_set():
+            if ask(next(epochs), 5):
+                lost.set()
+
+    askers = [threading.Thread(target=ask_for_the_deadly_one) for _ in range(3)]
+    for asker in askers:
+        asker.start()
+    until_s = time.monotonic() + 60
+    try:
+        while time.monotonic() < until_s and not lost.is_set():
+            assert not ask(0, 0), "a sound record is lost"
+    finally:
+        over.set()
+        for asker in askers:
+            asker.join()
+    assert lost.is_set()
 
 
 @pytest.mark.slow
