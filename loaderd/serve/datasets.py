@@ -295,11 +295,15 @@ class ServedDataset:
         """Have it for those who will ask by another key."""
         opened: asyncio.Future[ServedListing] = asyncio.get_running_loop().create_future()
         opened.set_result(served)
+        before = self._listings.get(key)
         self._add(key, opened)
+        if before is not None and before.task.done() and before.task.exception() is None:
+            self._close(before.task.result())
 
     def _add(self, key: Hashable, task: asyncio.Future[ServedListing]) -> _Opening:
-        """Close the one that nobody has asked for for longest, where there are too many. Raises NotReady."""
+        """Of too many, close one that failed, or the one that was asked for longest ago. Raises NotReady."""
         done = [key for key, opening in self._listings.items() if opening.task.done()]
+        done.sort(key=lambda key: self._listings[key].task.exception() is None)
         if len(self._listings) >= _MOST_LISTINGS and not done:
             task.cancel()
             raise NotReady(f"too many earlier lists of the shards of data set {self.name} are being opened")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
@@ -79,5 +80,37 @@ def test_no_rows_of_other_shards_are_sent(
             await served.add("of-others", shards)
         with pytest.raises(OtherData):
             await served.of_ticket(ticket("of-others"))
+
+    asyncio.run(read())
+
+
+def test_a_listing_anew_closes_the_one_before(dataset: loaderd.Dataset, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(datasets, "_LISTED_ANEW_S", -1.0)
+    growing = loaderd.Dataset(dataset.shards, dataset.schema, refresh="epoch")
+    served = ServedDataset("train", "m:train", growing, ThreadPoolExecutor(2), None)
+
+    async def read() -> list[int]:
+        await served.open_current()
+        num_open = []
+        for _ in range(6):
+            listing = await served.of_position(None, {})
+            asked = RowsTicket(listing.digest, np.array([[0, 0, 0, 1]]), listing.opened.data.listing)
+            (await served.of_ticket(asked)).make(asked, lambda: None)
+            num_open.append(len(os.listdir("/proc/self/fd")))
+        return num_open
+
+    num_open = asyncio.run(read())
+    assert len(set(num_open)) == 1, num_open
+
+
+def test_what_cannot_be_opened_closes_nothing_else(dataset: loaderd.Dataset, served: ServedDataset):
+    async def read() -> None:
+        await served.open_current()
+        ((digest, shards),) = earlier(dataset, 1)
+        await served.add(digest, shards)
+        for number in range(40):
+            with pytest.raises(OtherData):
+                await served.add(f"invented-{number}", shards)
+        assert (await served.of_ticket(ticket(digest))).digest == digest
 
     asyncio.run(read())
