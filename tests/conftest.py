@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import struct
@@ -81,6 +82,15 @@ def _kernels_of_the_room(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.path.relative_to(Path(__file__).parent).parts[0] in _NUMPY_ROOMS:
             patch.setenv("LOADERD_KERNELS", "numpy")
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _log_as_before() -> Iterator[None]:
+    """A server's command that ran in this process has written its log to a standard error that is gone."""
+    logger = logging.getLogger("loaderd")
+    handlers = [*logger.handlers]
+    yield
+    logger.handlers[:] = handlers
 
 
 @pytest.fixture(autouse=True, scope="module")

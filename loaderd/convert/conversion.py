@@ -150,7 +150,7 @@ def main() -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(sock.detach())
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):  # the conversion is over
         job = connection.recv()
         while True:
             connection.send(_write(connection, job, connection.recv()))
