@@ -24,10 +24,7 @@ class Unpacker:
 
     def __init__(self, program: DeviceProgram, names: Collection[str]) -> None:
         self._steps = {name: program.steps[name] for name in names}
-        features = (
-            step.feature for steps in self._steps.values() for step in steps if not isinstance(step, Constant)
-        )
-        self.inputs = tuple(dict.fromkeys(features))
+        self.inputs = program.inputs(names)
         """The packed fields that it reads."""
         self._run = jax.jit(self.unpack)
 

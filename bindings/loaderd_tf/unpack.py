@@ -25,7 +25,7 @@ from loaderd.errors import OptionError
 from loaderd.options import require
 from loaderd.schema import packed_schema as packed_schema_for
 from loaderd.schema import unpacking_schema
-from loaderd.schema.device_program import Cast, Constant, ExpandBits, LookUp, Step
+from loaderd.schema.device_program import Cast, Constant, ExpandBits, LookUp, Step, as_int64
 from loaderd.schema.wire import from_wire, to_wire
 from loaderd_tf.structure import check_dtype
 
@@ -83,9 +83,10 @@ class Unpacker:
 
     def __init__(self, schema: loaderd.Schema, names: Collection[str] | None = None) -> None:
         specs = packed_schema(schema).specs
-        steps = schema.device_program().steps
-        self._steps = {name: steps[name] for name in (steps if names is None else names)}
-        used = {feature for steps in self._steps.values() for feature in _features_of(steps)}
+        program = schema.device_program()
+        names = program.steps if names is None else names
+        self._steps = {name: (program.inputs([name]), program.steps[name]) for name in names}
+        used = program.inputs(names)
         self.inputs = {name: spec for name, spec in specs.items() if name in used}
         """The packed fields that it reads."""
         self._dtypes = {schema.specs[name].dtype for name in self._steps}
@@ -96,8 +97,7 @@ class Unpacker:
         tensors = {name: self._checked(name, value) for name, value in packed.items()}
         flat = {name: tf.reshape(tensor, [tf.shape(tensor)[0], -1]) for name, tensor in tensors.items()}
         fields = {}
-        for name, steps in self._steps.items():
-            features = _features_of(steps)
+        for name, (features, steps) in self._steps.items():
             if all(feature in flat for feature in features):
                 n = tf.shape(flat[features[0]])[0]
                 parts = [tf.reshape(_made(flat, step, n), [n, *step.shape]) for step in steps]
@@ -124,10 +124,6 @@ class Unpacker:
                 f"packed[{name!r}] must be {spec.dtype}, {shape}, got {tensor.dtype.name}, {tensor.shape}"
             )
         return tensor
-
-
-def _features_of(steps: tuple[Step, ...]) -> list[str]:
-    return [step.feature for step in steps if not isinstance(step, Constant)]
 
 
 def _made(flat: Tensors, step: Step, n: tf.Tensor) -> tf.Tensor:
@@ -166,15 +162,10 @@ def _cast(values: tf.Tensor, step: Cast) -> tf.Tensor:
         return tf.cast(values, step.dtype)
     values = tf.cast(values, tf.int64)
     if step.scale is not None:
-        values *= _wrapped(step.scale)
+        values *= np.int64(as_int64(step.scale))
     if step.offset is not None:
-        values += _wrapped(step.offset)
+        values += np.int64(as_int64(step.offset))
     return tf.cast(values, step.dtype)
-
-
-def _wrapped(number: int) -> Any:
-    """As an integer of 64 bits with a sign."""
-    return np.int64((number + 2**63) % 2**64 - 2**63)
 
 
 def _as_integers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaderd.schema.device_program import Cast, DeviceProgram, ExpandBits, LookUp, Step
+from loaderd.schema.device_program import Cast, DeviceProgram, ExpandBits, LookUp, Step, as_int64
 from loaderd_torch.dtypes import tensor_of, torch_dtype_of
 
 Tensors = dict[str, torch.Tensor]
@@ -32,9 +32,7 @@ class Unpacker:
             name: [(getattr(step, "feature", None), _operation(step, device)) for step in program.steps[name]]
             for name in names
         }
-        self.inputs = tuple(
-            dict.fromkeys(feature for steps in self._steps.values() for feature, _ in steps if feature)
-        )
+        self.inputs = program.inputs(names)
         """The packed fields that it reads."""
 
     def __call__(self, packed: Mapping[str, torch.Tensor]) -> Tensors:
@@ -135,16 +133,11 @@ def _cast(stored: torch.Tensor, step: Cast, dtype: torch.dtype) -> torch.Tensor:
         if step.scale is not None or step.offset is not None or not dtype.is_floating_point:
             values = values.view(torch.int64) if values.dtype == torch.uint64 else values.to(torch.int64)
         if step.scale is not None:
-            values = values * _wrapped(step.scale)
+            values = values * as_int64(step.scale)
         if step.offset is not None:
-            values = values + _wrapped(step.offset)
+            values = values + as_int64(step.offset)
         values = values.view(dtype) if dtype == torch.uint64 else values.to(dtype)
     return _repeated(values, step.repeat).reshape(-1, *step.shape)
-
-
-def _wrapped(number: int) -> int:
-    """As an integer of 64 bits with a sign."""
-    return (number + 2**63) % 2**64 - 2**63
 
 
 def _repeated(values: torch.Tensor, repeat: int) -> torch.Tensor:

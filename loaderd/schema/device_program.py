@@ -24,7 +24,7 @@ its values, the workers finish, and so they do with ``Derived``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,16 @@ class DeviceProgram:
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {step}" for name, steps in self.steps.items() for step in steps)
+
+    def inputs(self, names: Collection[str]) -> tuple[str, ...]:
+        """The packed fields of which the fields ``names`` are made."""
+        steps = [step for name in names for step in self.steps[name]]
+        return tuple(dict.fromkeys(step.feature for step in steps if not isinstance(step, Constant)))
+
+
+def as_int64(number: int) -> int:
+    """A scale or an offset in 64 bits with a sign, in which products and sums have the lowest bits of all dtypes'."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def steps_of(name: str, definition: Field, features: Mapping[str, Feature]) -> tuple[Step, ...] | None:
