@@ -37,12 +37,11 @@ from loaderd.shm.samples import wait_class
 class PageConsumer:
     """Takes batches of one generation at a time. For one thread at a time. Takes 3 µs a batch.
 
-    ``fds``: the bells of the consumer, of the daemon, and of each seat, which it owns. ``number``: of its column.
+    ``fds``: the bells of the consumer, of the daemon, and of each seat. ``number``: of its column.
     ``own``: that column, where it is in memory of its own.
     """
 
     def __init__(self, page: Page, fds: Sequence[int], number: int = 0, own: memoryview[int] | None = None) -> None:
-        self._fds = fds
         self._bell, self._daemon_bell, *self._bells = fds
         self._page = page
         self._number = number
@@ -196,9 +195,3 @@ class PageConsumer:
     def waited(self, waited_ns: int) -> None:
         """Count a wait that is over, in which the consumer may have slept several times."""
         self._words[WAITS + wait_class(waited_ns)] += 1
-
-    def close(self) -> None:
-        """Close the bells."""
-        for fd in self._fds:
-            os.close(fd)
-        self._fds = []

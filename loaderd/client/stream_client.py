@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import select
 import time
 import weakref
@@ -138,9 +139,11 @@ class StreamClient:
             memory, words = self._take_memory(), self._take_memory()
             own = self._take_memory().bytes.data.cast("q") if num_members else None
             self._page = Page(words.bytes, num_slots, num_seats, num_members)
-            bells = [self._channel.take_fd() for _ in range(2 + num_seats)]
+            bells: list[int] = []
+            weakref.finalize(self, _close_all, bells).atexit = False  # also of those that came before a Ctrl-C
+            while len(bells) < 2 + num_seats:
+                bells.append(self._channel.take_fd())
         self._consumer = PageConsumer(self._page, bells, number, own)
-        weakref.finalize(self, self._consumer.close).atexit = False
         self._poll.register(bells[0], select.POLLIN)
         specs, batch_size = self._source.schema.specs, self._source.options.batch_size
         self.reader = SlotReader(memory, SlotLayout(specs, batch_size, several_readers=not memory.writable))
@@ -353,3 +356,8 @@ class StreamClient:
     def _give_up(self, error: LoaderdError) -> None:
         self.transport.close()
         raise TransportLost(f"{self.transport.what} gave up: {error.message}", error)
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())

@@ -27,9 +27,8 @@ STUCK_STATUS = 70
 """Of a process that ended because its rows made no progress: storage may hang, which is no ticket's fault."""
 _REMEMBERED_S = 300.0
 _CHECK_S = 0.1
-_ENTRY = struct.Struct(
-    "<16sd?7x"
-)  # a digest of the ticket; of a death, when (monotonic, s), and if nothing was beside it
+_ENTRY = struct.Struct("<16sd?7x")
+"""A digest of the ticket; of a death, when it was (monotonic, s), and whether nothing else was under way."""
 _MOST_DEATHS, _MOST_UNDER_WAY = 1024, 64  # a process has fewer threads
 _DEATHS_BYTES, _PROCESS_BYTES = _MOST_DEATHS * _ENTRY.size, _MOST_UNDER_WAY * _ENTRY.size
 
