@@ -493,9 +493,11 @@ class HttpSupervisor(Supervisor):
         options = self._options
         if self._health is not None and options.health is not None:
             _say_where_health_is(options.health, self._health)
-        if not (options.tls_cert and self._settings["tokens"]):
+        if not (self._settings["tokens"] or options.tls_client_ca):
             who = "every user of this machine" if options.listen.is_loopback else "anybody who can connect"
-            _logger.warning("without TLS and a token, %s can read the data sets", who)
+            _logger.warning("without a token, %s can read the data sets", who)
+        elif not (options.tls_cert or options.listen.is_loopback):
+            _logger.warning("without TLS, anybody who on the way can read the data sets and the token")
 
     def _lose(self, process: _Process) -> None:
         was_serving = process.role == "serving"

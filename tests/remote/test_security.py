@@ -121,6 +121,8 @@ def test_an_expired_certificate(start_server, certificates, tls):
 
 def test_tls_on_one_side_only(server, start_server, tls):
     plain = start_server()
+    plain.server.wait_line("without a token, every user of this machine can read the data sets")
+    assert not any("can read the data sets" in line for line in server.server.said)
     error = refused(plain, plain.address.replace("http", "https"), tls=tls)
     assert "does not speak TLS" in error.message and f"http://127.0.0.1:{plain.port}" in error.hint
     error = refused(server, server.address.replace("https", "http"), token=TOKEN)
