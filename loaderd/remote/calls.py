@@ -275,10 +275,12 @@ class Calls:
         try:
             body = self._take(answer, self._count(answer, "content-length", _MOST_ERROR_BYTES))
             error = from_wire(msgpack.unpackb(body)["error"])
+            why = f"{where}: {error.message}"
         except (ServerError, *_UNREADABLE):  # of a proxy, perhaps
-            error = ServerError(f"{where} answers with status {status}", hint=_HINT_IS_IT)
+            why = f"{where} answers with status {status}"
+            error = ServerError(why, hint=_HINT_IS_IT)
         if status in _BUSY:
-            return OutOfReach(f"{where}: {error.message}")
+            return OutOfReach(why)
         if status == 401:
             return ServerError(
                 f"{where} refuses the token",
