@@ -66,7 +66,9 @@ def table_and_plan(num_records: int, num_consumers: int) -> dict[str, Any]:
     counts = np.full(-(-num_records // BLOCK_RECORDS), BLOCK_RECORDS, np.int64)
     dataset = loaderd.Dataset("x", loaderd.schemas.chess_eval())
     began_s = time.perf_counter()
-    wire, _ = table_to_wire(dataset, [counts], num_shards=1000, of={}, listing=None, damages=[])
+    wire, _ = table_to_wire(
+        dataset, [counts], num_shards=1000, of={}, listing=None, damages=[], left_out="", files=[]
+    )
     made_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
     table = table_from_wire(wire, "http://a:1/train")
