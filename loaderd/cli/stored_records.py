@@ -5,28 +5,26 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from loaderd.decode.example import Listed
 from loaderd.errors import CorruptRecordError, Damage, OptionError, at_damage
 from loaderd.formats.blocks import BlockReader
-from loaderd.formats.detect import detect_schema
+from loaderd.formats.detect import columns_of, detect_schema
 from loaderd.formats.fixed_blocks import FixedBlockReader
-from loaderd.formats.kinds import ZIP_MAGIC
-from loaderd.formats.npz import arrays_of
 from loaderd.formats.reader import Reader
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.schema import FixedRecords, Schema
-from loaderd.storage.files import open_shard
 from loaderd.storage.shard_file import Block, ShardFile
 
-_NO_SCHEMA = "none is known, so these are the arrays of the npz"
+_NO_SCHEMA = "none is known, so these are the columns of the file"
 
 
 @dataclass(frozen=True)
 class StoredFormat:
-    """What records of a fixed size are. ``schema``: None for an npz of which nothing is known but its arrays.
+    """What records of a fixed size are. ``schema``: None for a file of which nothing is known but its columns.
 
     ``named``: the schema in words. ``python``: the text of a module with the schema, or with one that reads all
     arrays; "" if the user gave the schema.
@@ -54,11 +52,10 @@ def stored_in(file: ShardFile) -> StoredFormat | None:
         assert schema.records is not None
         module = f"import loaderd\n\nschema = {made_by}\n"
         return StoredFormat(schema.records, schema, f"{made_by}, recognized by the content", module)
-    with closing(open_shard(file)) as opened:
-        head = bytearray(len(ZIP_MAGIC))
-        if not opened.read_at(0, memoryview(head)) or head != ZIP_MAGIC:
-            return None
-        records = FixedRecords(np.dtype(list(arrays_of(file, opened.read_at).items())))
+    columns = columns_of(file)
+    if columns is None:
+        return None
+    records = FixedRecords(columns)
     return StoredFormat(records, None, _NO_SCHEMA, _as_python(records))
 
 
@@ -124,6 +121,13 @@ def _as_python(records: FixedRecords) -> str:
     fields = [f"        ({quoted(name)}, {quoted(dtype)}, {shape})," for name, (dtype, shape) in types.items()]
     arrays = [f"        {quoted(name)}: loaderd.Array({quoted(name)})," for name in types]
     record = ["record = np.dtype(", "    [", *fields, "    ]", ")"]
+    offsets, size = [records.offset_of(name) for name in records], records.record_bytes
+    packed = [0, *accumulate(feature.num_bytes for feature in records.values())]
+    if [*offsets, size] != packed:  # there are bytes between the fields that belong to none
+        names, formats = list(records), [f"({quoted(dtype)}, {shape})" for dtype, shape in types.values()]
+        record = ["record = np.dtype(", "    {", f'        "names": [{", ".join(map(quoted, names))}],']
+        record += [f'        "formats": [{", ".join(formats)}],', f'        "offsets": {offsets},']
+        record += [f'        "itemsize": {size},', "    }", ")"]
     made = ["schema = loaderd.Schema(", "    loaderd.FixedRecords(record),", "    {", *arrays, "    },", ")"]
     return "\n".join(["import numpy as np", "", "import loaderd", "", *record, *made, ""])
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from loaderd.formats.shard_index import ShardIndex
-from loaderd.storage.shard_file import Block
+from loaderd.storage.shard_file import PLAIN, Block
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def plan_units(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterato
     """The units, in order; their shards are numbered from 0 on, through all units."""
     first_shard, sizes, parts, room = 0, [], list[BlockSpan](), records_per_shard
     for number, index in enumerate(indexes):
-        can_be_entered = index.compression == "none"
+        can_be_entered = index.compression in PLAIN
         for span in spans_of(number, index):
             first = span.first
             while first < span.stop:

@@ -12,11 +12,15 @@ from __future__ import annotations
 import contextlib
 import math
 from contextlib import closing
+from typing import Any
+
+import numpy as np
 
 from loaderd.errors import Damage, ShardReadError
 from loaderd.formats.compression import detect_compression
 from loaderd.formats.fixed import compression_of_member, open_fixed, wrapping_of
 from loaderd.formats.kinds import Content, is_frame
+from loaderd.formats.npy import open_npy, row_dtype
 from loaderd.formats.npz import arrays_of
 from loaderd.formats.tar import Member, find_members
 from loaderd.kernels.crc import HEADER_BYTES
@@ -27,6 +31,8 @@ from loaderd.storage.access import Access
 from loaderd.storage.files import OpenFile, open_shard
 from loaderd.storage.shard_file import Compression, ShardFile
 
+TABLES: tuple[Compression, ...] = ("npz", "npy")
+"""Those that say of themselves which features they hold."""
 _MOST_BOARD_SIZE = 99
 _POLICY, _TARGETS = "policyTargetsNCMove", "globalTargetsNC"
 
@@ -48,10 +54,26 @@ def detect_schema(file: ShardFile, access: Access | None = None) -> tuple[Schema
         if is_frame(content.head):
             return None
         wrapping = wrapping_of(file.uri, content.head)
-        detected = _detect_npz(opened, file) if wrapping == "npz" else _detect_lc0(opened, file, wrapping)
+        if wrapping == "npz":
+            return _detect_npz(opened, file)
+        if wrapping in TABLES:
+            return None
+        detected = _detect_lc0(opened, file, wrapping)
         if detected is None and wrapping in ("none", "gzip"):
             detect_compression(file.uri, opened.read_at, file.size_bytes)
         return detected
+
+
+def columns_of(file: ShardFile) -> np.dtype[Any] | None:
+    """What a row of a file holds, where the file says so itself (:data:`TABLES`): a dtype with named fields.
+
+    Raises as :func:`detect_schema`.
+    """
+    with closing(open_shard(file)) as opened:
+        wrapping = wrapping_of(file.uri, Content(opened.read_at, file.size_bytes).head)
+        if wrapping == "npz":
+            return np.dtype(list(arrays_of(file, opened.read_at).items()))
+        return row_dtype(open_npy(file, opened.read_at)) if wrapping == "npy" else None
 
 
 def _detect_lc0(opened: OpenFile, file: ShardFile, wrapping: Compression) -> tuple[Schema, str] | None:

@@ -7,6 +7,7 @@ npz      ``PK``, as every zip                               one: its arrays are 
 tar      ``ustar`` at byte 257, or a header's checksum      one a member (``tar``)
 gzip     ``1f 8b 08``                                       one: it cannot be entered in the middle
 zstd     ``28 b5 2f fd``                                    one
+npy      ``93 NUMPY``                                       as many as ``block_records`` says (``npy``)
 none     anything else                                      as many as ``block_records`` says
 =======  =================================================  =====================================================
 
@@ -33,6 +34,7 @@ from loaderd.formats.inflate import inflate_whole
 from loaderd.formats.kinds import (
     GZIP_MAGIC,
     HEAD_BYTES,
+    NPY_MAGICS,
     ZIP_MAGIC,
     ZSTD_MAGIC,
     Content,
@@ -44,7 +46,12 @@ from loaderd.kernels.crc import Bytes1D
 from loaderd.schema import FixedRecords
 from loaderd.storage.shard_file import Compression, ReadAt
 
-_MAGIC: dict[bytes, Compression] = {ZIP_MAGIC: "npz", GZIP_MAGIC: "gzip", ZSTD_MAGIC: "zstd"}
+_MAGIC: dict[bytes, Compression] = {
+    ZIP_MAGIC: "npz",
+    GZIP_MAGIC: "gzip",
+    ZSTD_MAGIC: "zstd",
+    **dict.fromkeys(NPY_MAGICS, "npy"),
+}
 _PIECE_BYTES = 1 << 20
 MAX_WHOLE_BYTES = 32 << 20
 """What needs more memory, inflated, comes in pieces."""

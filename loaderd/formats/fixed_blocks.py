@@ -29,7 +29,7 @@ from loaderd.formats.reader import Reader, Reading
 from loaderd.kernels.crc import Bytes1D, crc32c
 from loaderd.kernels.frames import Ends
 from loaderd.schema import FixedRecords
-from loaderd.storage.shard_file import Block, Compression, ShardFile
+from loaderd.storage.shard_file import PLAIN, Block, Compression, ShardFile
 
 if TYPE_CHECKING:
     from loaderd.formats.npz import NpzRows
@@ -198,13 +198,13 @@ class FixedBlockReader(Reader):
             yield replace(damage, record=block.first_record + number, lost_bytes=lost_bytes)
 
     def _is_plain(self, block: Block) -> bool:
-        return self._compressions[block.shard] == "none"
+        return self._compressions[block.shard] in PLAIN
 
     def _compression_of(self, block: Block) -> Compression | Damage:
         """How the block is compressed; in a tar, how its member is."""
         uri, compression = self._files[block.shard].uri, self._compressions[block.shard]
         if compression != "tar":
-            return compression
+            return "none" if compression in PLAIN else compression
         return compression_of_member(uri, self._read_at(block.shard), block.offset, block.num_bytes)
 
     def _stream(self, block: Block, compression: Compression) -> ByteStream:

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from loaderd.errors import Damage, ShardFormatError
+from loaderd.formats import npy
 from loaderd.formats.compression import ByteStream, OnRead, front_of, no_callback
 from loaderd.formats.fixed import (
     MAX_WHOLE_BYTES,
@@ -56,8 +57,10 @@ def build_fixed_index(
             builder.add_npz()
         elif compression == "tar":
             builder.add_tar()
+        elif compression == "npy":
+            builder.add_npy()
         elif compression == "none":
-            builder.add_plain()
+            builder.add_plain(0, file.size_bytes)
         else:
             builder.add_compressed(0, file.size_bytes, compression)
         opened.check_unchanged()
@@ -80,10 +83,23 @@ class _FixedIndexBuilder:
         self._other: ShardFormatError | None = None
         """What the first member of another kind is."""
 
-    def add_plain(self) -> None:
+    def add_npy(self) -> None:
+        """Add the rows of an array, as far as the file holds those that its header states."""
+        start, stated = npy.rows_in(self._file, self._read_at, self._records)
+        size, left = self._records.record_bytes, self._file.size_bytes - start
+        count = min(stated, left // size)
+        self.add_plain(start, count * size)
+        left -= count * size
+        if count < stated or left:
+            found = f"{count} rows and {left} bytes" if count < stated else f"{left} bytes behind them"
+            expected = f"{stated} rows, as the array's header says"
+            self._add_damage(Damage(self._file.uri, 0, start + count * size, expected, found, lost_bytes=left), "")
+
+    def add_plain(self, start: int, num_bytes: int) -> None:
+        """Add the records in a part of the file, one behind the other."""
         size = self._records.record_bytes
-        stream = self._stream(0, self._file.size_bytes, "none")
-        for piece in scan_fixed(self._file.uri, stream, self._records, 0, 0, multiple_of=self._block_records):
+        stream = self._stream(start, num_bytes, "none")
+        for piece in scan_fixed(self._file.uri, stream, self._records, 0, start, multiple_of=self._block_records):
             if isinstance(piece, Damage):
                 self._add_damage(piece, "")
                 continue
@@ -91,7 +107,8 @@ class _FixedIndexBuilder:
                 count = min(self._block_records, piece.num_records - begin)
                 block = piece.buffer[begin * size : (begin + count) * size]
                 self._add_digest(block)
-                self._add_block((piece.first_record + begin) * size, count * size, count, self._crc(block, 0))
+                offset = start + (piece.first_record + begin) * size
+                self._add_block(offset, count * size, count, self._crc(block, 0))
 
     def add_compressed(self, start: int, num_bytes: int, compression: Compression, of: str = "") -> None:
         """Add what a part of the file holds; ``of``: in words, the member of a tar that it is, if it is one."""

@@ -40,6 +40,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 GZIP_MAGIC = b"\x1f\x8b\x08"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 ZIP_MAGIC = b"PK\x03\x04"
+NPY_MAGICS = tuple(b"\x93NUMPY" + bytes([version, 0]) for version in (1, 2, 3))
 
 
 class Content:
@@ -218,9 +219,8 @@ KINDS: dict[str, Kind] = {
     ),
     "npy": Kind(
         "an array of numpy's (.npy)",
-        "Write it as an npz, under the name of its field: np.savez_compressed(path, name=np.load(…)). FixedRecords "
-        "reads that.",
-        _like(rb"\x93NUMPY[\x01-\x03]\x00"),
+        "FixedRecords reads it, uncompressed: `loaderd inspect SHARD --features` proposes a schema.",
+        _begins(*NPY_MAGICS),
     ),
     "sqlite": Kind("an SQLite database", _AS_NPZ.format(reader="sqlite3"), _begins(b"SQLite format 3\0")),
     "riegeli": Kind(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from loaderd.errors import Damage, LoaderdError, ShardReadError
 from loaderd.formats.fixed import part_of
 from loaderd.formats.inflate import MOST_INFLATED, READ_BYTES, FileReader, crc32, open_inflater
 from loaderd.formats.kinds import ZIP_MAGIC, refused
+from loaderd.formats.npy import NpyHeader, read_header
 from loaderd.kernels.crc import Bytes1D
 from loaderd.schema import FixedRecords
 from loaderd.schema.exact import is_shaped
@@ -40,13 +40,7 @@ _HINT = "Check that the schema's dtype is what the file holds; or restore the fi
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # magic, bytes of the name and of the extra field (PKWARE's APPNOTE, 4.3.7)
 _PIECE_BYTES = 1 << 21
 _MOST_READ_BYTES = 32 << 20
-_MOST_HEADER_BYTES = 1 << 16
 _MOST_DTYPE_BYTES = (1 << 31) - 1  # of numpy's, which doesn't say so of a structured dtype
-# numpy.lib.format writes a dict. numpy evaluates it: of some, that takes all memory of Python's parser.
-_NPY_MAGIC = b"\x93NUMPY"
-_DESCR = re.compile(r"""['"]descr['"]\s*:\s*['"]([<>|=]?[a-zA-Z]\d{0,9}(?:\[\w{1,9}\])?)['"]""")
-_FORTRAN_ORDER = re.compile(r"""['"]fortran_order['"]\s*:\s*(True|False)\b""")
-_SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([\d,L\s]{0,999})\)""")
 
 
 class NpzRows:
@@ -113,8 +107,8 @@ class _Column:
         self._entry = _Entry(shard, read_at, entry, read_bytes)
         assert records.dtype.fields is not None
         field = records.dtype.fields[name][0]
-        shape, is_fortran, dtype = self._entry.header()
-        in_order = not is_fortran or is_shaped(shape, (math.prod(shape),))
+        header = self._entry.header()
+        shape, dtype, in_order = header.shape, header.dtype, header.is_in_order
         is_single = not shape and is_shaped((), field.shape)
         if dtype != field.base or not (is_single or (shape and is_shaped(shape[1:], field.shape))) or not in_order:
             dims = "".join(f", {dim}" for dim in field.shape)
@@ -174,25 +168,19 @@ class _Entry:
             self._read = open_inflater(part, "deflate", is_exact=False, read_bytes=read_bytes).read
         self._done_bytes = self._crc = 0
 
-    def header(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-        """(shape, whether it is in Fortran order, dtype) of an array whose values are the rest of the entry."""
-        front = self._take(len(_NPY_MAGIC) + 2)
-        length_bytes = 2 if front[-2:-1] == b"\1" else 4  # the format's first version, or a later one
-        header_bytes = int.from_bytes(self._take(length_bytes), "little")
-        header = self._take(min(header_bytes, _MOST_HEADER_BYTES)).decode("latin-1").strip()
-        is_dict = front.startswith(_NPY_MAGIC) and header[:1] == "{" and header[-1:] == "}"
-        matches = [pattern.search(header) for pattern in (_DESCR, _FORTRAN_ORDER, _SHAPE)]
-        descr, order, dims = (match and match[1] for match in matches)
+    def header(self) -> NpyHeader:
+        """The header of an array whose values are the rest of the entry."""
         try:
-            if descr is None or order is None or dims is None or not is_dict:
-                raise ValueError(f"{front + header.encode('latin-1')!r:.250}")
-            shape, dtype = tuple(map(int, re.findall(r"\d+", dims))), np.dtype(descr)
-        except (TypeError, ValueError) as error:
+            header = read_header(self._take)
+        except ValueError as error:
             raise self.bad(f"a numpy array in {self.name}", f"{error}") from None
         rest_bytes = self._info.file_size - self._done_bytes
-        if rest_bytes != math.prod(shape) * dtype.itemsize:  # if there are more, they may begin elsewhere
-            raise self.bad(f"the values of {self.name}, {shape} of {dtype}", f"{rest_bytes} bytes")
-        return shape, order == "True", dtype
+        if (
+            rest_bytes != math.prod(header.shape) * header.dtype.itemsize
+        ):  # if there are more, they may begin elsewhere
+            stated = f"the values of {self.name}, {header.shape} of {header.dtype}"
+            raise self.bad(stated, f"{rest_bytes} bytes")
+        return header
 
     def fill(self, view: memoryview) -> None:
         """Fill ``view`` with the next bytes."""
@@ -243,7 +231,7 @@ def arrays_of(shard: ShardFile, read_at: ReadAt) -> dict[str, np.dtype[Any]]:
     dtypes = {}
     has_rows = False
     for name, entry in _entries(shard, read_at).items():
-        shape, _, dtype = _Entry(shard, read_at, entry).header()
+        shape, _, dtype, _ = _Entry(shard, read_at, entry).header()
         has_rows = has_rows or bool(shape)
         try:
             dtypes[name] = np.dtype((dtype, shape[1:]))

@@ -62,7 +62,7 @@ from loaderd.kernels.frames import Ends, walk
 from loaderd.redaction import redacted
 from loaderd.storage.access import Access
 from loaderd.storage.files import open_shard, read_shard
-from loaderd.storage.shard_file import Compression, ShardFile, is_remote
+from loaderd.storage.shard_file import PLAIN, Compression, ShardFile, is_remote
 
 INDEX_VERSION = 5
 ANCHOR_RECORDS = 32
@@ -243,7 +243,7 @@ def _check_blocks(
     inflated = [MOST_INFLATED if compression in ("gzip", "zlib") else 1 for compression in compressions]
     sizes = np.repeat([file.size_bytes * times for file, times in zip(files, inflated, strict=True)], blocks)
     # A block of zstd, of a tar and of an npz holds more than its bytes in the file.
-    is_plain = np.repeat([compression == "none" for compression in compressions], blocks)
+    is_plain = np.repeat([compression in PLAIN for compression in compressions], blocks)
     most = np.where(is_plain, num_bytes, _ANY_COUNT + 1000 * np.minimum(sizes, 1 << 50))
     if (offsets + num_bytes > sizes).any() or (counts > most).any() or not counts.all():
         raise ValueError("its blocks are not of these files")

@@ -126,7 +126,7 @@ def cases() -> Iterator[tuple[str, Callable[[Path], str]]]:
         yield f"{name}, small windows", of_shards(*framed(name)[:2], shuffle=SMALL, seed=7)
     for how, (shards, schema) in WRAPPED.items():
         yield f"fixed {how}", of_shards(shards, schema, shuffle=SMALL)
-    yield "all kinds of fixed", of_shards("fixed/*", fixed_files.SCHEMA, shuffle=SMALL, hosts=2)
+    yield "all kinds of fixed", of_shards("fixed/[0-4]-*", fixed_files.SCHEMA, shuffle=SMALL, hosts=2)
     yield "unshuffled", of_shards(*framed("plain")[:2], shuffle=False)
     yield "random field", of_shards("plain/*/*.tfrecord", RANDOM, seed=3)
     for remainder, hosts in product(("short", "drop", "carry"), (1, 3)):

@@ -9,6 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,12 @@ def npz_of(records: Records) -> bytes:
     return out.getvalue()
 
 
+def npy_of(records: npt.NDArray[Any]) -> bytes:
+    out = io.BytesIO()
+    np.save(out, records, allow_pickle=False)
+    return out.getvalue()
+
+
 def wrapped(records: Records, how: str) -> bytes:
     """A file of these records; a tar has games of 10, of which every third is a zstd file."""
     data = records.tobytes()
@@ -68,10 +75,13 @@ def wrapped(records: Records, how: str) -> bytes:
             for number, game in enumerate(games)
         ]
         return tar_of([("LICENSE", b"ODbL"), *members, ("games/README", b"none")])
-    return {"none": bytes, "gzip": gzip.compress, "zstd": zstd, "npz": lambda _: npz_of(records)}[how](data)
+    of_records = {"npz": npz_of, "npy": npy_of}
+    if how in of_records:
+        return of_records[how](records)
+    return {"none": bytes, "gzip": gzip.compress, "zstd": zstd}[how](data)
 
 
-WRAPPINGS = ("none", "gzip", "zstd", "tar", "npz")
+WRAPPINGS = ("none", "gzip", "zstd", "tar", "npz", "npy")
 
 
 def write_all(folder: Path, count: int = 60) -> Records:

@@ -22,7 +22,7 @@ from loaderd.shm.page import Page, column_words_of, new_bell, words_of
 from loaderd.shm.samples import PAGE_NAME, PageView, begin, encode_facts
 from loaderd.snapshots import Facts
 from loaderd.storage.access import objects_bytes
-from loaderd.storage.shard_file import ShardFile
+from loaderd.storage.shard_file import PLAIN, ShardFile
 
 if TYPE_CHECKING:
     from loaderd.daemon.indexing.remote_data import RemoteData
@@ -167,7 +167,7 @@ def _facts_of(
         steps_per_epoch=steps_per_epoch,
         windows=num_windows,
         shards=data.num_shards,
-        compressed=sum(compression != "none" for compression in data.compressions),
+        compressed=sum(compression not in PLAIN for compression in data.compressions),
         storage=_storage_of(data.files) or ("servers",),
         has_bits=any(isinstance(part, Bits) for definition in made.values() for part in parts_of(definition)),
         batch_bytes=options.batch_size * schema.record_bytes,
