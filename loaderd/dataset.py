@@ -22,6 +22,7 @@ from loaderd.options import (
     Shuffle,
     Storage,
     StreamOptions,
+    Unpack,
     as_count,
     as_float,
     as_seed,
@@ -32,7 +33,7 @@ from loaderd.options import (
 from loaderd.plan.rows import ConcatRows, MixRows, RowSequence
 from loaderd.plan.selection import HASHES, HashSplit, Operation, Range, Selection
 from loaderd.redaction import redacted, shown
-from loaderd.schema import Schema
+from loaderd.schema import Schema, packed_schema
 from loaderd.storage.names import absolute_names, checked_names
 
 if TYPE_CHECKING:
@@ -311,9 +312,9 @@ class Mix(_Combined):
 AnyDataset = Dataset | Concat | Mix
 
 
-def with_schema(dataset: AnyDataset, schema: Schema) -> AnyDataset:
-    """The same records, read by ``schema``."""
-    return dataset.with_leaves(lambda leaf: replace(leaf, schema=schema))
+def delivered_schema(schema: Schema, unpack: Unpack) -> Schema:
+    """What the workers of a loader with this ``unpack`` make of the rows of ``schema``."""
+    return packed_schema(schema, for_device=True) if unpack == "device" else schema
 
 
 def anchored(dataset: AnyDataset) -> AnyDataset:
@@ -381,4 +382,5 @@ class StreamDescription:
 
     @property
     def schema(self) -> Schema:
-        return self.dataset.schema
+        """What its workers make of the rows."""
+        return delivered_schema(self.dataset.schema, self.options.unpack)

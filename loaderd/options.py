@@ -262,6 +262,7 @@ class StreamOptions:
     stall_timeout: float | None = 120.0
     report: str | None = None
     storage: Storage = DEFAULT_STORAGE
+    unpack: Unpack = "worker"
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"batch_size": as_count(self.batch_size, "batch_size")}
@@ -278,6 +279,7 @@ class StreamOptions:
         require_choice(self.remainder, "remainder", Remainder)
         checked["shard"] = as_shard(self.shard)
         require_choice(self.on_corrupt, "on_corrupt", OnCorrupt)
+        require_choice(self.unpack, "unpack", Unpack)
         checked["held_batches"] = as_count(self.held_batches, "held_batches")
         checked["index_cache"] = _index_cache(self.index_cache)
         require(self.report is None or is_path(self.report), "report", "a path or None", self.report)

@@ -23,6 +23,7 @@ import loaderd
 from loaderd.client.elements import Structure, check_loader, field_names, packer
 from loaderd.client.loader import Loader, as_dataset
 from loaderd.client.shutdown import program_has_ended
+from loaderd.dataset import delivered_schema
 from loaderd.errors import OptionError
 from loaderd.options import DEFAULT_STORAGE, OnCorrupt, Refresh, Remainder, Unpack, as_count, suggests_options
 from loaderd_tf.dataset_attributes import attach
@@ -31,7 +32,6 @@ from loaderd_tf.graphs import check_process, keep_with_graph, unconverted
 from loaderd_tf.iterators import with_own_iterators
 from loaderd_tf.map_python import call_for_each, while_true
 from loaderd_tf.structure import check_element, has_gpu, is_host
-from loaderd_tf.unpack import packed_schema
 
 # Beside what is prefetched: one batch held by the step, the one that it takes next, the one that comes in, and some
 # for whatever the user makes of the data set. A slot that is never filled takes no memory.
@@ -96,8 +96,7 @@ def make_dataset(
         refresh=refresh,
         storage=storage,
     )
-    delivered = packed_schema(dataset.schema) if unpack == "device" else dataset.schema
-    structure, prefetch = check_element(structure, prefetch, device, delivered)
+    structure, prefetch = check_element(structure, prefetch, device, delivered_schema(dataset.schema, unpack))
     batch_size = as_count(batch_size, "batch_size")
     if held_batches is None:
         held_batches = prefetch + _HELD_BY_CONSUMER

@@ -20,7 +20,7 @@ from loaderd.errors import OptionError, ServerError
 from loaderd.ipc.channel import ChannelClosed
 from loaderd.ipc.messages import PROTOCOL, AskStatus, Bye, Failed, Hello, Status
 from loaderd.ipc.subscription import Sharing, Subscription
-from loaderd.options import Remainder, as_float, as_shard, is_path, require, suggests_options
+from loaderd.options import Remainder, Unpack, as_float, as_shard, is_path, require, suggests_options
 from loaderd.plan.positions import Position
 from loaderd.remote.address import TOKEN_VARIABLE, Addresses, checked_addresses, network_address, unix_path
 from loaderd.remote.security import TLS
@@ -44,6 +44,7 @@ def connect(
     workers: int | None = None,
     held_batches: int = 4,
     start: Position | None = None,
+    unpack: Unpack = "worker",
     report: str | os.PathLike[str] | None = None,
     stall_timeout: float | None = 120.0,
     reconnect_timeout: float = 300.0,
@@ -57,7 +58,7 @@ def connect(
       network ``"https://host:port"`` (``"http://…"`` of a server without TLS), a list of these, or a function that
       returns such a list, and is called again every few seconds: servers may come, go and die meanwhile.
     - ``dataset``: the name of a data set of the server's, which has its own schema, shuffle, seed and on_corrupt.
-    - ``batch_size``, ``epochs``, ``remainder``, ``held_batches``, ``start``, ``report``: as in
+    - ``batch_size``, ``epochs``, ``remainder``, ``held_batches``, ``start``, ``unpack``, ``report``: as in
       :class:`~loaderd.Loader`. ``workers``, too, but only on the network: these ask the servers for packed records,
       and unpack them here.
     - ``sharing``: how this consumer shares the data set with others. ``"independent"``: each has its own order and
@@ -98,6 +99,7 @@ def connect(
         epochs=epochs,
         remainder=remainder,
         held_batches=held_batches,
+        unpack=unpack,
         consumers=consumers,
         group=group,
     )

@@ -13,7 +13,7 @@ from loaderd.client.shutdown import ProgramEnded
 from loaderd.client.skipped_data import warn_user
 from loaderd.client.sources import EmbeddedSource, Source
 from loaderd.client.stream import Stream
-from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored, with_schema
+from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription, anchored
 from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, OptionError, ServerError, StorageError
 from loaderd.options import (
     DEFAULT_STORAGE,
@@ -33,7 +33,7 @@ from loaderd.plan.passes import Pass
 from loaderd.plan.positions import PassSequence, Position, check_epoch, position_of_pass
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import shown
-from loaderd.schema import Schema, packed_schema
+from loaderd.schema import Schema
 from loaderd.shm.page import TAKES_AHEAD
 
 if TYPE_CHECKING:
@@ -91,9 +91,6 @@ class Loader:
     sharing: Sharing = "independent"
     """How it shares its data set with other consumers; see ``loaderd.connect``."""
 
-    unpack: Unpack = "worker"
-    """``"device"``: batches are packed, and bindings unpack them where they are needed."""
-
     @suggests_options
     def __init__(
         self,
@@ -130,10 +127,6 @@ class Loader:
             storage=storage,
         )
         dataset = anchored(dataset)
-        require(unpack in ("worker", "device"), "unpack", '"worker" or "device"', unpack)
-        unpacked_schema = dataset.schema
-        if unpack == "device":
-            dataset = with_schema(dataset, packed_schema(unpacked_schema, for_device=True))
         options = StreamOptions(
             batch_size=batch_size,
             epochs=epochs,
@@ -143,6 +136,7 @@ class Loader:
             held_batches=held_batches,
             stall_timeout=stall_timeout,
             report=report,  # type: ignore[arg-type]  # is made a str there
+            unpack=unpack,
             **dataset.leaves()[0].order_options(),
         )
         require(progress is None or isinstance(progress, bool), "progress", "True, False or None", progress)
@@ -151,7 +145,6 @@ class Loader:
         first = checked_start(start)
         source = EmbeddedSource(StreamDescription(dataset, options))
         self._open(source, first, ProgressDisplay(progress), shard is not None)
-        self.unpack, self.unpacked_schema = unpack, unpacked_schema
 
     @classmethod
     def _of_servers(cls, source: Source, start: Position, sharing: Sharing, shard_is_chosen: bool) -> Loader:
@@ -165,7 +158,7 @@ class Loader:
         """``shard_is_chosen``: else it warns where several processes train."""
         self._stream = stream = Stream(source, start, progress)
         self._options = stream.options
-        self.schema = self.unpacked_schema = stream.schema
+        self.schema, self.unpacked_schema = stream.schema, stream.unpacked_schema
         """What batches hold, and what a binding makes of them: another schema where ``unpack`` is "device"."""
         self.grows = stream.grows
         """Whether each epoch is made of the shards that there are when it begins."""
@@ -447,6 +440,11 @@ class Loader:
     def held_batches(self) -> int:
         """How many batches the consumer may hold at a time before it gets copies."""
         return self._options.held_batches
+
+    @property
+    def unpack(self) -> Unpack:
+        """``"device"``: batches are packed, and bindings unpack them where they are needed."""
+        return self._options.unpack
 
     @property
     def shuffled(self) -> bool:

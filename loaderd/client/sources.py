@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loaderd.client.transport import Transport, TransportLost, connect_to_daemon
-from loaderd.dataset import StreamDescription
+from loaderd.dataset import StreamDescription, delivered_schema
 from loaderd.errors import DaemonError, LoaderdError, ServerError
 from loaderd.ipc.messages import AskState, Message, Open, UseServers, Welcome
 from loaderd.ipc.spawn import search_path
@@ -39,9 +39,11 @@ _logger = logging.getLogger("loaderd")
 class Source(ABC):
     """What one stream's batches come from: see the module's docstring. Their order follows from ``options``.
 
-    The options that a server decides, ``schema``, ``row_bytes`` and ``grows`` are known when the stream is open.
+    The options that a server decides, the schemas, ``row_bytes`` and ``grows`` are known when the stream is open.
     """
 
+    unpacked_schema: Schema
+    """Of the data set: what :attr:`schema`, of the batches, is unpacked to (``options.unpack``)."""
     schema: Schema
     row_bytes: int
     grows: bool
@@ -105,7 +107,8 @@ class Source(ABC):
         from loaderd.schema.wire import from_wire  # for servers only
 
         shuffle = dataset["shuffle"]
-        self.schema = from_wire(dataset["schema"])
+        self.unpacked_schema = from_wire(dataset["schema"])
+        self.schema = delivered_schema(self.unpacked_schema, self.options.unpack)
         self.row_bytes = dataset["row_bytes"]
         self.grows = dataset["grows"]
         if self.grows:
@@ -136,7 +139,7 @@ class EmbeddedSource(Source):
         if isinstance(wanted, StreamDescription):
             super().__init__(wanted.options)
             dataset = wanted.dataset
-            self.schema = wanted.schema
+            self.unpacked_schema, self.schema = dataset.schema, wanted.schema
             self.row_bytes = wanted.schema.row_bytes
             self.grows = dataset.grows
         else:

@@ -91,7 +91,8 @@ class Stream:
         try:
             self._open(start, None)
             self._room_for = self.pass_sequence.find(start)[0].past
-            self.schema, self.options, self.grows = source.schema, source.options, source.grows
+            self.unpacked_schema, self.schema = source.unpacked_schema, source.schema
+            self.options, self.grows = source.options, source.grows
         except BaseException as error:
             self.close()
             if isinstance(error, ProgramEnded):

@@ -210,6 +210,7 @@ class ServedDataset:
             epochs=wanted.epochs,
             remainder=wanted.remainder,
             shard=wanted.shard,
+            unpack=wanted.unpack,
             # The members of a group may all hold different batches, and each may wait for one more.
             held_batches=(wanted.held_batches + wanted.is_group) * wanted.consumers,
         )

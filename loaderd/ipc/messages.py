@@ -38,7 +38,7 @@ UNICODE_ERRORS = "surrogatepass"
 
 
 # The version of what consumers and servers say to each other. A server refuses any other.
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 class Hello(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from loaderd.errors import BusyError, OptionError, ServerError
-from loaderd.options import Remainder, StreamOptions, as_count, require, require_choice
+from loaderd.options import Remainder, StreamOptions, Unpack, as_count, require, require_choice
 
 Sharing = Literal["independent", "split", "mirrored"]
 
@@ -29,6 +29,7 @@ class Subscription:
     remainder: Remainder = "short"
     shard: tuple[int, int] = (0, 1)
     held_batches: int = 4
+    unpack: Unpack = "worker"
     sharing: Sharing = "independent"
     consumers: int = 1
     group: str = ""
@@ -53,7 +54,7 @@ class Subscription:
 
     def stream_options(self, **others: Any) -> StreamOptions:
         """The options of the consumer's stream; ``others``: those that are not sent to the server."""
-        names = ("batch_size", "epochs", "remainder", "shard", "held_batches")
+        names = ("batch_size", "epochs", "remainder", "shard", "held_batches", "unpack")
         return StreamOptions(**{name: getattr(self, name) for name in names}, **others)
 
     @property

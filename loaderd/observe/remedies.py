@@ -88,11 +88,6 @@ def _more_workers(rates: Rates, cause: str) -> Remedy | None:
     return Remedy(cause, advice, _gain_of_data(rates, more_workers=workers - now))
 
 
-def _is_of_servers(rates: Rates) -> bool:
-    """Whether servers unpack the records: ``loaderd.connect`` has no ``unpack``."""
-    return rates.facts.of_server or "servers" in rates.facts.storage
-
-
 def _option(workers: int, rates: Rates) -> str:
     return f"`loaderd serve --workers {workers}`" if rates.facts.of_server else f"workers={workers}"
 
@@ -149,11 +144,11 @@ def _for_copies(rates: Rates) -> Remedy:
     if not rates.now.copies_ahead:
         advice = "prefetch=2: batches are copied while the model works on the one before."
         return Remedy(cause, advice, _gain(rates, max(other_s, copy_s, rates.data_s)))
-    if facts.has_bits and facts.packed_bytes < facts.batch_bytes and not _is_of_servers(rates):
+    if facts.has_bits and facts.packed_bytes < facts.batch_bytes:
         fewer = facts.packed_bytes / facts.batch_bytes
         advice = (
             f"Copy packed records, which are {1 / fewer:.0f} times smaller, and unpack them there: "
-            'Loader(…, unpack="device"); in TensorFlow make_dataset(…, unpack="device") and loaderd_tf.unpack.'
+            'unpack="device"; what make_dataset gives is then for loaderd_tf.unpack.'
         )
         return Remedy(cause, advice, _gain(rates, max(other_s + fewer * copy_s, rates.data_s)))
     half = _gain(rates, max(other_s + copy_s / 2, rates.data_s))
@@ -229,9 +224,7 @@ def _for_workers(limiting: str, rates: Rates) -> Remedy:
         gain = _gain_of_data(rates, saved_s)
         return Remedy(cause, "Install compiled code: pip install 'loaderd[compiled]'.", gain)
     if limiting == "unpack" and facts.has_bits and rates.now.uses_accelerator:
-        advice = "Choose a dtype of fewer bytes."
-        if not _is_of_servers(rates):
-            advice = 'Unpack on the device: unpack="device"; or choose a dtype of fewer bytes.'
+        advice = 'Unpack on the device: unpack="device"; or choose a dtype of fewer bytes.'
         return Remedy(cause, advice, _gain_of_data(rates, 0.8 * rates.stage_s["unpack"]))
     return _for_cores(rates, cause)
 

@@ -95,13 +95,19 @@ def _cut(schema: Schema, for_device: bool) -> tuple[dict[str, tuple[str, ...]], 
             break
         # What needs one of these is finished in front of the way: look again at what is made of the others.
         unpacked = {name: features for name, features in unpacked.items() if not larger.intersection(features)}
-    names: dict[str, str] = {}
-    for feature in made_bytes:
+    return unpacked, _names_of_stored(schema)
+
+
+def _names_of_stored(schema: Schema) -> dict[str, str]:
+    """By feature, a name that no field has. In an unpacking schema, features have such names, and keep them."""
+    fields = {*schema.fields, *schema.intermediates}
+    names = {feature: feature for feature in schema.features if feature not in fields}
+    for feature in [feature for feature in schema.features if feature in fields]:
         name = feature
-        while name in schema.fields or name in schema.intermediates or name in names.values():
+        while name in fields or name in names.values():
             name += " (stored)"
         names[feature] = name
-    return unpacked, names
+    return names
 
 
 def _can_be_unpacked(name: str, definition: Field, features: Mapping[str, Feature], for_device: bool) -> bool:

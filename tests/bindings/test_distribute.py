@@ -89,6 +89,21 @@ def test_every_replica_trains_on_rows_of_its_own(
         np.testing.assert_allclose(replica, expected, atol=1e-4)
 
 
+def test_replicas_unpack_what_they_get(mirrored: tf.distribute.Strategy, numbered: Numbered):
+    batches = loaderd_tf.distribute(
+        mirrored, numbered.write([100]), numbered.schema, global_batch_size=40, workers=1, unpack="device"
+    )
+    step_of = tf.function(lambda packed: loaderd_tf.unpack(packed, numbered.schema))
+    seen: list[int] = []
+    for step in batches:
+        fields = mirrored.run(step_of, (step,))
+        local = [mirrored.experimental_local_results(fields[name]) for name in ("bits", "id")]
+        for bits, ids in zip(*local, strict=True):
+            assert np.array_equal(bits, bits_of(ids.numpy()))
+            seen += ids.numpy().tolist()
+    assert sorted(seen) == list(range(100))
+
+
 @pytest.mark.slow
 def test_steps_go_on_from_a_position(mirrored: tf.distribute.Strategy, numbered: Numbered):
     """After so many steps of an epoch, a host has taken so many batches for each of its replicas."""

@@ -16,7 +16,7 @@ QUICK_ENDS = [
     *("exception", "SIGTERM in a loop", "SIGINT in a loop", "SIGKILL", "handler that takes a batch and exits"),
 ]
 QUICK_USES = [
-    *("iterator", "batches held", "reference cycle"),
+    *("iterator", "batches held", "packed batches", "reference cycle"),
     *("class with __del__ that reads", "atexit after", "daemon thread"),
 ]
 QUICK_SPECIALS = [

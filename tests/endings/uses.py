@@ -90,6 +90,10 @@ it = iter(loader())
 held = [next(it) for _ in range(7)]
 views = [batch["id"] for batch in held]
 """,
+    "packed batches": """
+it = iter(loader(unpack="device"))
+held = [next(it) for _ in range(7)]
+""",
     "with, inside": """
 data = loader()
 with loader() as left:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+import loaderd
 from loaderd.schema.device_program import Cast, Constant, DeviceProgram, ExpandBits, Step
 
 AnyArray = npt.NDArray[Any]
@@ -39,3 +40,9 @@ def values_of(step: Step, n: int, flat: Mapping[str, AnyArray]) -> AnyArray:
     values = values if step.scale is None else values * step.dtype.type(step.scale)
     values = values if step.offset is None else values + step.dtype.type(step.offset)
     return np.repeat(values, step.repeat, axis=1)
+
+
+def unpacked(loader: loaderd.Loader, batches: Iterable[loaderd.Batch]) -> Iterator[loaderd.Batch]:
+    """Packed batches of ``loader``, unpacked."""
+    program = loader.unpacked_schema.device_program()
+    return (loaderd.Batch(run(program, batch)) for batch in batches)

@@ -17,6 +17,7 @@ from loaderd import testing
 from loaderd.errors import OptionError, RecordMismatchError, ServerError, SkippedDataWarning
 from loaderd.kernels.crc import framed
 from loaderd.serve.app import MAKERS
+from tests.helpers.device_program import unpacked
 from tests.helpers.own_processes import wait_for_no_daemon
 from tests.helpers.serving import wait_until
 from tests.remote.network_server import MODULE
@@ -212,3 +213,10 @@ def test_what_servers_leave_out_is_said_here(start_server, tmp_path):
     said = f"60 of 1,059 records .*: 60 in {shards[0]}. The first: .*found no features"
     with connect(start_server(module=skipping)) as loader, pytest.raises(RecordMismatchError, match=said):
         list(loader)
+
+
+def test_packed_batches(server, two_epochs):
+    """What the servers' functions make travels finished; the device makes the rest of what is stored."""
+    with connect(server, epochs=2, unpack="device") as loader:
+        assert list(loader.schema.fields) == ["bits (stored)", "id", "twice"]
+        assert [check(batch) for batch in unpacked(loader, loader)] == two_epochs

@@ -36,6 +36,10 @@ def check(schema: Schema) -> None:
     assert list(unpacking.specs.items()) == list(schema.specs.items())
     assert all(isinstance(feature, (PackedBits, Raw)) for feature in unpacking.features.values())
     assert not any(isinstance(definition, Derived) for definition in unpacking.fields.values())
+    for_device = packed_schema(schema, for_device=True)
+    assert list(packed_schema(unpacking, for_device=True).specs.items()) == list(for_device.specs.items()), (
+        "a consumer, who has only the unpacking schema, and the server agree in what a slot holds"
+    )
 
     rows = random_rows(schema, 9)
     with np.errstate(all="ignore"):
@@ -87,4 +91,17 @@ def test_a_feature_that_travels_takes_no_name_of_a_field() -> None:
         {"y": Array("a (stored)", dtype="float64"), "b": Array("b")},
     )
     check(schema)
-    assert list(packed_schema(schema).fields) == ["a (stored)", "a"]
+    assert list(packed_schema(schema).fields) == ["a (stored) (stored)", "a"]
+
+
+def test_a_name_does_not_depend_on_what_else_travels() -> None:
+    """A device program makes "y" of "a (stored)", but not "x" of "a": that is finished where the batch is packed."""
+    schema = Schema(
+        {"a": Raw("int32", (4,)), "a (stored)": PackedBits(64)},
+        {
+            "x": Array("a", dtype="float64", scale=0.1),
+            "y": Bits("a (stored)", shape=(8, 8)),
+            "a": Derived(checksum, "x"),
+        },
+    )
+    check(schema)

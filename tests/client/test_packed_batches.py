@@ -1,0 +1,88 @@
+"""Packed batches (``unpack="device"``) keep the promises of unpacked ones; numpy makes the fields of them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import loaderd
+from loaderd.errors import ServerError
+from tests.helpers.device_program import unpacked
+from tests.helpers.numbered import Numbered
+from tests.helpers.own_processes import all_workers_of, kill, newest_daemon
+from tests.helpers.restarted import Restarted
+
+
+def numbers(loader: loaderd.Loader, batches: Any) -> list[list[int]]:
+    return [Numbered.check(batch) for batch in unpacked(loader, batches)]
+
+
+@pytest.fixture
+def expected(numbered: Numbered) -> list[list[int]]:
+    with numbered.loader([100, 50], epochs=2) as loader:
+        return numbered.batches(loader)
+
+
+def test_an_iteration_goes_on_from_every_step(numbered: Numbered, expected: list[list[int]]):
+    options: dict[str, Any] = {"epochs": 2, "unpack": "device"}
+    with numbered.loader([100, 50], **options) as loader:
+        assert next(iter(loader))["bits (stored)"].shape == (10, 4)
+        loader.seek(loaderd.Position())
+        positions, found = [loader.position], []
+        for batch in loader:
+            found += numbers(loader, [batch])
+            positions.append(loader.position)
+        assert found == expected
+        for step, position in enumerate(positions[:-1]):
+            loader.seek(position)
+            assert numbers(loader, loader) == expected[step:]
+    with numbered.loader([100, 50], start=positions[17], epochs=2) as loader:
+        assert numbered.batches(loader) == expected[17:], "a position is the same for floats"
+
+
+def test_processes_that_are_killed(numbered: Numbered, expected: list[list[int]]):
+    with numbered.loader([100, 50], epochs=2, unpack="device") as loader:
+        found, held = [], []
+        for step, batch in enumerate(loader):
+            found += numbers(loader, [batch])
+            held.append(batch)
+            if step in (3, 16):
+                kill(*all_workers_of(newest_daemon(), 1))
+            if step in (9, 22):
+                kill(newest_daemon())
+        assert found == expected == numbers(loader, held)
+        assert loader.statistics().daemon_restarts == 2
+
+
+@pytest.mark.parametrize("held_batches", [1, 4])
+def test_batches_that_are_kept_stay_what_they_are(numbered: Numbered, expected: list[list[int]], held_batches: int):
+    with numbered.loader([100, 50], epochs=2, unpack="device", held_batches=held_batches) as loader:
+        kept = list(loader)
+        assert numbers(loader, kept) == expected
+        assert loader.statistics().batches_copied == 30 - held_batches
+
+
+# ----------------------------------------------------------------------------------------- of a server
+
+
+def test_a_server_that_is_killed(server: Restarted, embedded: Any):
+    with server.connect(epochs=2, unpack="device") as loader:
+        assert loader.unpack == "device" and list(loader.schema.fields) == ["bits (stored)", "id"]
+        found = []
+        for step, batch in enumerate(loader):
+            found += numbers(loader, [batch])
+            if step in (3, 11):
+                server.kill_daemon()
+        assert found == embedded(epochs=2) and loader.statistics().daemon_restarts
+
+
+def test_a_group_of_a_server(server: Restarted, embedded: Any):
+    group: dict[str, Any] = {"sharing": "mirrored", "consumers": 2}
+    with server.connect(unpack="device", **group) as one:
+        with pytest.raises(ServerError, match="unpack 'worker' instead of 'device'"):
+            server.connect(**group)
+        with server.connect(unpack="device", **group) as other, ThreadPoolExecutor(2) as threads:
+            found = list(threads.map(lambda loader: numbers(loader, loader), (one, other)))
+    assert found == [embedded()] * 2
