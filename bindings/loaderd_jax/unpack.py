@@ -6,6 +6,7 @@ a subnormal number for 0, or changes a NaN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from loaderd.schema.device_program import Cast, Constant, DeviceProgram, ExpandBits, LookUp, Step
 
 Arrays = dict[str, jax.Array]
+PlacedField = tuple[str, tuple[int, np.dtype[Any], tuple[int, ...]]]
+"""The name of a packed field; where it begins in a block, in bytes; its dtype and shape, (n, …)."""
 
 
 class Unpacker:
@@ -27,6 +30,14 @@ class Unpacker:
         self.inputs = program.inputs(names)
         """The packed fields that it reads."""
         self._run = jax.jit(self.unpack)
+        self._run_block = jax.jit(self._unpack_block, static_argnums=(1,))
+
+    def of_block(self, block: jax.Array, fields: tuple[PlacedField, ...]) -> Arrays:
+        """``block``: uint8, (bytes,), in which the packed ``fields`` lie; returns (n, …) each."""
+        return self._run_block(block, fields)  # type: ignore[no-any-return]
+
+    def _unpack_block(self, block: jax.Array, fields: tuple[PlacedField, ...]) -> Arrays:
+        return self.unpack({name: _in_block(block, *place) for name, place in fields})
 
     def __call__(self, packed: Mapping[str, jax.Array]) -> Arrays:
         """``packed``: (n, …) each; returns (n, …) each."""
@@ -46,6 +57,20 @@ class Unpacker:
             ]
             fields[name] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
         return fields
+
+
+def can_be_in_block(dtype: np.dtype[Any]) -> bool:
+    """Whether JAX takes bytes for values of ``dtype``."""
+    return dtype.kind not in "bcSU"
+
+
+def _in_block(block: jax.Array, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> jax.Array:
+    """(n, values)"""
+    num_values = math.prod(shape)
+    values = jax.lax.slice(block, (offset,), (offset + num_values * dtype.itemsize,))
+    if dtype.itemsize > 1:
+        values = values.reshape(num_values, dtype.itemsize)
+    return jax.lax.bitcast_convert_type(values, dtype).reshape(shape)
 
 
 def _made(stored: jax.Array, step: Step) -> jax.Array:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from loaderd.schema import FieldSpec
 from loaderd.schema.device_program import Cast, DeviceProgram, ExpandBits, LookUp, Step, as_int64
-from loaderd_torch.dtypes import tensor_of, torch_dtype_of
+from loaderd_torch.dtypes import torch_dtype_of
 
 Tensors = dict[str, torch.Tensor]
 _logger = logging.getLogger("loaderd")
@@ -37,7 +38,7 @@ class Unpacker:
 
     def __call__(self, packed: Mapping[str, torch.Tensor]) -> Tensors:
         """``packed``: (n, …) each; returns (n, …) each."""
-        flat = {name: tensor.reshape(len(tensor), -1) for name, tensor in packed.items()}
+        flat = {name: tensor if tensor.dim() == 2 else _flat(tensor) for name, tensor in packed.items()}
         some = next(iter(flat.values()))
         fields = {}
         for name, steps in self._steps.items():
@@ -46,21 +47,44 @@ class Unpacker:
         return fields
 
 
-def packed_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """A packed field in its own memory; of a dtype that PyTorch lacks, and that is only looked up, the bits."""
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
+
+
+def packed_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """Of a packed field; where PyTorch lacks the dtype, whose values are only looked up then, of the bits."""
     try:
-        return tensor_of(array)
+        return torch_dtype_of(dtype)
     except TypeError:
-        return torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
+        return torch_dtype_of(np.dtype(f"i{dtype.itemsize}"))
+
+
+class BlockReader:
+    """Finds packed fields of these ``specs`` in a block that lies on a device (``client.batch.Block``)."""
+
+    def __init__(self, specs: Mapping[str, FieldSpec]) -> None:
+        self._fields = [
+            (name, spec.record_bytes, packed_dtype(spec.dtype), math.prod(spec.shape)) for name, spec in specs.items()
+        ]
+
+    def __call__(self, block: torch.Tensor, offsets: Mapping[str, int], num_records: int) -> Tensors:
+        """``block``: uint8, (bytes,); returns (n, values) each, views of it."""
+        fields = {}
+        for name, record_bytes, dtype, num_values in self._fields:
+            values = block.narrow(0, offsets[name], num_records * record_bytes)
+            fields[name] = (values if dtype == torch.uint8 else values.view(dtype)).view(num_records, num_values)
+        return fields
 
 
 def _operation(step: Step, device: torch.device) -> _Operation:
     if isinstance(step, ExpandBits):
+        value = _as_integers(step.value).to(device)
         return partial(
             _expand_bits,
             byte=torch.from_numpy(step.byte).to(device),
             mask=torch.from_numpy(step.mask).to(device),
-            value=_as_integers(step.value).to(device),
+            value=value,
+            zero=torch.zeros((), dtype=value.dtype, device=device),
             dtype=torch_dtype_of(step.value.dtype),
             shape=step.shape,
         )
@@ -91,6 +115,7 @@ def _expand_bits(
     byte: torch.Tensor,
     mask: torch.Tensor,
     value: torch.Tensor,
+    zero: torch.Tensor,
     dtype: torch.dtype,
     shape: tuple[int, ...],
 ) -> torch.Tensor:
@@ -98,7 +123,7 @@ def _expand_bits(
     if kernel is not None:
         integers = kernel(stored, byte, mask, value)
     else:
-        integers = torch.where((stored.index_select(1, byte) & mask) != 0, value, torch.zeros_like(value))
+        integers = torch.where((stored.index_select(1, byte) & mask) != 0, value, zero)
     return integers.view(dtype).reshape(-1, *shape)
 
 
@@ -137,6 +162,9 @@ def _cast(stored: torch.Tensor, step: Cast, dtype: torch.dtype) -> torch.Tensor:
         if step.offset is not None:
             values = values + as_int64(step.offset)
         values = values.view(dtype) if dtype == torch.uint64 else values.to(dtype)
+    elif step.repeat == 1:  # another field may be the same values, and whoever keeps one shall not keep the block
+        bits = values.view(torch.uint8) if dtype == torch.bool else values  # of which a copy would be 0 and 1
+        values = bits.clone(memory_format=torch.contiguous_format).view(dtype)
     return _repeated(values, step.repeat).reshape(-1, *step.shape)
 
 

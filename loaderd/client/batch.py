@@ -16,14 +16,24 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderd.shm.anonymous import SharedMemory, make_private
-from loaderd.shm.layout import FIELD_ALIGNMENT_BYTES, SlotLayout
+from loaderd.shm.layout import FIELD_ALIGNMENT_BYTES, Bytes1D, SlotLayout
+
+
+class Block(NamedTuple):
+    """Memory in which fields lie one behind the other.
+
+    ``bytes``: uint8, (bytes,). ``offsets``: where each field begins, each as many bytes behind a multiple of 64.
+    """
+
+    bytes: Bytes1D
+    offsets: Mapping[str, int]
 
 
 class Batch(Mapping[str, npt.NDArray[Any]]):
@@ -35,15 +45,17 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
     made of the arrays: ``Batch({name: value, …})``.
     """
 
-    __slots__ = ("_fields", "_memory")
+    __slots__ = ("_block", "_fields", "_memory")
 
     def __init__(
         self,
         fields: Mapping[str, npt.NDArray[Any]] | Iterable[tuple[str, npt.NDArray[Any]]],
         memory: SharedMemory | None = None,
+        block: Block | None = None,
     ) -> None:
         self._fields: dict[str, npt.NDArray[Any]] = fields if type(fields) is dict else dict(fields)
         self._memory = memory  # of all slots, in one of which the arrays lie; None: they have memory of their own
+        self._block = block  # in which the arrays lie; None: nobody knows that of them
 
     @property
     def num_records(self) -> int:
@@ -64,6 +76,20 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
             return None
         return array
 
+    def block(self, names: Collection[str]) -> Block:
+        """The fields ``names`` as one block, for one copy to a device.
+
+        It may be written to, and begins with the first of them. It is the memory of the batch itself where that is
+        the consumer's alone, else a copy.
+        """
+        if self._block is None:
+            return self.copy().block(names)
+        whole, places = self._block
+        first = min([places[name] for name in names], default=0)
+        end = max([places[name] + self._fields[name].nbytes for name in names], default=0)
+        part = whole[first:end]
+        return Block(part if part.flags.writeable else part.copy(), {name: places[name] - first for name in names})
+
     def pin(self) -> None:
         """Have GPUs copy out of the slots by themselves, from now on: see ``shm.pinned``.
 
@@ -81,15 +107,20 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
 
     def copy(self) -> Batch:
         """The same values in memory of its own, each field at a multiple of 64 bytes."""
+        offsets, end = {}, 0
+        for name, array in self._fields.items():
+            offsets[name] = end
+            end += -(-array.nbytes // FIELD_ALIGNMENT_BYTES) * FIELD_ALIGNMENT_BYTES
+        room = np.empty(end + FIELD_ALIGNMENT_BYTES, np.uint8)
+        shift = -room.__array_interface__["data"][0] % FIELD_ALIGNMENT_BYTES
+        block = Block(room[shift : shift + end], offsets)
         fields = {}
         for name, array in self._fields.items():
-            room = np.empty(array.nbytes + FIELD_ALIGNMENT_BYTES, np.uint8)
-            shift = -room.__array_interface__["data"][0] % FIELD_ALIGNMENT_BYTES
-            copied = room[shift : shift + array.nbytes].view(array.dtype).reshape(array.shape)
+            copied = np.ndarray(array.shape, array.dtype, block.bytes, offsets[name])
             copied[...] = array
             copied.flags.writeable = False
             fields[name] = copied
-        return Batch(fields)
+        return Batch(fields, block=block)
 
     def __reduce__(self) -> Any:
         """The arrays alone, of the memory of all slots."""
@@ -157,10 +188,8 @@ class SlotReader:
         """The leases whose slots :meth:`take_back` will return."""
         self._address = memory.bytes.__array_interface__["data"][0]
         self._slot_bytes = layout.slot_bytes
-        self._fields = [
-            (name, offset, spec.dtype, spec.shape)
-            for (name, spec), offset in zip(layout.specs.items(), layout.offsets.values(), strict=True)
-        ]
+        self._offsets = layout.offsets
+        self._fields = [(name, self._offsets[name], spec.dtype, spec.shape) for name, spec in layout.specs.items()]
 
     @property
     def num_lent(self) -> int:
@@ -203,4 +232,4 @@ class SlotReader:
             name: np.ndarray((num_records, *shape), dtype, read_only, offset)
             for name, offset, dtype, shape in self._fields
         }
-        return Batch(fields, memory)
+        return Batch(fields, memory, Block(slot_bytes, self._offsets))

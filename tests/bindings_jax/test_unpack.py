@@ -31,6 +31,15 @@ def check(schema: Schema) -> None:
     unpacker = unpack.Unpacker(schema.device_program(), names)
     with jax.enable_x64(True):
         found = unpacker({name: jax.device_put(packed[name]) for name in unpacker.inputs})
+    assert_same(found, expected, names)
+    if all(unpack.can_be_in_block(packed[name].dtype) for name in unpacker.inputs):
+        block, offsets = loaderd.Batch(packed).block(unpacker.inputs)
+        fields = tuple((name, (offsets[name], packed[name].dtype, packed[name].shape)) for name in unpacker.inputs)
+        with jax.enable_x64(True):
+            assert_same(unpacker.of_block(jax.device_put(block), fields), expected, names)
+
+
+def assert_same(found: Any, expected: Any, names: list[str]) -> None:
     for name in names:
         assert (found[name].shape, found[name].dtype) == (expected[name].shape, expected[name].dtype), name
         assert np.asarray(found[name]).tobytes() == expected[name].tobytes(), name
@@ -47,24 +56,30 @@ def test_ready_made_schemas(make: Any):
     check(make())
 
 
-def test_batches_are_those_of_the_workers(write_numbered: Callable[..., list[Path]]):
+@pytest.mark.parametrize("where", ["first", "another", "divided"])
+def test_batches_are_those_of_the_workers(write_numbered: Callable[..., list[Path]], where: str):
     features = {"bits": loaderd.PackedBits(32), "id": loaderd.Int64()}
     fields = {
         "bits": loaderd.Bits("bits", shape=(4, 8), dtype="bfloat16"),
         "id": loaderd.Array("id", dtype="int32", wrap=True),
     }
-    options: dict[str, Any] = {"batch_size": 64, "workers": 2, "epochs": 2}
+    options: dict[str, Any] = {"batch_size": 64, "workers": 2, "epochs": 2, "remainder": "drop"}
+    device = {"first": None, "another": jax.devices()[-1], "divided": None}[where]
+    if where == "divided":
+        device = jax.sharding.NamedSharding(jax.make_mesh((2,), ("data",)), jax.sharding.PartitionSpec("data"))
     shards, schema = write_numbered([1000, 300]), Schema(features, fields)
     with (
         loaderd.Loader(shards, schema, **options) as plain,
         loaderd.Loader(shards, schema, unpack="device", **options) as packed,
     ):
         expected = list(loaderd_jax.batches(plain, ("id", "bits")))
-        found = list(loaderd_jax.batches(packed, ("id", "bits")))
-    assert len(found) == len(expected) == 42
+        found = list(loaderd_jax.batches(packed, ("id", "bits"), device=device))
+    assert len(found) == len(expected) == 40
     for ours, theirs in zip(found, expected, strict=True):
         for array, other in zip(ours, theirs, strict=True):
-            assert array.dtype == other.dtype and (array == other).all()
+            assert array.dtype == other.dtype and np.array_equal(array, other)
+            assert where != "another" or array.devices() == {device}
+            assert where != "divided" or array.sharding.is_equivalent_to(device, array.ndim)
 
 
 def test_integers_that_jax_would_cut_off(write_numbered: Callable[..., list[Path]]):

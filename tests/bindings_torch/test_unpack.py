@@ -29,13 +29,16 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 def check(schema: Schema, device: str = "cpu", compiler: Callable[[Any], Any] | None = None) -> None:
     rows = np.random.default_rng(0).integers(0, 256, (9, schema.row_bytes), np.uint8)
     expected = decoded(schema, rows)
-    packed = decoded(packed_schema(schema, for_device=True), rows)
+    schema_of_packed = packed_schema(schema, for_device=True)
+    packed = decoded(schema_of_packed, rows)
     names = [name for name, spec in schema.specs.items() if is_known(spec.dtype)]
     if not names:
         return
     unpacker = unpack.Unpacker(schema.device_program(), names, torch.device(device))
     run = unpacker if compiler is None else compiler(unpacker.__call__)
-    found = run({name: unpack.packed_tensor(packed[name]).to(device) for name in unpacker.inputs})
+    block, offsets = loaderd.Batch(packed).block(unpacker.inputs)
+    read = unpack.BlockReader({name: schema_of_packed.specs[name] for name in unpacker.inputs})
+    found = run(read(torch.from_numpy(block).to(device), offsets, len(rows)))
     for name in names:
         assert tuple(found[name].shape) == expected[name].shape, name
         assert found[name].dtype == dtypes.torch_dtype_of(expected[name].dtype), name
