@@ -69,4 +69,4 @@ def test_storage_that_does_not_answer_is_named_long_before_it_is_given_up(comman
             line = process.stderr.readline()
             process.kill()
     assert line.startswith("listing s3://***@bucket/x?") and " for 5 s. No answer from the storage for 5 s" in line
-    assert f"Asked is {host}, with the key in the URI; it is given up after 60 s" in line and "secret" not in line
+    assert f"Asked is {host}, with the key in the URI; it is given up after 90 s" in line and "secret" not in line
