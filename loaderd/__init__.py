@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Planes,
         Raw,
         Schema,
+        Sparse,
         Spread,
     )
     from loaderd.schemas.symmetry import board_symmetry
@@ -64,6 +65,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
     "RecordRandom",
     "Schema",
     "Shuffle",
+    "Sparse",
     "Spread",
     "Statistics",
     "Storage",
@@ -80,7 +82,7 @@ _HOME = {
     **dict.fromkeys(
         [
             *("Array", "Bits", "Derived", "Fill", "FixedRecords", "Float", "Int64"),
-            *("Packed", "PackedBits", "Planes", "Raw", "Schema", "Spread"),
+            *("Packed", "PackedBits", "Planes", "Raw", "Schema", "Sparse", "Spread"),
         ],
         "schema",
     ),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.schema.device_program import Cast, Constant, DeviceProgram, ExpandBits, LookUp, Step
+from loaderd.schema.device_program import Cast, Collect, Constant, DeviceProgram, ExpandBits, LookUp, Step, inputs_of
 
 Arrays = dict[str, jax.Array]
 PlacedField = tuple[str, tuple[int, np.dtype[Any], tuple[int, ...]]]
@@ -52,7 +52,7 @@ class Unpacker:
             parts = [
                 jnp.broadcast_to(_constant(step.value), (n, *step.shape))
                 if isinstance(step, Constant)
-                else _made(flat[step.feature], step).reshape(n, *step.shape)
+                else _made(step, *(flat[feature] for feature in inputs_of(step))).reshape(n, *step.shape)
                 for step in steps
             ]
             fields[name] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
@@ -73,8 +73,10 @@ def _in_block(block: jax.Array, offset: int, dtype: np.dtype[Any], shape: tuple[
     return jax.lax.bitcast_convert_type(values, dtype).reshape(shape)
 
 
-def _made(stored: jax.Array, step: Step) -> jax.Array:
+def _made(step: Step, stored: jax.Array, *others: jax.Array) -> jax.Array:
     """(n, values)"""
+    if isinstance(step, Collect):
+        return _collected(step, stored, *(jax.lax.bitcast_convert_type(each, jnp.uint8) for each in others))
     if isinstance(step, ExpandBits):
         is_set = (stored[:, step.byte] & step.mask) != 0
         integers = _as_integers(step.value)
@@ -91,6 +93,35 @@ def _made(stored: jax.Array, step: Step) -> jax.Array:
         if step.offset is not None:
             values = values + step.dtype.type(step.offset)
     return jnp.repeat(values, step.repeat, axis=1) if step.repeat != 1 else values
+
+
+def _collected(step: Collect, bits: jax.Array, *others: jax.Array) -> jax.Array:
+    is_set = (bits[:, step.byte] & step.mask) != 0
+    position = jnp.arange(len(step.byte))[None]
+    if step.nibble_byte is not None:
+        code = (others[0][:, step.nibble_byte] >> step.nibble_shift & 15).astype(jnp.int32)
+        rank = jnp.clip(jnp.cumsum(is_set, axis=1, dtype=jnp.int32) - 1, 0, code.shape[1] - 1)
+        position = position + jnp.take_along_axis(code, rank, axis=1) * step.squares
+    at = position
+    if step.has_bucket:
+        at = position + others[-1].astype(jnp.int32) * step.table.shape[1]
+    elif step.bucket_code >= 0:
+        square = position - step.bucket_code * step.squares
+        is_king = is_set & (square >= 0) & (square < step.squares)
+        at = position + (square * is_king).sum(axis=1, keepdims=True, where=_firsts(is_king)) * step.table.shape[1]
+    index = jnp.asarray(step.table.reshape(-1))[jnp.broadcast_to(at, is_set.shape)]
+    ends = jnp.cumsum(is_set & (index >= 0), axis=1, dtype=jnp.int32)
+    if step.counts:
+        return ends[:, -1].astype(step.table.dtype)
+    # As many bits end before the r-th index as have fewer than r: compared all at once, in one loop.
+    found = (ends[:, None, :] < jnp.arange(1, step.k + 1)[:, None]).sum(axis=2, dtype=jnp.int32)
+    chosen = jnp.take_along_axis(index, jnp.minimum(found, len(step.byte) - 1), axis=1)
+    return jnp.where(found < len(step.byte), chosen, -1)
+
+
+def _firsts(flags: jax.Array) -> jax.Array:
+    """Of each row, the first flag alone."""
+    return flags & (jnp.cumsum(flags, axis=1, dtype=jnp.int32) == 1)
 
 
 def _as_integers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -25,7 +25,7 @@ from loaderd.errors import OptionError
 from loaderd.options import require
 from loaderd.schema import packed_schema as packed_schema_for
 from loaderd.schema import unpacking_schema
-from loaderd.schema.device_program import Cast, Constant, ExpandBits, LookUp, Step, as_int64
+from loaderd.schema.device_program import Cast, Collect, Constant, ExpandBits, LookUp, Step, as_int64
 from loaderd.schema.wire import from_wire, to_wire
 from loaderd_tf.structure import check_dtype
 
@@ -130,6 +130,8 @@ def _made(flat: Tensors, step: Step, n: tf.Tensor) -> tf.Tensor:
     """(n, values)"""
     if isinstance(step, Constant):
         return tf.fill([n, *step.shape], tf.constant(step.value))
+    if isinstance(step, Collect):
+        return _collect(step, n, *(tf.bitcast(flat[feature], tf.uint8) for feature in step.features))
     stored = flat[step.feature]
     if isinstance(step, ExpandBits):
         return _expand_bits(stored, step)
@@ -148,6 +150,33 @@ def _expand_bits(stored: tf.Tensor, step: ExpandBits) -> tf.Tensor:
     spread = tf.bitwise.right_shift(tf.bitwise.left_shift(picked, to_sign), np.int32(31))
     value = _as_integers(step.value)
     return _as(tf.bitwise.bitwise_and(tf.cast(spread, value.dtype), value), step.value.dtype)
+
+
+def _collect(step: Collect, n: tf.Tensor, bits: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
+    """In int32: see ``device_program.Collect``."""
+    num_bits = len(step.byte)
+    is_set = tf.bitwise.bitwise_and(tf.gather(bits, step.byte, axis=1), step.mask) != 0
+    position = tf.broadcast_to(tf.range(num_bits), [n, num_bits])
+    if step.nibble_byte is not None:
+        shifted = tf.bitwise.right_shift(tf.gather(others[0], step.nibble_byte, axis=1), step.nibble_shift)
+        code = tf.cast(tf.bitwise.bitwise_and(shifted, np.uint8(15)), tf.int32)
+        rank = tf.clip_by_value(tf.cumsum(tf.cast(is_set, tf.int32), axis=1) - 1, 0, len(step.nibble_byte) - 1)
+        position += tf.gather(code, rank, axis=1, batch_dims=1) * step.squares
+    at = position
+    if step.has_bucket:
+        at += tf.cast(others[-1], tf.int32) * step.table.shape[1]
+    elif step.bucket_code >= 0:
+        square = position - step.bucket_code * step.squares
+        is_king = is_set & (square >= 0) & (square < step.squares)
+        first = tf.argmax(tf.cast(is_king, tf.int32), axis=1, output_type=tf.int32)[:, None]
+        at += tf.gather(square, first, axis=1, batch_dims=1) * step.table.shape[1]
+    index = tf.gather(step.table.reshape(-1), at)
+    ends = tf.cumsum(tf.cast(is_set & (index >= 0), tf.int32), axis=1)
+    if step.counts:
+        return tf.cast(ends[:, -1], index.dtype)
+    found = tf.searchsorted(ends, tf.broadcast_to(tf.range(1, step.k + 1), [n, step.k]))
+    chosen = tf.gather(index, tf.minimum(found, num_bits - 1), axis=1, batch_dims=1)
+    return tf.where(found < num_bits, chosen, tf.constant(-1, index.dtype))
 
 
 def _chosen(values: tf.Tensor, step: LookUp | Cast) -> tf.Tensor:

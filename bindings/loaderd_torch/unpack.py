@@ -17,12 +17,21 @@ import numpy as np
 import torch
 
 from loaderd.schema import FieldSpec
-from loaderd.schema.device_program import Cast, DeviceProgram, ExpandBits, LookUp, Step, as_int64
+from loaderd.schema.device_program import (
+    Cast,
+    Collect,
+    DeviceProgram,
+    ExpandBits,
+    LookUp,
+    Step,
+    as_int64,
+    inputs_of,
+)
 from loaderd_torch.dtypes import torch_dtype_of
 
 Tensors = dict[str, torch.Tensor]
 _logger = logging.getLogger("loaderd")
-_Operation = Callable[[torch.Tensor], torch.Tensor]
+_Operation = Callable[..., torch.Tensor]
 
 
 class Unpacker:
@@ -30,8 +39,7 @@ class Unpacker:
 
     def __init__(self, program: DeviceProgram, names: Collection[str], device: torch.device) -> None:
         self._steps = {
-            name: [(getattr(step, "feature", None), _operation(step, device)) for step in program.steps[name]]
-            for name in names
+            name: [(inputs_of(step), _operation(step, device)) for step in program.steps[name]] for name in names
         }
         self.inputs = program.inputs(names)
         """The packed fields that it reads."""
@@ -42,7 +50,7 @@ class Unpacker:
         some = next(iter(flat.values()))
         fields = {}
         for name, steps in self._steps.items():
-            parts = [operation(flat[feature] if feature else some) for feature, operation in steps]
+            parts = [operation(*([flat[each] for each in inputs] or [some])) for inputs, operation in steps]
             fields[name] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return fields
 
@@ -95,6 +103,10 @@ def _operation(step: Step, device: torch.device) -> _Operation:
             table=_as_integers(step.table).to(device),
             dtype=torch_dtype_of(step.table.dtype),
         )
+    if isinstance(step, Collect):
+        arrays = (step.byte, step.mask, step.nibble_byte, step.nibble_shift, step.table)
+        tensors = [None if each is None else torch.from_numpy(each).to(device) for each in arrays]
+        return partial(_collect, step=step, tensors=tensors)
     if isinstance(step, Cast):
         return partial(_cast, step=step, dtype=torch_dtype_of(step.dtype))
     return partial(
@@ -150,6 +162,33 @@ def _look_up(stored: torch.Tensor, step: LookUp, table: torch.Tensor, dtype: tor
     if not is_byte:
         index = index & 0xFFFF
     return _repeated(table[index].view(dtype), step.repeat).reshape(-1, *step.shape)
+
+
+def _collect(bits: torch.Tensor, *others: torch.Tensor, step: Collect, tensors: list[Any]) -> torch.Tensor:
+    byte, mask, nibble_byte, nibble_shift, table = tensors
+    is_set = (bits.index_select(1, byte) & mask) != 0
+    n, num_bits = is_set.shape
+    position = torch.arange(num_bits, device=bits.device).expand(n, num_bits)
+    if nibble_byte is not None:
+        code = (others[0].view(torch.uint8).index_select(1, nibble_byte) >> nibble_shift & 15).to(torch.int64)
+        rank = (is_set.cumsum(1) - 1).clamp(0, code.shape[1] - 1)
+        position = position + code.gather(1, rank) * step.squares
+    at = position
+    if step.has_bucket:
+        at = position + others[-1].view(torch.uint8).to(torch.int64) * table.shape[1]
+    elif step.bucket_code >= 0:
+        square = position - step.bucket_code * step.squares
+        is_king = is_set & (square >= 0) & (square < step.squares)
+        at = position + square.gather(1, is_king.to(torch.int32).argmax(1, keepdim=True)) * table.shape[1]
+    index = table.reshape(-1)[at]
+    ends = (is_set & (index >= 0)).cumsum(1)
+    if step.counts:
+        return ends[:, -1].to(table.dtype)
+    ranks = torch.arange(1, step.k + 1, device=bits.device).expand(n, step.k)
+    found = torch.searchsorted(ends, ranks.contiguous())
+    return torch.where(
+        found < num_bits, index.gather(1, found.clamp(max=num_bits - 1)), torch.full_like(index[:, :1], -1)
+    )
 
 
 def _cast(stored: torch.Tensor, step: Cast, dtype: torch.dtype) -> torch.Tensor:

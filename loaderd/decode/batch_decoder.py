@@ -3,6 +3,7 @@
 ::
 
     rows (n, row_bytes) ──┬── Bits ─────► loaderd.kernels.bits
+                          ├── Sparse ───► loaderd.kernels.sparse
                           ├── Packed ───► CastValues
                           ├── Array ────► CastValues or LookUpValues
                           ├── Spread, Fill, Planes ──► loaderd.decode.planes
@@ -28,7 +29,21 @@ from loaderd.decode.planes import FillValue, JoinPlanes, SpreadPlanes
 from loaderd.errors import WorkerError
 from loaderd.kernels.bits import BitLayout, bits_engine
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
-from loaderd.schema import Array, Bits, Derived, Field, FieldSpec, Fill, Packed, Planes, Schema, Spread
+from loaderd.kernels.sparse import SparseLayout, sparse_engine
+from loaderd.schema import (
+    Array,
+    Bits,
+    Derived,
+    Field,
+    FieldSpec,
+    Fill,
+    Packed,
+    PackedBits,
+    Planes,
+    Schema,
+    Sparse,
+    Spread,
+)
 from loaderd.schema.exact import ArrayValues
 from loaderd.schema.representable import integer_limits
 from loaderd.snapshots import Kernels
@@ -140,6 +155,9 @@ def _engine_of(schema: Schema, name: str, what: str, definition: Field, fields: 
     start = fields_of_row[definition.feature][1]
     if isinstance(definition, Bits):
         return bits_engine(layout_of(definition, start))
+    if isinstance(definition, Sparse):
+        starts = {each: offset for each, (_, offset, *_) in fields_of_row.items()}
+        return sparse_engine(_sparse_layout(what, definition, schema, starts), definition.dtype.itemsize)
     if isinstance(definition, Spread):
         return SpreadPlanes(what, definition, feature, start)
     stored = feature.row_dtype.base
@@ -167,6 +185,24 @@ def layout_of(field: Bits, feature_offset: int) -> BitLayout:
         is_little=field.bit_order == "little",
         plane_bits=0 if field.plane_bytes is None else field.plane_bits,
         plane_bytes=field.plane_bytes or 0,
+    )
+
+
+def _sparse_layout(what: str, field: Sparse, schema: Schema, starts: Mapping[str, int]) -> SparseLayout:
+    """``starts``: the byte of a row where each feature begins."""
+    feature = schema.features[field.feature]
+    assert isinstance(feature, PackedBits)
+    return SparseLayout(
+        what,
+        first_bit=8 * starts[field.feature] + field.start,
+        table=field.indices_of(feature.num_bits),
+        k=field.k,
+        is_little=field.bit_order == "little",
+        codes_byte=-1 if field.codes is None else starts[field.codes],
+        num_codes=0 if field.codes is None else field.num_codes(schema.features),
+        bucket_byte=starts[field.bucket] if isinstance(field.bucket, str) else -1,
+        bucket_code=field.bucket if isinstance(field.bucket, int) else -1,
+        counts=field.count,
     )
 
 

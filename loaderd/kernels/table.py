@@ -7,6 +7,7 @@ loop         by the loop             by numpy                   what it does
 ``seam``     ``crc``                 ``_seam_by_numpy``         prepares records for one CRC over all of them
 ``put``      ``rows.PutByLoop``      ``rows.PutByNumpy``        checks records of one layout, and writes their rows
 ``select``   ``bits.SelectBits``     ``bits.ExpandBytes``, …    turns packed bits into values
+``collect``  ``sparse.SparseByLoop`` ``sparse.SparseByNumpy``   turns set bits, or pieces on them, into indices
 ===========  ======================  =========================  ==================================================
 
 :mod:`loaderd.formats` and :mod:`loaderd.decode` call functions of these modules, or ask them for an object, and need

@@ -1,10 +1,12 @@
 """Descriptions of what a record stores, and of what a batch holds. Nothing is decoded here."""
 
 from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape, resolve_dtype
-from loaderd.schema.fields import Array, Bits, Derived, Field, FieldSpec, Fill, Packed, Planes, Spread
+from loaderd.schema.field_spec import FieldSpec
+from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread
 from loaderd.schema.packed import packed_schema, unpacking_schema
 from loaderd.schema.records import FixedRecords
 from loaderd.schema.schema import Schema
+from loaderd.schema.sparse import Sparse
 
 __all__ = [
     "Array",
@@ -23,6 +25,7 @@ __all__ = [
     "Raw",
     "Schema",
     "Shape",
+    "Sparse",
     "Spread",
     "packed_schema",
     "resolve_dtype",

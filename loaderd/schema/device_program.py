@@ -7,18 +7,20 @@
                                                   ▼
     the fields of s ◄──────device_program(s)──── device
 
-A step takes a feature, ``(n, values)``, and makes a field of it, or a part of one:
+A step takes a feature, ``(n, values)``, or several, and makes a field of it, or a part of one:
 
 ==============  ====================================================================================================
 ``ExpandBits``  byte ``byte[i]`` of the feature, and ``mask[i]``: not 0 gives ``value[i]``, 0 gives 0
 ``LookUp``      a value of one or two bytes, as an unsigned integer, is an index into ``table``, which numpy made
 ``Cast``        a value as it is, or cast: integers to integers, which wrap, or exactly rounded to float32 or float64
+``Collect``     the indices of set bits, or of pieces on them, from a table
 ``Constant``    the same everywhere
 ==============  ====================================================================================================
 
 No step computes in floats: a library may round ``x * scale + offset`` once, where numpy rounds twice, and take
 subnormal numbers for 0. So all make the bits that the workers make. What would need such arithmetic, or a check of
-its values, the workers finish, and so they do with ``Derived``.
+its values, the workers finish, and so they do with ``Derived``. Of what ``Collect`` makes, the workers have found out
+that it can be made: they make it, too, and send what it is made of.
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ from loaderd.schema.exact import ArrayValues, SpreadValues
 from loaderd.schema.features import Feature, PackedBits, Shape
 from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread, parts_of
 from loaderd.schema.representable import holds_numbers, in_dtype, integer_limits
+from loaderd.schema.sparse import Sparse
 
 AnyArray = npt.NDArray[Any]
+_MOST_COLLECTED_BITS = 2048  # a device takes several bytes for each
 _MAX_TABLE_ITEMSIZE = 2  # bytes of a stored value; the table has an entry for each possible one
 
 
@@ -114,7 +118,51 @@ class Constant:
         return f"fill with {self.value} -> {self.value.dtype} {self.shape}"
 
 
-Step = ExpandBits | LookUp | Cast | Constant
+@dataclass(frozen=True, eq=False)
+class Collect:
+    """The first ``k`` indices, and -1 behind them; or, with ``counts``, how many there are.
+
+    ::
+
+        square[b]  the number of bit b, which is at byte[b], mask[b] of the first of ``features``
+        position   square; with ``nibble_byte``, and for the r-th set bit, also its code from the second feature:
+                   (nibble_byte[r] >> nibble_shift[r] & 15) * squares + square
+        bucket     0; or the value of the last feature; or, with a ``bucket_code`` of 0 or more, of the first position
+                   from bucket_code * squares on, less than squares behind it, how far behind it is
+        index      table[bucket, position], left out if it is below 0
+
+    ``table``: the field's dtype, (buckets, positions).
+    """
+
+    features: tuple[str, ...]
+    byte: npt.NDArray[np.intp]
+    mask: npt.NDArray[np.uint8]
+    nibble_byte: npt.NDArray[np.intp] | None
+    nibble_shift: npt.NDArray[np.uint8] | None
+    has_bucket: bool
+    bucket_code: int
+    table: AnyArray
+    squares: int
+    k: int
+    counts: bool
+    shape: Shape
+
+    def __str__(self) -> str:
+        what = "count" if self.counts else f"the first {self.k} of"
+        return (
+            f"collect {what} {len(self.byte)} bits of {self.features[0]!r} by a table of {self.table.shape} -> "
+            f"{self.table.dtype} {self.shape}"
+        )
+
+
+Step = ExpandBits | LookUp | Cast | Collect | Constant
+
+
+def inputs_of(step: Step) -> tuple[str, ...]:
+    """The packed fields that a step takes, in the order in which it names them."""
+    if isinstance(step, Constant):
+        return ()
+    return step.features if isinstance(step, Collect) else (step.feature,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +177,7 @@ class DeviceProgram:
     def inputs(self, names: Collection[str]) -> tuple[str, ...]:
         """The packed fields of which the fields ``names`` are made."""
         steps = [step for name in names for step in self.steps[name]]
-        return tuple(dict.fromkeys(step.feature for step in steps if not isinstance(step, Constant)))
+        return tuple(dict.fromkeys(feature for step in steps for feature in inputs_of(step)))
 
 
 def as_int64(number: int) -> int:
@@ -151,6 +199,8 @@ def _step(name: str, part: Field, features: Mapping[str, Feature]) -> Step | Non
     spec = part.spec(name, features)
     if isinstance(part, Fill):
         return Constant(in_dtype(part.value, part.dtype), spec.shape)
+    if isinstance(part, Sparse):
+        return _collect(part, features, spec.shape)
     feature = features[part.feature]
     if isinstance(part, Bits):
         return _bits(part)
@@ -176,6 +226,31 @@ def _bits(part: Bits) -> ExpandBits:
         _mask(place % 8, part.bit_order),
         np.resize(part.channel_scale, part.num_bits),
         part.shape,
+    )
+
+
+def _collect(part: Sparse, features: Mapping[str, Feature], shape: Shape) -> Collect | None:
+    feature = features[part.feature]
+    assert isinstance(feature, PackedBits)
+    place = part.start + np.arange(part.num_bits(feature))
+    if len(place) > _MOST_COLLECTED_BITS:
+        return None
+    table, named = part.indices_of(feature.num_bits), (part.feature, part.codes, part.bucket)
+    rank = np.arange(min(len(place), part.num_codes(features))) if part.codes is not None else None
+    first = 0 if part.bit_order == "little" else 1
+    return Collect(
+        tuple(each for each in named if isinstance(each, str)),
+        place // 8,
+        _mask(place % 8, part.bit_order),
+        None if rank is None else rank // 2,
+        None if rank is None else (4 * (rank % 2 ^ first)).astype(np.uint8),
+        isinstance(part.bucket, str),
+        part.bucket if isinstance(part.bucket, int) else -1,
+        table.reshape(len(table), -1).astype(part.dtype),
+        table.shape[2],
+        part.k,
+        part.count,
+        shape,
     )
 
 

@@ -136,6 +136,8 @@ class ByValue:
 def _without_nan(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_without_nan, value))
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
     return "nan" if isinstance(value, float) and math.isnan(value) else value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -15,13 +15,13 @@ from loaderd.errors import SchemaError
 from loaderd.schema.exact import is_cast
 from loaderd.schema.features import (
     ByValue,
-    Feature,
     PackedBits,
     Shape,
     check_integer,
     check_shape,
     resolve_dtype,
 )
+from loaderd.schema.field_spec import Features, FieldSpec, check_bit_order, check_name, feature_of, packed_bits_of
 from loaderd.schema.functions import same_function
 from loaderd.schema.representable import (
     Number,
@@ -33,20 +33,7 @@ from loaderd.schema.representable import (
     in_dtype,
     integer_limits,
 )
-
-Features = Mapping[str, Feature]
-
-
-@dataclass(frozen=True)
-class FieldSpec:
-    """What one field of a batch looks like, without the batch dimension."""
-
-    shape: Shape
-    dtype: np.dtype[Any]
-
-    @property
-    def record_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+from loaderd.schema.sparse import Sparse
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +93,7 @@ class Bits(ByValue):
             )
 
     def spec(self, name: str, features: Features) -> FieldSpec:
-        feature = _packed_bits(name, self.feature, features)
+        feature = packed_bits_of(name, self.feature, features)
         if self.stop > feature.num_bits:
             raise SchemaError(
                 f"field {name!r} needs bits {self.start}…{self.stop - 1} of feature {self.feature!r}, "
@@ -163,7 +150,7 @@ class Packed(ByValue):
         check_name(self.feature, "Packed: feature")
 
     def spec(self, name: str, features: Features) -> FieldSpec:
-        return FieldSpec((_packed_bits(name, self.feature, features).num_bytes,), self.dtype)
+        return FieldSpec((packed_bits_of(name, self.feature, features).num_bytes,), self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +193,7 @@ class Array(ByValue):
             object.__setattr__(self, "shape", check_shape(self.shape, "Array"))
 
     def spec(self, name: str, features: Features) -> FieldSpec:
-        feature = _feature(name, self.feature, features)
+        feature = feature_of(name, self.feature, features)
         if isinstance(feature, PackedBits):
             raise SchemaError(f"field {name!r}: feature {self.feature!r} is PackedBits; read it with Bits or Packed")
         dtype = feature.value_dtype if self.dtype is None else self.dtype
@@ -264,7 +251,7 @@ class Spread(ByValue):
             raise SchemaError(f"Spread: scale must be finite for dtype {self.dtype}, got {self.scale}")
 
     def spec(self, name: str, features: Features) -> FieldSpec:
-        feature = _feature(name, self.feature, features)
+        feature = feature_of(name, self.feature, features)
         if isinstance(feature, PackedBits):
             what, count = "bit", feature.num_bits
             if self.first is None:
@@ -397,10 +384,11 @@ class Planes(ByValue):
         return FieldSpec((sum(shape[0] for shape in shapes), *shapes[0][1:]), specs[0].dtype)
 
 
-Field = Bits | Packed | Array | Spread | Fill | Planes | Derived
+Single = Bits | Packed | Array | Spread | Fill | Sparse | Derived
+Field = Single | Planes
 
 
-def parts_of(definition: Field) -> tuple[Bits | Packed | Array | Spread | Fill | Derived, ...]:
+def parts_of(definition: Field) -> tuple[Single, ...]:
     """The parts of a Planes; of any other field, the field."""
     return definition.parts if isinstance(definition, Planes) else (definition,)  # type: ignore[return-value]  # flat
 
@@ -410,31 +398,26 @@ def derived_in(definition: Field) -> tuple[Derived, ...]:
     return tuple(part for part in parts_of(definition) if isinstance(part, Derived))
 
 
-def _feature(name: str, feature: str, features: Features) -> Feature:
-    """The feature that field ``name`` reads."""
-    if feature not in features:
-        raise SchemaError(f"field {name!r} reads feature {feature!r}, which is none of {sorted(features)}")
-    return features[feature]
+def features_of(definition: Field) -> tuple[str, ...]:
+    """The features that a field reads by itself."""
+    read = [getattr(part, each) for part in parts_of(definition) for each in _reads(part)]
+    return tuple(dict.fromkeys(name for name in read if isinstance(name, str)))
 
 
-def _packed_bits(name: str, feature: str, features: Features) -> PackedBits:
-    found = _feature(name, feature, features)
-    if not isinstance(found, PackedBits):
-        raise SchemaError(f"field {name!r}: feature {feature!r} must be PackedBits, got {type(found).__name__}")
-    return found
+def renamed(definition: Field, names: Mapping[str, str]) -> Field:
+    """The field, reading its features under other names."""
+    if isinstance(definition, Planes):
+        return Planes([renamed(part, names) for part in definition.parts])  # type: ignore[misc]  # parts stay parts
+    read = {each: getattr(definition, each) for each in _reads(definition)}
+    others: dict[str, Any] = {each: names[name] for each, name in read.items() if isinstance(name, str)}
+    return replace(definition, **others)
 
 
-def check_name(name: Any, what: str) -> str:
-    """``name``; raises SchemaError unless it is text."""
-    if not isinstance(name, str):
-        raise SchemaError(f"{what} must be a name, got {name!r:.200}")
-    return name
-
-
-def check_bit_order(value: Any, what: str) -> None:
-    """Raise SchemaError unless it is "big" or "little"."""
-    if not isinstance(value, str) or value not in ("big", "little"):
-        raise SchemaError(f'{what}: bit_order must be "big" or "little", got {value!r:.200}')
+def _reads(part: Single) -> tuple[str, ...]:
+    """The arguments that name features."""
+    if isinstance(part, (Fill, Derived)):
+        return ()
+    return part.reads if isinstance(part, Sparse) else ("feature",)
 
 
 def _numbers(value: Any, what: str) -> Number | tuple[Number, ...]:

@@ -14,11 +14,10 @@ that its function stays there; and where the way leads to a device, what a devic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loaderd.schema.features import Feature, PackedBits, Raw
-from loaderd.schema.fields import Array, Derived, Field, Fill, Packed, Planes, derived_in, parts_of
+from loaderd.schema.fields import Array, Field, Packed, derived_in, features_of, parts_of, renamed
 from loaderd.schema.schema import Schema
 
 if TYPE_CHECKING:
@@ -54,12 +53,15 @@ def unpacking_schema(schema: Schema, for_device: bool = False) -> Schema:
     packed = packed_schema(schema, for_device)
     features: dict[str, Feature] = {}
     for name, spec in packed.specs.items():
-        is_packed = isinstance(packed.fields[name], Packed)
-        features[name] = PackedBits(8 * spec.record_bytes) if is_packed else Raw(spec.dtype, spec.shape)
+        definition = packed.fields[name]
+        stored = schema.features[definition.feature] if isinstance(definition, Packed) else None
+        features[name] = (
+            PackedBits(stored.num_bits) if isinstance(stored, PackedBits) else Raw(spec.dtype, spec.shape)
+        )
     fields: dict[str, Field] = {}
     for name, definition in schema.fields.items():
         if name in unpacked:
-            fields[name] = _renamed(definition, names)
+            fields[name] = renamed(definition, names)
         else:
             fields[name] = Packed(name) if isinstance(definition, Packed) else Array(name)
     return Schema(features, fields)
@@ -82,13 +84,13 @@ def _cut(schema: Schema, for_device: bool) -> tuple[dict[str, tuple[str, ...]], 
     unpacked = {
         name: features
         for name, definition in schema.fields.items()
-        if (features := _features_of(definition)) and _can_be_unpacked(name, definition, schema.features, for_device)
+        if (features := features_of(definition)) and _can_be_unpacked(name, definition, schema.features, for_device)
     }
     while True:
         made_bytes = dict.fromkeys((feature for features in unpacked.values() for feature in features), 0)
         for name in unpacked:
             for part in parts_of(schema.fields[name]):
-                for feature in _features_of(part):
+                for feature in features_of(part):
                     made_bytes[feature] += part.spec(name, schema.features).record_bytes
         larger = {feature for feature, made in made_bytes.items() if schema.features[feature].num_bytes >= made}
         if not larger:
@@ -118,18 +120,3 @@ def _can_be_unpacked(name: str, definition: Field, features: Mapping[str, Featur
     from loaderd.schema.device_program import steps_of
 
     return steps_of(name, definition, features) is not None
-
-
-def _features_of(definition: Field) -> tuple[str, ...]:
-    """The features that a field reads by itself."""
-    parts = (part for part in parts_of(definition) if not isinstance(part, (Fill, Derived)))
-    return tuple(dict.fromkeys(part.feature for part in parts))
-
-
-def _renamed(definition: Field, names: dict[str, str]) -> Field:
-    """The field, reading its features under other names."""
-    if isinstance(definition, Planes):
-        return Planes([_renamed(part, names) for part in definition.parts])  # type: ignore[misc]  # parts stay parts
-    if isinstance(definition, (Derived, Fill)):
-        return definition
-    return replace(definition, feature=names[definition.feature])

@@ -1,11 +1,11 @@
 """Features and fields together: which field reads which feature, and what a row looks like.
 
-A :class:`Schema` has two sides. **Stored features** say what is in each ``tf.train.Example``:
-:class:`PackedBits`, :class:`Raw`, :class:`Int64`, :class:`Float`; or, by :class:`FixedRecords`, in each record of
-fixed size. **Fields** say what comes out of a batch: :class:`Bits`, :class:`Packed`, :class:`Array`,
-:class:`Spread`, :class:`Fill`, some of these joined in :class:`Planes`, and :class:`Derived`. Between the two lies
-the **row**: the stored features of one record, each at a fixed place in a fixed number of bytes. Records are shuffled
-and kept as rows, and become fields last.
+A :class:`Schema` has two sides. **Stored features** say what is in each ``tf.train.Example``: :class:`PackedBits`,
+:class:`Raw`, :class:`Int64`, :class:`Float`; or, by :class:`FixedRecords`, in each record of fixed size. **Fields**
+say what comes out of a batch: :class:`Bits`, :class:`Packed`, :class:`Array`, :class:`Spread`, :class:`Fill`,
+:class:`Sparse`, some of these joined in :class:`Planes`, and :class:`Derived`. Between the two lies the **row**: the
+stored features of one record, each at a fixed place in a fixed number of bytes. Records are shuffled and kept as
+rows, and become fields last.
 
 ::
 
@@ -25,21 +25,21 @@ import numpy.typing as npt
 
 from loaderd.errors import SchemaError
 from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw
+from loaderd.schema.field_spec import FieldSpec, check_name
 from loaderd.schema.fields import (
     Array,
     Bits,
     Derived,
     Field,
-    FieldSpec,
     Fill,
     Packed,
     Planes,
     Spread,
-    check_name,
     derived_in,
     parts_of,
 )
 from loaderd.schema.records import FixedRecords
+from loaderd.schema.sparse import Sparse
 from loaderd.schema.trial import try_out
 
 if TYPE_CHECKING:
@@ -195,8 +195,13 @@ class Schema:
 
     @property
     def made_fields(self) -> list[str]:
-        """The delivered fields and what they are derived from, each behind its inputs."""
-        needed = set(self.fields)
+        """The delivered fields and what they are derived from, each behind its inputs; and those that are only
+        checked.
+
+        A Sparse that is not delivered is one that a device makes: it cannot say that a record is damaged, workers
+        can.
+        """
+        needed = set(self.fields) | {name for name, each in self.intermediates.items() if isinstance(each, Sparse)}
         order = self.evaluation_order
         for name in reversed(order):
             if name in needed:
@@ -261,7 +266,7 @@ class Schema:
 
 
 _FEATURE_KINDS = (PackedBits, Raw, Int64, Float)
-_FIELD_KINDS = (Bits, Packed, Array, Spread, Fill, Planes, Derived)
+_FIELD_KINDS = (Bits, Packed, Array, Spread, Fill, Sparse, Planes, Derived)
 _HINT_FEATURES = "What is stored; what comes out of it belongs in fields. See loaderd_tf.schema_from_features, too."
 _HINT_FIELDS = "What comes out; what is stored in a record belongs in features."
 _PARTS: tuple[tuple[str, tuple[type, ...], str], ...] = (

@@ -17,7 +17,8 @@ from loaderd.errors import SchemaError
 from loaderd.randomness import RecordRandom
 from loaderd.schema.exact import is_cast, is_shaped
 from loaderd.schema.features import Shape, check_shape
-from loaderd.schema.fields import Derived, FieldSpec
+from loaderd.schema.field_spec import FieldSpec
+from loaderd.schema.fields import Derived
 
 _NUM_RECORDS = (2, 3)
 _HINT_UNTRIED = "Give the field both, shape=… and dtype=…: then its function is not called before there are records."

@@ -18,6 +18,7 @@ from loaderd.errors import SchemaError
 from loaderd.schema.features import Float, Int64, PackedBits, Raw, is_numpys, resolve_dtype
 from loaderd.schema.fields import Array, Bits, Derived, Fill, Packed, Planes, Spread
 from loaderd.schema.schema import Schema
+from loaderd.schema.sparse import Sparse
 
 MAX_PARTS = 1000
 """The most features, and the most fields, of a schema that travels."""
@@ -29,7 +30,7 @@ _DTYPE = re.compile(
 )
 _FEATURES = {kind.__name__: kind for kind in (PackedBits, Raw, Int64, Float)}
 _PARTS_OF_PLANES = {kind.__name__: kind for kind in (Bits, Array, Spread, Fill)}
-_FIELDS = {**_PARTS_OF_PLANES, "Packed": Packed, "Planes": Planes}
+_FIELDS = {**_PARTS_OF_PLANES, **{kind.__name__: kind for kind in (Packed, Planes, Sparse)}}
 _OF_WORKERS = ("default", "pad")
 # Sent only where they differ from these values: so an older version understands all other schemas.
 _SELDOM = {"bit_order": "big", "plane_bytes": None, "first": None, "wrap": False}
@@ -66,6 +67,8 @@ def _value_to_wire(value: Any) -> Any:
     if isinstance(value, np.dtype):
         # "bfloat16" and "float8_e5m2" (their str, "<V2" and "<f1", name no dtype); else such as "<f4".
         return value.str if is_numpys(value) and value.kind != "V" else value.name
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     return list(value) if isinstance(value, tuple) else value
 
 

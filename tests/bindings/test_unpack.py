@@ -17,6 +17,7 @@ from loaderd_tf.unpack import Unpacker
 import loaderd
 from loaderd import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
 from loaderd.errors import OptionError
+from tests.helpers import boards
 from tests.helpers.decoding import decoded
 from tests.helpers.numbered import SCHEMA, Numbered
 from tests.schema.any_schema import schemas
@@ -188,6 +189,20 @@ def test_structure_names_what_is_sent(numbered: Numbered):
         pass
     with pytest.raises(OptionError, match=r"structure must be made of the fields \['bits \(stored\)', 'id'\]"):
         loaderd_tf.make_dataset(numbered.write([9]), SCHEMA, structure="bits", **options)
+
+
+def test_sparse_inputs_of_boards(tmp_path: Path):
+    records, schema = boards.boards(300), boards.schema()
+    options: dict[str, Any] = {"batch_size": 64, "workers": 1}
+    path = str(boards.write(tmp_path / "a.bin", records))
+    with loaderd.Loader(path, schema, unpack="device", **options) as loader:
+        boards.check(loaderd_tf.batches(loader), records)
+    plain = loaderd_tf.make_dataset(path, schema, **options)
+    packed = loaderd_tf.make_dataset(path, schema, unpack="device", **options)
+    boards.check(plain, records)
+    boards.check(({**element, **loaderd_tf.unpack(element, schema)} for element in packed), records)
+    for each in (plain, packed):
+        each.close()
 
 
 # ---------------------------------------------------------------------------------------------------------- Keras

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 import loaderd
 from loaderd.errors import OptionError
 from loaderd.schema import Schema, packed_schema
+from tests.helpers import boards
 from tests.helpers.decoding import decoded
 from tests.schema.any_schema import schemas
 
@@ -90,3 +91,11 @@ def test_integers_that_jax_would_cut_off(write_numbered: Callable[..., list[Path
         pytest.raises(OptionError, match="'id' is int64, and JAX would make int32 of it"),
     ):
         loaderd_jax.batches(loader)
+
+
+@pytest.mark.parametrize("where", ["worker", "device"])
+def test_sparse_inputs_of_boards(tmp_path: Path, where: Any):
+    records = boards.boards(300)
+    path = boards.write(tmp_path / "a.bin", records)
+    with loaderd.Loader(path, boards.schema(), batch_size=64, unpack=where, workers=1) as loader:
+        boards.check(loaderd_jax.batches(loader), records)

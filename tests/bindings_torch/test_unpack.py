@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 import loaderd
 from loaderd.schema import Schema, packed_schema
+from tests.helpers import boards
 from tests.helpers.decoding import decoded
 from tests.schema.any_schema import schemas
 
@@ -97,3 +98,11 @@ def test_batches_are_those_of_the_workers(write_numbered: Callable[..., list[Pat
     for ours, theirs in zip(found, expected, strict=True):
         for tensor, other in zip(ours, theirs, strict=True):
             assert tensor.device.type == device and tensor.dtype == other.dtype and torch.equal(tensor.cpu(), other)
+
+
+@pytest.mark.parametrize("where", ["worker", "device"])
+def test_sparse_inputs_of_boards(tmp_path: Path, where: Any):
+    records = boards.boards(300)
+    path = boards.write(tmp_path / "a.bin", records)
+    with loaderd.Loader(path, boards.schema(), batch_size=64, unpack=where, workers=1) as loader:
+        boards.check(loaderd_torch.batches(loader), records)

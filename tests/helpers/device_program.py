@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import loaderd
-from loaderd.schema.device_program import Cast, Constant, DeviceProgram, ExpandBits, Step
+from loaderd.schema.device_program import Cast, Collect, Constant, DeviceProgram, ExpandBits, Step
 
 AnyArray = npt.NDArray[Any]
 
@@ -33,6 +33,8 @@ def values_of(step: Step, n: int, flat: Mapping[str, AnyArray]) -> AnyArray:
     if isinstance(step, ExpandBits):
         is_set = (flat[step.feature][:, step.byte] & step.mask) != 0
         return np.where(is_set, step.value, np.zeros((), step.value.dtype))
+    if isinstance(step, Collect):
+        return collected(step, *(flat[feature].view(np.uint8) for feature in step.features))
     stored = np.ascontiguousarray(flat[step.feature][:, step.first : step.first + step.count])
     if not isinstance(step, Cast):
         return np.repeat(step.table[stored.view(f"u{stored.dtype.itemsize}")], step.repeat, axis=1)
@@ -46,3 +48,27 @@ def unpacked(loader: loaderd.Loader, batches: Iterable[loaderd.Batch]) -> Iterat
     """Packed batches of ``loader``, unpacked."""
     program = loader.unpacked_schema.device_program()
     return (loaderd.Batch(run(program, batch)) for batch in batches)
+
+
+def collected(step: Collect, bits: AnyArray, *others: AnyArray) -> AnyArray:
+    is_set = (bits[:, step.byte] & step.mask) != 0
+    position = np.broadcast_to(np.arange(len(step.byte)), is_set.shape)
+    if step.nibble_byte is not None:
+        code = others[0][:, step.nibble_byte] >> step.nibble_shift & 15
+        rank = np.clip(np.cumsum(is_set, axis=1) - 1, 0, code.shape[1] - 1)
+        position = position + np.take_along_axis(code, rank, axis=1).astype(int) * step.squares
+    bucket = others[-1].astype(int) if step.has_bucket else np.zeros((len(bits), 1), int)
+    if step.bucket_code >= 0:
+        square = position - step.bucket_code * step.squares
+        king = is_set & (square >= 0) & (square < step.squares)
+        bucket = np.take_along_axis(square, king.argmax(axis=1)[:, None], axis=1)
+    index = step.table.reshape(-1)[bucket * step.table.shape[1] + position]
+    is_kept = is_set & (index >= 0)
+    if step.counts:
+        return is_kept.sum(axis=1).astype(step.table.dtype)
+    first = np.argsort(~is_kept, axis=1, kind="stable")[:, : step.k]
+    found = np.full((len(bits), step.k), -1, step.table.dtype)
+    found[:, : first.shape[1]] = np.where(
+        np.take_along_axis(is_kept, first, axis=1), np.take_along_axis(index, first, axis=1), -1
+    )
+    return found

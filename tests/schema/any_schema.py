@@ -25,6 +25,7 @@ from loaderd.schema import (
     Planes,
     Raw,
     Schema,
+    Sparse,
     Spread,
 )
 
@@ -70,7 +71,37 @@ def stored_fields(draw: st.DrawFn, stored: dict[str, Feature]) -> Field:
         scale=draw(st.none() | scales | st.lists(scales, min_size=channels, max_size=channels)),
         dtype=dtype,
     )
-    return draw(st.sampled_from([Packed(name), bits, bits]))
+    sparse = draw(sparse_fields(name, feature.num_bits, stored))
+    return draw(st.sampled_from([Packed(name), bits, bits, sparse, sparse]))
+
+
+@st.composite
+def sparse_fields(draw: st.DrawFn, name: str, num_bits: int, stored: dict[str, Feature]) -> Sparse:
+    """Of any kind that no record breaks: it has a table for all, and room for all."""
+    start = draw(st.integers(0, num_bits - 1))
+    order, k = draw(st.sampled_from(["big", "little"])), draw(st.integers(num_bits, 90))
+    options: dict[str, Any] = {"start": start, "bit_order": order, "dtype": draw(st.sampled_from(["int16", "int32"]))}
+    options["count"] = draw(st.booleans())
+    if draw(st.booleans()):
+        return Sparse(name, k, **options)
+    codes = [each for each in stored if num_codes_of(stored[each]) >= num_bits - start]
+    bytes_ = [each for each, feature in stored.items() if isinstance(feature, Raw) and num_codes_of(feature) == 2]
+    shape = [256] if bytes_ and draw(st.booleans()) else []
+    if shape:
+        options["bucket"] = draw(st.sampled_from(bytes_))
+    if codes and draw(st.booleans()):
+        options["codes"] = draw(st.sampled_from(codes))
+        shape += [16, draw(st.integers(1, num_bits - start))]
+    else:
+        shape += [num_bits - start]
+    values = np.random.default_rng(draw(st.integers(0, 9))).integers(-1, 30000, shape)
+    return Sparse(name, k, values, **options)
+
+
+def num_codes_of(feature: Feature) -> int:
+    """How many of four bits it holds; 0: it is no feature of bytes."""
+    is_bytes = isinstance(feature, PackedBits) or feature.value_dtype in (np.uint8, np.int8)
+    return 2 * (feature.num_bits // 8 if isinstance(feature, PackedBits) else feature.num_bytes) if is_bytes else 0
 
 
 @st.composite

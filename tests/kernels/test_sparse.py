@@ -1,0 +1,159 @@
+"""Sparse fields: numpy and the loop make what a plain loop over bits makes, or name what is damaged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderd.decode.batch_decoder import BatchDecoder
+from loaderd.errors import SchemaError, WorkerError
+from loaderd.schema import PackedBits, Raw, Schema, Sparse, Spread
+from tests.helpers.decoding import rows_of
+from tests.helpers.guarded import guarded
+
+
+def plainly(field: Sparse, board: bytes, codes: bytes, bucket: int) -> list[int] | str:
+    """The indices of a record; or, as text, what is wrong with it."""
+    table = field.full_table if field.table is not None else np.arange(8 * len(board) - field.start)[None, None]
+    squares, pieces = table.shape[2], []
+    num_bits = squares if field.codes else table.shape[1] * squares
+    for number in range(num_bits):
+        byte, bit = divmod(field.start + number, 8)
+        if not board[byte] >> (bit if field.bit_order == "little" else 7 - bit) & 1:
+            continue
+        code, square = divmod(number, squares)
+        if field.codes:
+            half, low = divmod(len(pieces), 2)
+            if half >= len(codes):
+                return "pieces, as there are codes"
+            code = codes[half] >> 4 * (low if field.bit_order == "little" else 1 - low) & 15
+        pieces.append((code, square))
+    if field.bucket is None:
+        bucket = 0
+    elif isinstance(field.bucket, int):
+        kings = [square for code, square in pieces if code == field.bucket]
+        if not kings:
+            return "whose square is the bucket, found none"
+        bucket = kings[0]
+    elif bucket >= len(table):
+        return f"expected a bucket from 0 to {len(table) - 1}, found {bucket}"
+    indices = [int(table[bucket, code, square]) for code, square in pieces]
+    if -2 in indices:
+        return "a piece that the table has, found one of code"
+    kept = [index for index in indices if index >= 0]
+    return kept if len(kept) <= field.k else f"expected at most {field.k} indices, found {len(kept)}"
+
+
+@st.composite
+def sparse_fields(draw: st.DrawFn) -> tuple[Sparse, int]:
+    """With the number of its feature's bits."""
+    has_codes, bucket = draw(st.booleans()), draw(st.sampled_from([None, "bucket", 0, 2]))
+    squares, planes = draw(st.integers(1, 81)), draw(st.integers(3, 16))
+    buckets = [] if bucket is None else [draw(st.integers(1, 9))] if bucket == "bucket" else [squares]
+    start = draw(st.integers(0, 20))
+    least = draw(st.sampled_from([-2, -1, 0]))
+    table = np.random.default_rng(draw(st.integers(0, 99))).integers(least, 32767, (*buckets, planes, squares))
+    if least == -2:  # but few: else hardly a record is whole
+        table[table == -2] = -1
+        table[..., -1, -1] = -2
+    field = Sparse(
+        "board",
+        draw(st.integers(1, 40)),
+        None if bucket is None and not has_codes and draw(st.booleans()) else table,
+        "codes" if has_codes else None,
+        bucket,
+        start,
+        draw(st.sampled_from(["big", "little"])),
+        draw(st.sampled_from(["int16", "int32", "int64"])),
+        count=draw(st.booleans()),
+    )
+    size = start + squares * (1 if has_codes else planes)
+    return field, -(-size // 8) * 8
+
+
+@given(
+    sparse=sparse_fields(),
+    share=st.sampled_from([0.0, 0.03, 0.3, 1.0]),
+    code_bytes=st.integers(1, 20),
+    seed=st.integers(0, 2**32),
+)
+def test_any_record(kernels: str, sparse: tuple[Sparse, int], share: float, code_bytes: int, seed: int):
+    field, num_bits = sparse
+    features = {"codes": Raw("u1", (code_bytes,)), "bucket": Raw("u1"), "board": PackedBits(num_bits)}
+    schema, rng, n = Schema(features, {"x": field}), np.random.default_rng(seed), 5
+    rows = rows_of(
+        schema,
+        board=np.packbits(rng.random((n, num_bits)) < share, axis=1),
+        codes=rng.integers(0, 256, (n, code_bytes)) & 0x77,
+        bucket=rng.integers(0, 10, n),
+    )
+    rows = guarded(rows.tobytes()).reshape(rows.shape)
+    stored = rows.view(schema.row_dtype)[:, 0]
+    decoder, spec = BatchDecoder(schema), schema.specs["x"]
+    assert decoder.kernels == kernels
+    whole = []
+    for number in range(n):
+        expected = plainly(
+            field, *(stored[name][number].tobytes() for name in ("board", "codes")), stored["bucket"][number]
+        )
+        out = guarded(bytes(spec.record_bytes)).view(spec.dtype).reshape(1, *spec.shape)
+        if isinstance(expected, str):
+            with pytest.raises(WorkerError, match=expected):
+                decoder.decode(rows[number : number + 1], {"x": out})
+            continue
+        padded = len(expected) if field.count else expected + [-1] * (field.k - len(expected))
+        decoder.decode(rows[number : number + 1], {"x": out})
+        assert out[0].tolist() == padded
+        whole.append((number, padded))
+    some = np.ascontiguousarray(rows[[number for number, _ in whole]])
+    out = np.empty((len(whole), *spec.shape), spec.dtype)
+    decoder.decode(some, {"x": out})
+    assert out.tolist() == [padded for _, padded in whole]
+    if len(whole) < n:  # the records before the damaged one are no excuse
+        with pytest.raises(WorkerError, match="field 'x': expected"):
+            decoder.decode(rows, {"x": np.empty((n, *spec.shape), spec.dtype)})
+
+
+FEATURES = {"b": PackedBits(64), "c": Raw("u1", (16,)), "k": Raw("u1"), "w": Raw("<u2")}
+TABLE = np.zeros((12, 64), int)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Sparse("b", 0), "Sparse: k must be a positive integer, got 0"),
+        (lambda: Sparse("b", 1, dtype="uint16"), "Sparse: dtype must be int16, int32 or int64, got uint16"),
+        (lambda: Sparse("b", 1, [[0.5]]), "Sparse: table must be an array of 4194304 integers at most"),
+        (lambda: Sparse("b", 1, [[1], [1, 2]]), "Sparse: table must be an array of"),
+        (lambda: Sparse("b", 1, []), "Sparse: table must be an array of"),
+        (lambda: Sparse("b", 1, [-3]), "must hold indices that int32 holds, -1 or -2, got -3"),
+        (lambda: Sparse("b", 1, [1 << 15], dtype="int16"), "must hold indices that int16 holds, -1 or -2, got 32768"),
+        (lambda: Sparse("b", 1, codes="c"), "Sparse: codes and a bucket need a table"),
+        (lambda: Sparse("b", 1, np.zeros(64, int), "c"), r"must have the axes \(code, square\), got shape \(64,\)"),
+        (lambda: Sparse("b", 1, TABLE[None]), r"must have the axes \(code, square\), got shape \(1, 12, 64\)"),
+        (lambda: Sparse("b", 1, np.zeros((17, 64), int), "c"), "must be for 16 codes at most, got 17"),
+        (lambda: Sparse("b", 1, np.zeros((8, 12, 64), int), "c", bucket=5), "as many buckets as squares"),
+        (lambda: Sparse("b", 1, bucket=b"k"), "Sparse: bucket must be an integer from 0 on"),
+        (lambda: Sparse("b", 1, count=1), "Sparse: count must be True or False"),
+        (lambda: Sparse("b", 1, start=64), "field 'x' needs bits 64…64 of feature 'b', which has 64"),
+        (lambda: Sparse("b", 1, TABLE), "field 'x' needs bits 0…767 of feature 'b', which has 64"),
+        (lambda: Sparse("k", 1), "field 'x': feature 'k' must be PackedBits, got Raw"),
+        (lambda: Sparse("b", 1, TABLE, "w"), "which codes names, must be PackedBits, or a Raw of uint8, got Raw"),
+        (lambda: Sparse("b", 1, [TABLE], "c", "c"), "which bucket names, must be a Raw of one uint8, got Raw"),
+        (lambda: Sparse("b", 1, TABLE, "d"), "field 'x' reads feature 'd', which is none of"),
+    ],
+)
+def test_what_cannot_be(make: Any, text: str):
+    with pytest.raises(SchemaError, match=text):
+        Schema(FEATURES, {"x": make()})
+
+
+def test_it_is_shown_without_the_numbers_of_its_table_and_equal_by_them():
+    field = Sparse("b", 32, TABLE, codes="c", dtype="int16")
+    assert repr(field) == "Sparse(feature='b', k=32, table=<int64 (12, 64)>, codes='c', dtype=dtype('int16'))"
+    assert field == Sparse("b", 32, TABLE.tolist(), codes="c", dtype="<i2") != Sparse("b", 32, TABLE + 1, codes="c")
+    assert Schema(FEATURES, {"x": field}) != Schema(FEATURES, {"x": Spread("k", ())})
