@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Convert shards that loaderd reads (TFRecord, records of a fixed size, tars of these, npz, npy) to TFRecord shards of
-tf.train.Examples with the schema's stored features, to npz, or to records of a fixed size. Each shard is written
-under a temporary name, read back, compared, and renamed. The same command, run again after it was killed, goes on
-where it was. The exit status is 0; 1 if records are damaged or do not fit the schema; 2 for wrong arguments, a source
-that is a file of another kind, no records, or storage that does not answer or is full.
+Convert shards that loaderd reads (TFRecord, records of a fixed size, tars of these, npz, npy, Parquet, Arrow) to
+TFRecord shards of tf.train.Examples with the schema's stored features, to npz, or to records of a fixed size. Each
+shard is written under a temporary name, read back, compared, and renamed. The same command, run again after it was
+killed, goes on where it was. The exit status is 0; 1 if records are damaged or do not fit the schema; 2 for wrong
+arguments, a source that is a file of another kind, no records, or storage that does not answer or is full.
 """
 _EXAMPLE = "example: loaderd convert 'games/*.tar' --to shards --compression gzip"
 _SHARD_BYTES = 128 << 20

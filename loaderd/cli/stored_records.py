@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from loaderd.decode.example import Listed
-from loaderd.errors import CorruptRecordError, Damage, OptionError, at_damage
+from loaderd.errors import CorruptRecordError, Damage, OptionError, ShardReadError, at_damage
 from loaderd.formats.blocks import BlockReader
 from loaderd.formats.detect import columns_of, detect_schema
 from loaderd.formats.fixed_blocks import FixedBlockReader
@@ -55,8 +55,12 @@ def stored_in(file: ShardFile) -> StoredFormat | None:
     columns = columns_of(file)
     if columns is None:
         return None
-    records = FixedRecords(columns)
-    return StoredFormat(records, None, _NO_SCHEMA, _as_python(records))
+    dtype, left_out = columns
+    if not dtype.names:
+        raise ShardReadError(f"{file.uri} has no column that can be a feature: {left_out}")
+    records = FixedRecords(dtype)
+    notes = "".join(f"# {name!a} is left out: {why}.\n" for name, why in left_out.items())
+    return StoredFormat(records, None, _NO_SCHEMA, _as_python(records) + notes)
 
 
 def read_record(

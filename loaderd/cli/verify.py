@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +27,7 @@ from loaderd.redaction import redacted
 from loaderd.schema import Schema
 from loaderd.schemas.named import load_schema
 from loaderd.storage.access import Access
-from loaderd.storage.shard_file import Block, ShardFile
+from loaderd.storage.shard_file import TABLES, Block, ShardFile
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Read all shards, check both CRCs of every record, and name every damage: shard, record, offset, what was expected and
 what was found. Records of a fixed size have no CRCs of their own: of these, what wraps them is checked (gzip, zstd,
-tar, npz), and that the last one is whole. With --schema, each record is also read as the schema says; those that do
-not match are counted for each shard, and the first of them is named. The exit status is 0 if all is well, 1 if there
-is damage or a record does not match, 2 for wrong arguments, no shards, or storage that does not answer.
+tar, npz, Parquet, Arrow), and that the last one is whole. With --schema, each record is also read as the schema says;
+those that do not match are counted for each shard, and the first of them is named. The exit status is 0 if all is
+well, 1 if there is damage or a record does not match, 2 for wrong arguments, no shards, or storage that does not
+answer.
 """
 _EXAMPLE = "example: loaderd verify 'shards/*.tfrecord' --json | grep '\"damage\"'"
 
@@ -116,14 +118,21 @@ def _check(
         if schema is None or index.error is not None:
             found.append((index, _Mismatches()))
         else:
-            found.append((index, _mismatches(schema, index, lambda: on_read(num_bytes), access)))
+            found.append(_read_again(schema, index, lambda: on_read(num_bytes), access))
     return found
 
 
-def _mismatches(schema: Schema, index: ShardIndex, on_block: Callable[[], None], access: Access) -> _Mismatches:
-    """Read the shard again. Raises ShardReadError where it cannot be read any more."""
+def _read_again(
+    schema: Schema, index: ShardIndex, on_block: Callable[[], None], access: Access
+) -> tuple[ShardIndex, _Mismatches]:
+    """Compare all records with the schema. Raises ShardReadError where the shard cannot be read any more.
+
+    Parquet and Arrow were indexed by what they say of themselves: their damage shows here, a block at a time.
+    """
+    counts = index.counts.copy()
     row = np.empty((1, schema.row_bytes), dtype=np.uint8)  # nobody wants the rows
     first: LoaderdError | None = None
+    damages: list[Damage] = []
     num_mismatches = 0
     with closing(WindowLoader(schema, [index.file], [index.compression], Reading(access=access))) as loader:
         for number, num_records in enumerate(index.counts.tolist()):
@@ -131,11 +140,15 @@ def _mismatches(schema: Schema, index: ShardIndex, on_block: Callable[[], None],
             part = BlockPlacement(Block(0, *index.block(number)), np.zeros(num_records, dtype=np.intp))
             for places, error in loader.load([part], row):
                 if isinstance(error, ShardReadError):
-                    raise error
+                    if index.compression not in TABLES or error.damage is None:
+                        raise error
+                    damages += [error.damage] * bool(counts[number])
+                    counts[number] = 0
                 if isinstance(error, RecordMismatchError):
                     num_mismatches += len(places)
                     first = first or error
-    return _Mismatches(num_mismatches, first.damage if first else None)
+    seen = replace(index, counts=counts, damages=(*index.damages, *damages)) if damages else index
+    return seen, _Mismatches(num_mismatches, first.damage if first else None)
 
 
 def _tell(index: ShardIndex, mismatches: _Mismatches, as_json: bool) -> None:

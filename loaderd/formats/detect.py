@@ -22,6 +22,7 @@ from loaderd.formats.fixed import compression_of_member, open_fixed, wrapping_of
 from loaderd.formats.kinds import Content, is_frame
 from loaderd.formats.npy import open_npy, row_dtype
 from loaderd.formats.npz import arrays_of
+from loaderd.formats.table import table_class
 from loaderd.formats.tar import Member, find_members
 from loaderd.kernels.crc import HEADER_BYTES
 from loaderd.schema import FixedRecords, Schema
@@ -29,10 +30,8 @@ from loaderd.schemas.kata import katago
 from loaderd.schemas.leela import lc0
 from loaderd.storage.access import Access
 from loaderd.storage.files import OpenFile, open_shard
-from loaderd.storage.shard_file import Compression, ShardFile
+from loaderd.storage.shard_file import TABLES, Compression, ShardFile
 
-TABLES: tuple[Compression, ...] = ("npz", "npy")
-"""Those that say of themselves which features they hold."""
 _MOST_BOARD_SIZE = 99
 _POLICY, _TARGETS = "policyTargetsNCMove", "globalTargetsNC"
 
@@ -53,10 +52,10 @@ def detect_schema(file: ShardFile, access: Access | None = None) -> tuple[Schema
         content = Content(opened.read_at, file.size_bytes)
         if is_frame(content.head):
             return None
-        wrapping = wrapping_of(file.uri, content.head)
+        wrapping = wrapping_of(file.uri, content)
         if wrapping == "npz":
             return _detect_npz(opened, file)
-        if wrapping in TABLES:
+        if wrapping in (*TABLES, "npy"):
             return None
         detected = _detect_lc0(opened, file, wrapping)
         if detected is None and wrapping in ("none", "gzip"):
@@ -64,16 +63,20 @@ def detect_schema(file: ShardFile, access: Access | None = None) -> tuple[Schema
         return detected
 
 
-def columns_of(file: ShardFile) -> np.dtype[Any] | None:
-    """What a row of a file holds, where the file says so itself (:data:`TABLES`): a dtype with named fields.
+def columns_of(file: ShardFile) -> tuple[np.dtype[Any], dict[str, str]] | None:
+    """What a row of a file holds, where the file says so itself. None: it does not.
 
-    Raises as :func:`detect_schema`.
+    (A dtype with named fields; of columns that cannot be fields, why.) Raises as :func:`detect_schema`.
     """
     with closing(open_shard(file)) as opened:
-        wrapping = wrapping_of(file.uri, Content(opened.read_at, file.size_bytes).head)
+        wrapping = wrapping_of(file.uri, Content(opened.read_at, file.size_bytes))
         if wrapping == "npz":
-            return np.dtype(list(arrays_of(file, opened.read_at).items()))
-        return row_dtype(open_npy(file, opened.read_at)) if wrapping == "npy" else None
+            return np.dtype(list(arrays_of(file, opened.read_at).items())), {}
+        if wrapping in TABLES:
+            from loaderd.formats.arrow_columns import dtype_in  # and pyarrow
+
+            return dtype_in(table_class(wrapping)(file, opened.read_at, None))
+        return (row_dtype(open_npy(file, opened.read_at)), {}) if wrapping == "npy" else None
 
 
 def _detect_lc0(opened: OpenFile, file: ShardFile, wrapping: Compression) -> tuple[Schema, str] | None:

@@ -8,6 +8,8 @@ tar      ``ustar`` at byte 257, or a header's checksum      one a member (``tar`
 gzip     ``1f 8b 08``                                       one: it cannot be entered in the middle
 zstd     ``28 b5 2f fd``                                    one
 npy      ``93 NUMPY``                                       as many as ``block_records`` says (``npy``)
+parquet  ``PAR1``, and at the end or in front of a page     one a row group (``parquet``)
+arrow    ``ARROW1``                                         one a record batch (``arrow_file``)
 none     anything else                                      as many as ``block_records`` says
 =======  =================================================  =====================================================
 
@@ -34,6 +36,7 @@ from loaderd.formats.inflate import inflate_whole
 from loaderd.formats.kinds import (
     GZIP_MAGIC,
     HEAD_BYTES,
+    KINDS,
     NPY_MAGICS,
     ZIP_MAGIC,
     ZSTD_MAGIC,
@@ -52,6 +55,7 @@ _MAGIC: dict[bytes, Compression] = {
     ZSTD_MAGIC: "zstd",
     **dict.fromkeys(NPY_MAGICS, "npy"),
 }
+_WITH_COLUMNS: tuple[Compression, ...] = ("parquet", "arrow")
 _PIECE_BYTES = 1 << 20
 MAX_WHOLE_BYTES = 32 << 20
 """What needs more memory, inflated, comes in pieces."""
@@ -63,14 +67,18 @@ def detect_wrapping(shard: str, read_at: ReadAt, size_bytes: int, records: Fixed
     Raises ShardFormatError where it is plainly a file of another kind, or of other records.
     """
     content = Content(read_at, size_bytes)
-    wrapping = wrapping_of(shard, content.head)
+    wrapping = wrapping_of(shard, content)
     if wrapping == "none":
         refuse_others(shard, content, records)
     return wrapping
 
 
-def wrapping_of(shard: str, head: bytes) -> Compression:
-    """How the file that begins with ``head`` wraps its records, whatever they are."""
+def wrapping_of(shard: str, content: Content) -> Compression:
+    """How the file wraps its records, whatever they are."""
+    head = content.head
+    for kind in _WITH_COLUMNS:
+        if KINDS[kind].matches(content):
+            return kind
     is_empty_tar = shard.endswith(".tar") and not any(head)  # one without members is zeros alone
     return _by_magic(head) or ("tar" if is_tar_header(head) or is_empty_tar else "none")
 

@@ -1,8 +1,8 @@
 """Reads blocks of records of fixed size again, as ``blocks`` does for TFRecord.
 
 Several blocks are read together, each as a whole: plain ones straight to where their records are wanted, compressed
-ones by inflating them to there. A block that is large, damaged or in an npz comes in pieces. The npz that was read
-last stays open at the row where reading stopped, because the next read mostly goes on there.
+ones by inflating them to there. A block that is large, damaged or of a table (``table``) comes in pieces. The table
+that was read last stays open where reading stopped, because the next read mostly goes on there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,13 +25,11 @@ from loaderd.formats.fixed import (
 )
 from loaderd.formats.framing import RecordChunk
 from loaderd.formats.reader import Reader, Reading
+from loaderd.formats.table import Table, open_table
 from loaderd.kernels.crc import Bytes1D, crc32c
 from loaderd.kernels.frames import Ends
 from loaderd.schema import FixedRecords
-from loaderd.storage.shard_file import PLAIN, Block, Compression, ShardFile
-
-if TYPE_CHECKING:
-    from loaderd.formats.npz import NpzRows
+from loaderd.storage.shard_file import PLAIN, TABLES, Block, Compression, ShardFile
 
 
 class FixedBlockReader(Reader):
@@ -47,11 +44,11 @@ class FixedBlockReader(Reader):
     ) -> None:
         super().__init__(files, compressions, reading)
         self._records = records
-        self._npz: tuple[int, NpzRows] | None = None
+        self._table: tuple[int, Table] | None = None
 
     def close(self) -> None:
         super().close()
-        self._npz = None
+        self._table = None
 
     def crc_of(self, piece: RecordChunk, crc: int) -> int:
         return crc32c(piece.buffer[: piece.num_records * self._records.record_bytes].data, crc)
@@ -75,7 +72,7 @@ class FixedBlockReader(Reader):
         )
 
     def can_read_together(self, block: Block) -> bool:
-        return self._compressions[block.shard] != "npz" and self.memory_bytes(block) <= MAX_WHOLE_BYTES
+        return self._compressions[block.shard] not in TABLES and self.memory_bytes(block) <= MAX_WHOLE_BYTES
 
     def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
         """As in ``Reader``; None where a compressed block is damaged: :meth:`read` will say how."""
@@ -109,8 +106,8 @@ class FixedBlockReader(Reader):
         self._file(block.shard).check_unchanged()
         if block.crc is not None and (self._is_plain(block) or self.can_read_together(block)):
             first, stop = 0, block.num_records  # so that its CRC can be compared
-        if self._compressions[block.shard] == "npz":
-            yield from self._read_npz(block, first, stop)
+        if self._compressions[block.shard] in TABLES:
+            yield from self._read_table(block, first, stop)
         elif block.crc is not None and (first, stop) == (0, block.num_records):
             yield from self._compared(block, self._read_stream(block, 0, block.num_records))
         else:
@@ -124,34 +121,28 @@ class FixedBlockReader(Reader):
             return damage
         return replace(damage, found=f"{damage.found}, in the member at byte {block.offset} of the tar")
 
-    def _read_npz(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk]:
-        rows = self._npz_before(block, first)
-        size = self._records.record_bytes
-        while (begin := rows.row) < stop:
-            with self._inflating():
-                buffer = rows.read(stop - begin)
-            self._on_read(block.num_bytes * rows.row // block.num_records)
-            yield fixed_piece(buffer, rows.row - begin, size, begin * size, block.first_record + begin)
-        self._npz = block.shard, rows
-
-    def _npz_before(self, block: Block, first: int) -> NpzRows:
-        """The npz, standing at row ``first``. It is not kept again until it has been read without an error."""
-        kept, self._npz = self._npz, None
+    def _read_table(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk]:
+        number, kind = block.shard, self._compressions[block.shard]
+        kept, self._table = self._table, None  # it is kept again when it has been read without an error
         with self._inflating():
-            if kept is not None and kept[0] == block.shard and kept[1].row <= first:
-                rows = kept[1]
-            else:
+            if kept is None or kept[0] != number:
                 del kept  # before the next one takes memory
-                from loaderd.formats.npz import NpzRows  # and zipfile
-
-                rows = NpzRows(self._files[block.shard], self._read_at(block.shard), self._records)
-            if rows.num_rows != block.num_records:
-                uri = self._files[block.shard].uri
-                expected = f"{block.num_records} rows (the count when it was indexed)"
-                raise _error(Damage(uri, 0, 0, expected, f"{rows.num_rows} rows", lost_bytes=-1))
-            for row in rows.skip_to(first):
-                self._on_read(block.num_bytes * row // block.num_records)
-        return rows
+                file, read_at = self._files[number], self._read_at(number)
+                kept = number, open_table(kind, file, read_at, self._records, self._on_read)
+        table, size = kept[1], self._records.record_bytes
+        starts = itertools.accumulate((count for _, _, count in table.blocks), initial=0)
+        counts = dict(zip(starts, (count for _, _, count in table.blocks), strict=False))
+        if counts.get(block.first_record) != block.num_records:
+            expected = f"{block.num_records} rows from row {block.first_record} on (the count when it was indexed)"
+            found = f"{counts.get(block.first_record, 'no')} rows"
+            raise _error(Damage(self._files[number].uri, 0, 0, expected, found, lost_bytes=-1))
+        row, last = block.first_record + first, block.first_record + stop
+        while row < last:
+            with self._inflating():
+                buffer = table.read(row, last - row)
+            yield fixed_piece(buffer, len(buffer) // size, size, row * size, row)
+            row += len(buffer) // size
+        self._table = kept
 
     def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         uri, size, is_plain = self._files[block.shard].uri, self._records.record_bytes, self._is_plain(block)

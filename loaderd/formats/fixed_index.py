@@ -30,13 +30,14 @@ from loaderd.formats.fixed import (
 from loaderd.formats.framing import RecordChunk
 from loaderd.formats.kinds import Content
 from loaderd.formats.shard_index import MAX_BLOCK_BYTES, ShardIndex, add_damage, shrunk
+from loaderd.formats.table import open_table
 from loaderd.formats.tar import find_members
 from loaderd.kernels.crc import Bytes1D, crc32c
 from loaderd.redaction import shown
 from loaderd.schema import FixedRecords
 from loaderd.storage.access import Access
 from loaderd.storage.files import OpenFile, open_shard
-from loaderd.storage.shard_file import Compression, ShardFile, is_remote
+from loaderd.storage.shard_file import TABLES, Compression, ShardFile, is_remote
 
 _MOST_SHOWN = 200  # of a name: those of PAX have no limit
 _MAX_AT_ONCE_BYTES = 1 << 20
@@ -53,8 +54,8 @@ def build_fixed_index(
     with closing(open_shard(file, access)) as opened:
         compression = detect_wrapping(file.uri, opened.read_at, file.size_bytes, records)
         builder = _FixedIndexBuilder(file, opened, records, block_records, on_read)
-        if compression == "npz":
-            builder.add_npz()
+        if compression in TABLES:
+            builder.add_table(compression)
         elif compression == "tar":
             builder.add_tar()
         elif compression == "npy":
@@ -209,16 +210,18 @@ class _FixedIndexBuilder:
         if self._other is not None and not self._rows:
             raise self._other
 
-    def add_npz(self) -> None:
-        """Add the rows of the arrays, as one block."""
-        from loaderd.formats.npz import NpzRows  # and zipfile
-
-        rows = NpzRows(self._file, self._read_at, self._records)
-        while rows.row < rows.num_rows:
-            self._add_digest(rows.read(rows.num_rows))
-            self._on_read(self._file.size_bytes * rows.row // rows.num_rows)
-        if rows.num_rows:
-            self._add_block(0, self._file.size_bytes, rows.num_rows, None)
+    def add_table(self, kind: Compression) -> None:
+        """Add the blocks of a table. It is read only where nothing less tells its content."""
+        table = open_table(kind, self._file, self._read_at, self._records, self._on_read)
+        self._digest = table.digest or 0
+        for offset, num_bytes, count in table.blocks:
+            done = 0
+            while table.digest is None and done < count:
+                data = table.read(self._next_record + done, count - done)
+                self._add_digest(data)
+                done += len(data) // self._records.record_bytes
+            if count:
+                self._add_block(offset, num_bytes, count, None)
 
     def index(self, compression: Compression) -> ShardIndex:
         table = np.array(self._rows, dtype=np.int64).reshape(-1, 4)

@@ -203,8 +203,9 @@ def crc32(data: bytes, crc: int) -> int:
 class FileReader(io.RawIOBase):
     """What ``read_at`` reads as a file object, for the libraries of others."""
 
-    def __init__(self, read_at: ReadAt, size_bytes: int = 0) -> None:
+    def __init__(self, read_at: ReadAt, size_bytes: int = 0, most_at_once: int = _MOST_AT_ONCE_BYTES) -> None:
         self._read_at, self._size_bytes, self._offset = read_at, size_bytes, 0
+        self._most_at_once = most_at_once
 
     def readable(self) -> bool:
         return True
@@ -221,7 +222,7 @@ class FileReader(io.RawIOBase):
         return self._offset
 
     def read(self, size: int = -1) -> bytes:
-        if size > _MOST_AT_ONCE_BYTES:  # only zipfile asks for as much: what a zip says of itself
+        if size > self._most_at_once:  # only libraries ask for as much: what a file says of itself
             raise ValueError(f"a directory of {size} bytes")
         return super().read(size) or b""
 

@@ -188,6 +188,7 @@ _AS_NPZ = (
     "Read it with {reader}, and write its columns as an npz (np.savez_compressed), with one row for each record: "
     "FixedRecords reads that."
 )
+_COLUMNS = "FixedRecords reads it, as it is and uncompressed: `loaderd inspect SHARD --features` proposes a schema."
 _NO_SHARD = "If it is no shard, name the shards so that it does not match."
 
 KINDS: dict[str, Kind] = {
@@ -207,9 +208,9 @@ KINDS: dict[str, Kind] = {
     "rar": Kind("a rar archive", _UNPACK, _begins(b"Rar!\x1a\x07")),
     "zip": Kind("a zip archive (as an .npz is)", _UNPACK, _is_zip),
     "tar": Kind("a tar archive", _UNPACK, lambda content: is_tar_header(content.head)),
-    "parquet": Kind("a Parquet file", _AS_NPZ.format(reader="pyarrow.parquet"), _is_parquet),
+    "parquet": Kind("a Parquet file", _COLUMNS, _is_parquet),
     "orc": Kind("an ORC file", _AS_NPZ.format(reader="pyarrow.orc"), _is_orc),
-    "arrow": Kind("an Arrow file", _AS_NPZ.format(reader="pyarrow.feather"), _begins(b"ARROW1\0\0")),
+    "arrow": Kind("an Arrow file", _COLUMNS, _begins(b"ARROW1\0\0")),
     "avro": Kind("an Avro file", _AS_NPZ.format(reader="fastavro"), _like(rb"Obj\x01.*avro\.schema", re.DOTALL)),
     "hdf5": Kind("an HDF5 file", _AS_NPZ.format(reader="h5py"), _begins(b"\x89HDF\r\n\x1a\n")),
     "matlab": Kind(
@@ -219,7 +220,7 @@ KINDS: dict[str, Kind] = {
     ),
     "npy": Kind(
         "an array of numpy's (.npy)",
-        "FixedRecords reads it, uncompressed: `loaderd inspect SHARD --features` proposes a schema.",
+        _COLUMNS,
         _begins(*NPY_MAGICS),
     ),
     "sqlite": Kind("an SQLite database", _AS_NPZ.format(reader="sqlite3"), _begins(b"SQLite format 3\0")),

@@ -20,75 +20,81 @@ import io
 import math
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import Damage, LoaderdError, ShardReadError
+from loaderd.errors import LoaderdError, ShardReadError
+from loaderd.formats.compression import OnRead
 from loaderd.formats.fixed import part_of
 from loaderd.formats.inflate import MOST_INFLATED, READ_BYTES, FileReader, crc32, open_inflater
 from loaderd.formats.kinds import ZIP_MAGIC, refused
 from loaderd.formats.npy import NpyHeader, read_header
+from loaderd.formats.table import bad_table as _bad
 from loaderd.kernels.crc import Bytes1D
 from loaderd.schema import FixedRecords
 from loaderd.schema.exact import is_shaped
 from loaderd.storage.shard_file import ReadAt, ShardFile, is_remote
 
-_HINT = "Check that the schema's dtype is what the file holds; or restore the file."
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # magic, bytes of the name and of the extra field (PKWARE's APPNOTE, 4.3.7)
 _PIECE_BYTES = 1 << 21
 _MOST_READ_BYTES = 32 << 20
 _MOST_DTYPE_BYTES = (1 << 31) - 1  # of numpy's, which doesn't say so of a structured dtype
 
 
-class NpzRows:
-    """The rows of an npz as records, from front to back."""
+class NpzTable:
+    """See ``Table``: one block, of all rows. An array's damage shows with its last rows at the latest."""
 
-    def __init__(self, shard: ShardFile, read_at: ReadAt, records: FixedRecords) -> None:
-        """Raises ShardReadError where an array is missing, of another dtype or shape, or has other rows."""
-        self._records = records
-        entries = _entries(shard, read_at)
+    digest = None
+
+    def __init__(self, file: ShardFile, read_at: ReadAt, records: FixedRecords, on_read: OnRead) -> None:
+        self._file, self._read_at, self._records, self._on_read = file, read_at, records, on_read
         self._columns: dict[str, _Column] = {}
-        for name in records:
+        self._begin()
+        self.blocks = [(0, file.size_bytes, self._num_rows)]
+        self._buffer = np.zeros(max(1, min(self._num_rows, _PIECE_BYTES // records.record_bytes)), records.dtype)
+
+    def _begin(self) -> None:
+        """Stand in front of the first row. What was read before gives up its memory first."""
+        shard, self._columns = self._file, {}
+        entries = _entries(shard, self._read_at)
+        for name in self._records:
             if name not in entries:
                 raise _bad(shard.uri, 0, f"an array {name!r}", f"only {sorted(entries)}")
-            self._columns[name] = _Column(shard, read_at, entries[name], name, records)
+            self._columns[name] = _Column(shard, self._read_at, entries[name], name, self._records)
         rows = {name: column.num_rows for name, column in self._columns.items() if column.num_rows is not None}
         if len(set(rows.values())) != 1:
             found = f"rows: {rows}" if rows else f"no rows, but a single value in each of {list(self._columns)}"
             raise _bad(shard.uri, 0, "arrays with one row a record", found)
-        self.num_rows = next(iter(rows.values()))
-        self.row = 0
-        """The row that is read next."""
-        self._buffer = np.zeros(max(1, min(self.num_rows, _PIECE_BYTES // records.record_bytes)), records.dtype)
+        self._num_rows, self._row = next(iter(rows.values())), 0
         self._finish()
 
-    def skip_to(self, row: int) -> Iterator[int]:
-        """Go on to ``row``, which must not have been passed; yields each row that is reached on the way."""
-        while self.row < row:
-            self._read(min(row - self.row, len(self._buffer)))
-            yield self.row
-
-    def read(self, most: int) -> Bytes1D:
-        """uint8, (rows * record_bytes,): the next rows, ``most`` or fewer. Valid until the next call.
-
-        Raises ShardReadError where an array is damaged: with the last rows at the latest.
-        """
-        count = min(most, len(self._buffer), self.num_rows - self.row)
-        for name, values in self._read(count).items():
-            self._buffer[name][:count] = values
+    def read(self, first: int, most: int) -> Bytes1D:
+        """As in ``Table``."""
+        try:
+            if first < self._row:
+                self._begin()
+            while self._row < first:
+                self._next(min(first - self._row, len(self._buffer)))
+            count = min(most, len(self._buffer))
+            for name, values in self._next(count).items():
+                self._buffer[name][:count] = values
+        except BaseException:
+            self._row = self._num_rows + 1  # nothing is known of where the arrays stopped
+            raise
         return self._buffer[:count].view(np.uint8).reshape(-1)
 
-    def _read(self, count: int) -> dict[str, npt.NDArray[Any]]:
+    def _next(self, count: int) -> dict[str, npt.NDArray[Any]]:
         values = {name: column.read(count) for name, column in self._columns.items()}
-        self.row += count
+        self._row += count
         self._finish()
+        self._on_read(self._file.size_bytes * self._row // max(1, self._num_rows))
         return values
 
     def _finish(self) -> None:
-        if self.row == self.num_rows:
+        if self._row == self._num_rows:
             for column in self._columns.values():
                 column.finish()
 
@@ -262,8 +268,3 @@ def _entries(shard: ShardFile, read_at: ReadAt) -> dict[str, zipfile.ZipInfo]:
     if not any(info.filename.endswith(".npy") for info in infos):
         raise refused(shard.uri, "zip", "an npz: it has no .npy")
     return {info.filename.removesuffix(".npy"): info for info in infos}
-
-
-def _bad(shard: str, offset: int, expected: str, found: str) -> ShardReadError:
-    damage = Damage(shard, 0, offset, expected, found, lost_bytes=-1)
-    return ShardReadError(str(damage), hint=_HINT, damage=damage)

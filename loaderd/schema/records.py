@@ -27,7 +27,7 @@ class FixedRecords(Mapping[str, Feature]):
     A shard may be a plain file of such records, or one compressed with gzip or zstd; a tar of such compressed files;
     or an npz that has an array for each field, with one row for each record, or a single value for all of them; axes
     of length 1 don't count; or an npy: an array of ``dtype``, or, of a dtype with one field, one with a row of
-    values for each record. Its first bytes tell which it is.
+    values for each record; or a Parquet or Arrow file with a column for each field. Its first bytes tell which it is.
     """
 
     def __init__(self, dtype: Any, bits: Collection[str] = (), expect: Mapping[str, Any] | None = None) -> None:

@@ -25,11 +25,14 @@ _HINT_READ = "Check that the file exists and that this user may read it."
 _HINT_CHANGED = "Make a new loader: it will index the file as it is now."
 
 
-Compression = Literal["none", "gzip", "zlib", "zstd", "tar", "npz", "npy"]
+Compression = Literal["none", "gzip", "zlib", "zstd", "tar", "npz", "npy", "parquet", "arrow"]
 """How a shard wraps its records: the first three are of TFRecord; ``fixed`` has those of fixed records."""
 
 PLAIN: tuple[Compression, ...] = ("none", "npy")
 """Those whose records lie one behind the other as they are, so that a block may begin at any of them."""
+
+TABLES: tuple[Compression, ...] = ("npz", "parquet", "arrow")
+"""Those that are made of columns (``formats.table``)."""
 
 ReadAt = Callable[[int, memoryview], int]
 """Fills a view from an offset of a file, or of a part of one, on; returns the bytes read, fewer only at the end."""

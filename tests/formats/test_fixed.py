@@ -93,7 +93,7 @@ def test_all_records_are_found_in_their_order(how: str, tmp_path: Path):
     file = make_shard(tmp_path / "a", wrapped(records_from(0, 65), how))
     index = build_fixed_index(file, RECORDS, 7)
     assert index.compression == how and index.damages == () and index.num_records == 65
-    assert len(index.counts) == {"none": 10, "npy": 10, "tar": 7}.get(how, 1)
+    assert len(index.counts) == {"none": 10, "npy": 10, "tar": 7, "parquet": 4, "arrow": 4}.get(how, 1)
     assert np.cumsum([0, *index.counts])[:-1].tolist() == index.first_records.tolist()
     assert read(file, index) == (list(range(65)), [])
     assert loaded(file, index) == (list(range(65)), 0)
@@ -101,7 +101,8 @@ def test_all_records_are_found_in_their_order(how: str, tmp_path: Path):
 
 
 def test_the_digest_is_that_of_the_records(tmp_path: Path):
-    files = [make_shard(tmp_path / how, wrapped(records_from(0, 65), how)) for how in WRAPPINGS]
+    read = [how for how in WRAPPINGS if how not in ("parquet", "arrow")]  # of these, it is made of less
+    files = [make_shard(tmp_path / how, wrapped(records_from(0, 65), how)) for how in read]
     digests = {build_fixed_index(file, RECORDS, 7).digest for file in files}
     other = make_shard(tmp_path / "b", wrapped(records_from(1, 65), "none"))
     assert len(digests) == 1 and build_fixed_index(other, RECORDS, 7).digest not in digests
@@ -430,7 +431,9 @@ def test_an_npz_of_which_no_array_has_rows(tmp_path: Path):
 def test_an_npz_that_has_another_number_of_rows_later(tmp_path: Path):
     file = make_shard(tmp_path / "a", npz_of(records_from(0, 60)))
     reader = FixedBlockReader(RECORDS, [file], ["npz"])
-    with pytest.raises(ShardReadError, match=r"expected 50 rows \(the count when it was indexed\), found 60 rows"):
+    with pytest.raises(
+        ShardReadError, match=r"expected 50 rows from row 0 on \(the count when it was indexed\), found 60 rows"
+    ):
         list(reader.read(Block(0, 0, file.size_bytes, 50, 0, b""), 0, 50))
     reader.close()
 

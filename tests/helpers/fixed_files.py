@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyarrow import feather
+from pyarrow import parquet as pq
 
 import loaderd
 
@@ -65,6 +67,30 @@ def npy_of(records: npt.NDArray[Any]) -> bytes:
     return out.getvalue()
 
 
+def table_of(records: Records) -> pa.Table:
+    """The records as columns, and one more: bits in a fixed_size_binary, values in a fixed_size_list."""
+    planes = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(5), len(records), [None, pa.py_buffer(records["planes"].tobytes())]
+    )
+    values = pa.FixedSizeListArray.from_arrays(records["values"].reshape(-1), 3)
+    numbers = {name: np.ascontiguousarray(records[name]) for name in ("version", "number")}
+    return pa.table({"other": [None] * len(records), **numbers, "planes": planes, "values": values})
+
+
+def parquet_of(records: Records) -> bytes:
+    """Row groups of 20."""
+    out = io.BytesIO()
+    pq.write_table(table_of(records), out, row_group_size=20, compression="zstd")
+    return out.getvalue()
+
+
+def arrow_of(records: Records) -> bytes:
+    """Record batches of 20."""
+    out = io.BytesIO()
+    feather.write_feather(table_of(records), out, compression="lz4", chunksize=20)
+    return out.getvalue()
+
+
 def wrapped(records: Records, how: str) -> bytes:
     """A file of these records; a tar has games of 10, of which every third is a zstd file."""
     data = records.tobytes()
@@ -75,13 +101,13 @@ def wrapped(records: Records, how: str) -> bytes:
             for number, game in enumerate(games)
         ]
         return tar_of([("LICENSE", b"ODbL"), *members, ("games/README", b"none")])
-    of_records = {"npz": npz_of, "npy": npy_of}
+    of_records = {"npz": npz_of, "npy": npy_of, "parquet": parquet_of, "arrow": arrow_of}
     if how in of_records:
         return of_records[how](records)
     return {"none": bytes, "gzip": gzip.compress, "zstd": zstd}[how](data)
 
 
-WRAPPINGS = ("none", "gzip", "zstd", "tar", "npz", "npy")
+WRAPPINGS = ("none", "gzip", "zstd", "tar", "npz", "npy", "parquet", "arrow")
 
 
 def write_all(folder: Path, count: int = 60) -> Records:

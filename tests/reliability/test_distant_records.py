@@ -1,4 +1,4 @@
-"""A tar of games and an npz of rows in a bucket that fails now and then."""
+"""A tar of games, and tables, in a bucket that fails now and then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS: dict[str, Any] = {
     "seed": 5,
     "workers": 2,
 }
-KINDS = ("tar", "npz")
+KINDS = ("tar", "npz", "parquet", "arrow")
 
 
 def numbers_of(batch: Any) -> list[int]:

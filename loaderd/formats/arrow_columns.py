@@ -1,0 +1,308 @@
+"""Columns of Arrow as fields of records: batches that pyarrow has read become records of a fixed size.
+
+=====================================  ==========================================================================
+field of the records' dtype            column
+=====================================  ==========================================================================
+a number, a bool, a date               the same type of Arrow, little-endian
+``u1 (n,)``, ``Sn``, ``Vn``            fixed_size_binary(n); or binary and text of n bytes each (of ``Sn``: up to n)
+any ``(n,)``                           a fixed_size_list of n such values, or a list of which each row has n
+``(n, m)``                             the same, of n * m; or lists in lists
+=====================================  ==========================================================================
+
+Each may be encoded by a dictionary. A null is an error: a record has a value for each field.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from loaderd.errors import LoaderdError
+from loaderd.formats.compression import OnRead, no_callback
+from loaderd.formats.inflate import FileReader
+from loaderd.formats.table import PIECE_BYTES, bad_table
+from loaderd.kernels.crc import Bytes1D
+from loaderd.schema import FixedRecords
+from loaderd.storage.shard_file import ReadAt, ShardFile
+
+MAX_BLOCK_BYTES = 1 << 30
+"""Of the columns that are read, in a row group of Parquet or a record batch: they are in memory."""
+_PROBED_ROWS = 1000
+_HINT_NULL = "Fill the column, or drop these rows, before it is written."
+_HINT_LARGE = "Write the file with fewer rows in each: row_group_size=… of Parquet, max_chunksize=… of Arrow."
+
+
+class ColumnFault(Exception):
+    """``row`` of a batch does not fit; ``expected`` and ``found``, in words."""
+
+    def __init__(self, row: int, expected: str, found: str, hint: str = "") -> None:
+        super().__init__(row, expected, found, hint)
+        self.row, self.expected, self.found, self.hint = row, expected, found, hint
+
+
+class BatchTable:
+    """What Parquet and Arrow files share: their blocks are read by pyarrow, as record batches."""
+
+    def __init__(
+        self, file: ShardFile, read_at: ReadAt, records: FixedRecords | None, on_read: OnRead = no_callback
+    ) -> None:
+        """``records`` None: nobody knows yet what they are; only :meth:`batches_of` is used."""
+        self._shard, self._read_at, self._size, self._on_read = file.uri, read_at, file.size_bytes, on_read
+        self._records = records
+        self.blocks: list[tuple[int, int, int]] = []
+        self.digest = 0
+        self._rows = _PROBED_ROWS if records is None else max(1, PIECE_BYTES // records.record_bytes)
+        self._block = -1
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._batch: pa.RecordBatch | None = None
+        self._row = 0
+
+    def _open(self) -> pa.PythonFile:
+        return pa.PythonFile(FileReader(self._read_at, self._size, self._size), mode="r")
+
+    def batches_of(self, block: int) -> Iterable[pa.RecordBatch]:
+        """The batches of a block, with the columns that are read."""
+        raise NotImplementedError
+
+    def _names_in(self, schema: pa.Schema) -> list[str]:
+        """The columns to read. Raises ShardReadError where one is missing, or of a type that the field cannot be."""
+        if self._records is None:
+            return [name for name in schema.names if len(schema.get_all_field_indices(name)) == 1]
+        for name in self._records:
+            numbers = schema.get_all_field_indices(name)
+            if len(numbers) != 1:
+                found = f"{len(numbers)} of that name" if numbers else f"only {schema.names!r:.500}"
+                self._refuse(0, f"a column {name!r}", found)
+            field, kind = self._field(name), schema.field(numbers[0]).type
+            if not _fits(kind, field.base, math.prod(field.shape)):
+                self._refuse(0, f"column {name!r} of {field}", f"{kind}")
+        return [*self._records]
+
+    def _field(self, name: str) -> np.dtype[Any]:
+        assert self._records is not None and self._records.dtype.fields is not None
+        field: np.dtype[Any] = self._records.dtype.fields[name][0]
+        return field
+
+    def read(self, first: int, most: int) -> Bytes1D:
+        """As in ``Table``."""
+        starts = [0, *accumulate(count for _, _, count in self.blocks)]
+        block = bisect_right(starts, first) - 1
+        try:
+            if block != self._block or first < self._row:
+                self._block, self._batch = block, None
+                self._batches, self._row = iter(self.batches_of(block)), starts[block]
+            while self._batch is None or first >= self._row + self._batch.num_rows:
+                self._row += self._batch.num_rows if self._batch is not None else 0
+                self._batch = next(self._batches, None)
+                if self._batch is None:
+                    self._refuse(
+                        first, f"{self.blocks[block][2]} rows in block {block}", f"{self._row - starts[block]}"
+                    )
+                self._on_read(self._size * self._row // max(1, starts[-1]))
+            begin = first - self._row
+            return self._records_of(self._batch.slice(begin, min(most, self._rows)), first)
+        except BaseException:
+            self._block, self._batch = -1, None  # nothing is known of where the reading stopped
+            raise
+
+    def _records_of(self, batch: pa.RecordBatch, first: int) -> Bytes1D:
+        assert self._records is not None
+        out = np.zeros(batch.num_rows, self._records.dtype)
+        for name in self._records:
+            field = self._field(name)
+            try:
+                values = _values(batch.column(name), field.base, math.prod(field.shape))
+            except ColumnFault as fault:
+                row = first + fault.row
+                expected = f"column {name!r} of {field}: {fault.expected} in row {row}"
+                self._refuse(row, expected, fault.found, fault.hint)
+            out[name] = values.reshape(len(out), *field.shape)
+        return out.view(np.uint8).reshape(-1)
+
+    def _check_size(self, block: int, num_bytes: int) -> None:
+        if num_bytes > MAX_BLOCK_BYTES:
+            expected = f"at most {MAX_BLOCK_BYTES:,} bytes of the columns that are read in block {block}"
+            self._refuse(0, expected, f"{num_bytes:,}", _HINT_LARGE)
+
+    def _refuse(self, row: int, expected: str, found: str, hint: str = "") -> NoReturn:
+        raise bad_table(self._shard, 0, expected, found, hint, row)
+
+    def _failed(self, what: str, error: Exception, block: int | None = None) -> Exception:
+        """The error to raise for one of pyarrow's: storage that failed, or a file that is damaged (in a block)."""
+        if isinstance(error, LoaderdError):
+            return error
+        offset = 0 if block is None else self.blocks[block][0]
+        record = sum(count for _, _, count in self.blocks[: block or 0])
+        return bad_table(self._shard, offset, what, f"{error!s:.500}" or type(error).__name__, record=record)
+
+
+def dtype_in(table: BatchTable) -> tuple[np.dtype[Any], dict[str, str]]:
+    """What a row of a table holds, by the first rows: a dtype with named fields; and why columns are left out."""
+    fields, left_out = {}, {}
+    for batch in table.batches_of(0) if table.blocks else ():
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            dtype = None if column.null_count else _dtype_of(column)
+            if dtype is not None and dtype.itemsize:
+                fields[name] = dtype
+            else:
+                left_out[name] = "it has nulls" if column.null_count else f"{column.type} has no fixed size here"
+        break
+    return np.dtype(list(fields.items())), left_out
+
+
+def _dtype_of(column: pa.Array) -> np.dtype[Any] | None:
+    column.validate()
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _dtype_of(column.dictionary)
+    if pa.types.is_fixed_size_binary(kind):
+        return np.dtype((np.uint8, (kind.byte_width,)))
+    if _is_bytes(kind):
+        lengths = np.diff(_ends_of(column))
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return np.dtype(f"S{max(1, int(lengths.max(initial=0)))}")
+        return np.dtype((np.uint8, (int(lengths[0]),))) if len(set(lengths.tolist())) == 1 else None
+    inner: np.dtype[Any] | None
+    if pa.types.is_fixed_size_list(kind):
+        inner, length = _dtype_of(column.flatten()), kind.list_size
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = np.diff(_ends_of(column))
+        if len(set(lengths.tolist())) != 1:
+            return None
+        inner, length = _dtype_of(column.values), int(lengths[0])
+    else:
+        return _numpys(kind)
+    return None if inner is None or not length else np.dtype((inner.base, (length, *inner.shape)))
+
+
+def _fits(kind: pa.DataType, base: np.dtype[Any], count: int) -> bool:
+    """Whether a column of this type can hold ``count`` values of ``base`` in each row."""
+    while pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_fixed_size_list(kind):
+        return count % max(1, kind.list_size) == 0 and _fits(kind.value_type, base, count // max(1, kind.list_size))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _fits_in_list(kind.value_type, base)
+    if pa.types.is_fixed_size_binary(kind):
+        is_text = base.kind in "SV" and count == 1
+        return bool(kind.byte_width == base.itemsize * count and (is_text or base == np.uint8))
+    if _is_bytes(kind):
+        return (base.kind in "SV" and count == 1) or base == np.uint8
+    return count == 1 and _numpys(kind) == base
+
+
+def _fits_in_list(kind: pa.DataType, base: np.dtype[Any]) -> bool:
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return _fits(kind, base, 1)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    is_of = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string, pa.types.is_large_string)
+    return any(test(kind) for test in is_of)
+
+
+def _numpys(kind: pa.DataType) -> np.dtype[Any] | None:
+    """numpy's dtype of a number, a flag or a date; None of anything else."""
+    if not (pa.types.is_primitive(kind) and not pa.types.is_decimal(kind)):
+        return None
+    try:
+        dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    except (NotImplementedError, TypeError):
+        return None
+    if dtype.kind in "mM":  # pandas' of a date may be another one
+        unit = getattr(kind, "unit", "D" if pa.types.is_date32(kind) else "ms")
+        return np.dtype(f"{dtype.kind}8[{unit}]") if dtype.itemsize * 8 == kind.bit_width else None
+    return dtype
+
+
+def _values(column: pa.Array, base: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+    """The values of a column: ``count`` of ``base`` in each row. Raises ColumnFault."""
+    column.validate()
+    if column.null_count:
+        row = int(np.argmax(np.asarray(column.is_null())))
+        raise ColumnFault(row, "a value", "null", _HINT_NULL)
+    kind, rows = column.type, len(column)
+    if pa.types.is_dictionary(kind):
+        indices, values = column.indices.to_numpy(zero_copy_only=False), column.dictionary
+        bad = (indices < 0) | (indices >= len(values))
+        if bad.any():
+            raise ColumnFault(int(bad.argmax()), f"one of {len(values)} values of its dictionary", "another number")
+        used, places = np.unique(indices, return_inverse=True)
+        try:
+            of_used = _values(values.take(pa.array(used)), base, count)
+        except ColumnFault as fault:
+            row = int(np.argmax(places == fault.row))
+            raise ColumnFault(row, fault.expected, fault.found, fault.hint) from None
+        return of_used.reshape(len(used), count)[places]
+    if pa.types.is_fixed_size_list(kind):
+        return _of_rows(column.flatten(), base, count, kind.list_size)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _of_list(column, base, count)
+    if pa.types.is_fixed_size_binary(kind):
+        width = kind.byte_width
+        data = np.frombuffer(column.buffers()[1] or b"", np.uint8)[column.offset * width :][: rows * width]
+        return data.view(base).reshape(rows, count)
+    if _is_bytes(kind):
+        return _of_bytes(column, base, count)
+    return np.asarray(column.to_numpy(zero_copy_only=False), base).reshape(rows, count)
+
+
+def _of_rows(flat: pa.Array, base: np.dtype[Any], count: int, each: int) -> npt.NDArray[Any]:
+    """The values of rows that have ``each`` items in ``flat``."""
+    try:
+        return _values(flat, base, count // each).reshape(-1, count)
+    except ColumnFault as fault:
+        raise ColumnFault(fault.row // each, fault.expected, fault.found, fault.hint) from None
+
+
+def _of_list(column: pa.Array, base: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+    ends = _ends_of(column)
+    lengths = np.diff(ends)
+    each = int(lengths[0]) if len(lengths) else count
+    inner = column.type.value_type
+    is_nested = pa.types.is_list(inner) or pa.types.is_large_list(inner) or pa.types.is_fixed_size_list(inner)
+    if not is_nested:
+        each = count
+    wrong = lengths != each
+    if wrong.any() or not each or count % each:
+        row = int(wrong.argmax())
+        raise ColumnFault(row, f"a list of {each or count} values", f"one of {int(lengths[row])}")
+    if ends[0] < 0 or ends[-1] > len(column.values):
+        raise ColumnFault(0, "a list of its values", "one beyond them")
+    return _of_rows(column.values.slice(int(ends[0]), int(ends[-1] - ends[0])), base, count, each)
+
+
+def _ends_of(column: pa.Array) -> npt.NDArray[np.int64]:
+    """int64, (rows + 1,): where the items of each row begin and end."""
+    is_large = pa.types.is_large_list(column.type) or pa.types.is_large_binary(column.type)
+    is_large = is_large or pa.types.is_large_string(column.type)
+    offsets = np.frombuffer(column.buffers()[1] or b"", np.int64 if is_large else np.int32)
+    ends = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    return ends if len(ends) == len(column) + 1 else np.zeros(len(column) + 1, np.int64)
+
+
+def _of_bytes(column: pa.Array, base: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+    width = base.itemsize * count
+    ends, data = _ends_of(column), np.frombuffer(column.buffers()[2] or b"", np.uint8)
+    lengths = np.diff(ends)
+    wrong = lengths > width if base.kind == "S" else lengths != width
+    if wrong.any():
+        row = int(wrong.argmax())
+        must = f"up to {width} bytes" if base.kind == "S" else f"{width} bytes"
+        raise ColumnFault(row, must, f"{int(lengths[row])}")
+    if (lengths < 0).any() or ends[0] < 0 or ends[-1] > len(data):
+        raise ColumnFault(0, "bytes of its values", "some beyond them")
+    if (lengths == width).all():
+        return data[ends[0] : ends[-1]].view(base).reshape(len(column), count)
+    out = np.zeros((len(column), width), np.uint8)
+    rows = np.repeat(np.arange(len(column)), lengths)
+    out[rows, np.arange(len(rows)) - np.repeat(ends[:-1] - ends[0], lengths)] = data[ends[0] : ends[-1]]
+    return out.view(base)

@@ -1,0 +1,209 @@
+"""A Parquet file as a table: pyarrow reads it, one row group after the other.
+
+Two things are looked at before pyarrow takes memory: what the footer says of a row group, and what the header of each
+page in it says (``PageHeader`` of parquet-format's parquet.thrift, in Thrift's compact protocol). pyarrow takes as
+much memory as a page's header states, and a footer may say less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from loaderd.formats.arrow_columns import BatchTable
+from loaderd.formats.compression import OnRead, no_callback
+from loaderd.formats.inflate import read_at_of
+from loaderd.kernels.crc import crc32c
+from loaderd.schema import FixedRecords
+from loaderd.storage.shard_file import ReadAt, ShardFile
+
+_MOST_FOOTER_BYTES = 64 << 20
+_MOST_TEXT_BYTES, _MOST_ITEMS = 16 << 20, 1 << 20
+_SAMPLE_BYTES = 1 << 10
+_DELTA_BYTE_ARRAY, _ENCODING_OF_V2 = 7, 4
+_LEVEL_BYTES = 12  # of each value: a number, and whether and in which list it is
+_MOST_BITS, _MOST_DEPTH = 70, 8
+
+
+class ParquetTable(BatchTable):
+    """See ``Table``. A block is a row group; its digest is of the footer, and of how each row group begins."""
+
+    def __init__(
+        self, file: ShardFile, read_at: ReadAt, records: FixedRecords | None, on_read: OnRead = no_callback
+    ) -> None:
+        super().__init__(file, self._read_stored, records, on_read)
+        self._read_file, self._stored = read_at, dict[int, bytearray]()
+        footer = self._footer()
+        try:
+            self._metadata = pq.read_metadata(self._open())
+            schema = self._metadata.schema.to_arrow_schema()
+            self._names = self._names_in(schema)
+            self._file = pq.ParquetFile(
+                self._open(),
+                metadata=self._metadata,
+                read_dictionary=[
+                    name for name in self._names if _is_text(schema.field(name).type)
+                ],  # else one value fills gigabytes
+                pre_buffer=False,
+                page_checksum_verification=True,
+                thrift_string_size_limit=_MOST_TEXT_BYTES,
+                thrift_container_size_limit=_MOST_ITEMS,
+            )
+            self._chunks = [self._chunks_of(number) for number in range(self._metadata.num_row_groups)]
+        except Exception as error:
+            raise self._failed("a Parquet file", error) from None
+        counts = [self._metadata.row_group(number).num_rows for number in range(len(self._chunks))]
+        self.digest = crc32c(footer)
+        for chunks, count in zip(self._chunks, counts, strict=True):
+            begin, end = min(begin for _, begin, _ in chunks), max(begin + size for _, begin, size in chunks)
+            self.blocks.append((begin, end - begin, count))
+            self.digest = crc32c(self._bytes(begin, min(_SAMPLE_BYTES, end - begin)), self.digest)
+
+    def _read_stored(self, offset: int, view: memoryview) -> int:
+        """From the columns that were fetched, or else from the file: storage far away is asked once for a column."""
+        for begin, data in self._stored.items():
+            if begin <= offset < begin + len(data):
+                return read_at_of(memoryview(data))(offset - begin, view)
+        return self._read_file(offset, view)
+
+    def _bytes(self, begin: int, num_bytes: int) -> bytearray:
+        data = bytearray(num_bytes)
+        if self._read_at(begin, memoryview(data)) < num_bytes:
+            self._refuse(0, f"{num_bytes} bytes from byte {begin} on", "the end of the file")
+        return data
+
+    def _footer(self) -> bytes:
+        size = int.from_bytes(self._bytes(max(0, self._size - 8), min(8, self._size))[:4], "little")
+        if not 0 < size <= min(_MOST_FOOTER_BYTES, self._size - 8):
+            self._refuse(0, f"a footer of at most {_MOST_FOOTER_BYTES:,} bytes", f"{size:,}")
+        return bytes(self._bytes(self._size - 8 - size, size))
+
+    def _chunks_of(self, group: int) -> list[tuple[int, int, int]]:
+        """(number of the column, offset, bytes) of the columns of a row group that are read."""
+        of, chunks = self._metadata.row_group(group), []
+        for number in range(of.num_columns):
+            column = of.column(number)
+            path = column.path_in_schema
+            if not any(path == name or path.startswith(f"{name}.") for name in self._names):
+                continue
+            starts = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
+            begin, size = min(start for start in starts if start > 0), column.total_compressed_size
+            if column.file_path or not 0 <= size <= self._size - begin:
+                self._refuse(0, f"column {path!r} in the file", f"{size} bytes from byte {begin} on")
+            chunks.append((number, begin, size))
+        return chunks
+
+    def batches_of(self, block: int) -> Iterator[pa.RecordBatch]:
+        self._stored = {}
+        self._check_size(block, sum(size for _, _, size in self._chunks[block]))
+        try:
+            for _, begin, size in self._chunks[block]:
+                self._stored[begin] = self._bytes(begin, size)
+            self._check_size(block, sum(self._needed_bytes(block, *chunk) for chunk in self._chunks[block]))
+            yield from self._file.iter_batches(self._rows, row_groups=[block], columns=self._names, use_threads=False)
+        except Exception as error:
+            raise self._failed(f"row group {block} of a Parquet file", error, block) from None
+        finally:
+            self._stored = {}
+
+    def _needed_bytes(self, block: int, number: int, begin: int, size: int) -> int:
+        """How much memory pyarrow may need for a column, by the headers of its pages."""
+        column = self._metadata.row_group(block).column(number)
+        needed = values = 0
+        for page in pages_in(self._stored[begin]):
+            needed += page.inflated_bytes
+            if page.is_dictionary:
+                continue
+            values += page.num_values
+            # A value may begin as the one before it does, for no more than a number.
+            if page.encoding == _DELTA_BYTE_ARRAY and column.physical_type == "BYTE_ARRAY":
+                needed += page.num_values * page.inflated_bytes
+            if values >= column.num_values:
+                break
+        return needed + _LEVEL_BYTES * values
+
+
+class Page(NamedTuple):
+    """What the header of a page states."""
+
+    inflated_bytes: int
+    is_dictionary: bool
+    num_values: int
+    encoding: int
+
+
+def pages_in(data: bytearray) -> Iterator[Page]:
+    """The pages of a column, one behind the other. Raises ValueError where there is no header of one."""
+    at = 0
+    while at < len(data):
+        try:
+            header, at = _struct(data, at, 0)
+            of = next(header[field] for field in (5, 8, 7) if field in header)
+            page = Page(header[2], 7 in header, of[1], of[_ENCODING_OF_V2 if 8 in header else 2])
+            if min(page.inflated_bytes, header[3], page.num_values) < 0:
+                raise ValueError
+        except (LookupError, RecursionError, StopIteration, TypeError, ValueError):
+            raise ValueError(f"no header of a page at byte {at} of a column") from None
+        yield page
+        at += header[3]
+
+
+def _varint(data: bytearray, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < _MOST_BITS:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number of more than 64 bits")
+
+
+def _struct(data: bytearray, at: int, depth: int) -> tuple[dict[int, Any], int]:
+    """(the values by the numbers of their fields, where the struct ends); text and lists are passed over."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while head := data[at]:
+        at += 1
+        number += head >> 4
+        if not head >> 4:
+            zigzag, at = _varint(data, at)
+            number = zigzag >> 1 ^ -(zigzag & 1)
+        kind = head & 15
+        # A flag's value is in its type; that of one in a list is a byte.
+        fields[number], at = (kind == 1, at) if kind in (1, 2) else _value(data, at, kind, depth)
+    return fields, at + 1
+
+
+def _value(data: bytearray, at: int, kind: int, depth: int) -> tuple[Any, int]:
+    if depth > _MOST_DEPTH:
+        raise ValueError("structs in structs")
+    if kind in (1, 2, 3):
+        return data[at], at + 1
+    if kind in (4, 5, 6):
+        zigzag, at = _varint(data, at)
+        return zigzag >> 1 ^ -(zigzag & 1), at
+    if kind == 7:
+        return None, at + 8
+    if kind == 8:
+        length, at = _varint(data, at)
+        return None, at + length
+    if kind == 12:
+        return _struct(data, at, depth + 1)
+    if kind not in (9, 10):
+        raise ValueError(f"a value of type {kind}")
+    head = data[at]
+    length, at = (head >> 4, at + 1) if head >> 4 < 15 else _varint(data, at + 1)
+    for _ in range(length):
+        _, at = _value(data, at, head & 15, depth + 1)
+    return None, at
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    while pa.types.is_nested(kind) and kind.num_fields == 1:
+        kind = kind.field(0).type
+    return bool(pa.types.is_binary(kind) or pa.types.is_string(kind))

@@ -1,0 +1,273 @@
+"""Parquet and Arrow files as shards: random tables against pyarrow's own readers, damage, and those that mean ill."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import feather
+from pyarrow import parquet as pq
+
+import loaderd
+from loaderd.cli.main import main
+from loaderd.errors import LoaderdError, ShardReadError
+from loaderd.formats import arrow_columns, parquet
+from loaderd.formats.detect import columns_of
+from loaderd.formats.fixed_blocks import FixedBlockReader
+from loaderd.formats.fixed_index import build_fixed_index
+from loaderd.storage.shard_file import Block, ShardFile
+from tests.formats.shard_bytes import make_shard
+from tests.helpers.fixed_files import DTYPE, RECORDS, parquet_of, records_from, wrapped
+from tests.reliability import fixed_cases
+from tests.reliability.mutate import BYTES
+
+
+def read(file: ShardFile, records: loaderd.FixedRecords, rng: Random | None = None) -> Any:
+    """The records of all blocks, in order; with ``rng``, in pieces of its choice. Raises as the reading does."""
+    index = build_fixed_index(file, records, 7)
+    assert not index.damages
+    reader, found = FixedBlockReader(records, [file], [index.compression]), [np.zeros(0, records.dtype)]
+    for number in range(len(index.counts)):
+        block = Block(0, *index.block(number))
+        first = 0
+        while first < block.num_records:
+            stop = rng.randint(first + 1, block.num_records) if rng else block.num_records
+            if rng and rng.randrange(3) == 0:  # elsewhere in between, and back
+                list(reader.read(block, 0, 1))
+            for piece in reader.read(block, first, stop):
+                found.append(np.frombuffer(piece.buffer.tobytes(), records.dtype))
+            first = stop
+    reader.close()
+    return np.concatenate(found)
+
+
+KINDS: dict[str, Callable[[np.random.Generator, int], pa.Array]] = {
+    **{
+        f"{dtype}": lambda rng, n, dtype=dtype: pa.array(rng.integers(0, 100, n).astype(dtype))
+        for dtype in ("int8", "uint16", "int32", "int64", "float16", "float32", "float64", "bool", "M8[us]", "m8[ns]")
+    },
+    "fixed": lambda rng, n: pa.array([rng.bytes(5) for _ in range(n)], pa.binary(5)),
+    "binary": lambda rng, n: pa.array([rng.bytes(4) for _ in range(n)]),
+    "few": lambda rng, n: pa.array(
+        [[b"abc", b"xyz"][number] for number in rng.integers(0, 2, n)]
+    ).dictionary_encode(),
+    "list": lambda rng, n: pa.array(rng.random((n, 3)).tolist(), pa.list_(pa.float32())),
+    "large list": lambda rng, n: pa.array(rng.integers(0, 9, (n, 2)).tolist(), pa.large_list(pa.int16())),
+    "fixed list": lambda rng, n: pa.array(rng.integers(0, 9, (n, 4)).tolist(), pa.list_(pa.uint8(), 4)),
+    "lists": lambda rng, n: pa.array(rng.integers(0, 9, (n, 2, 3)).tolist(), pa.list_(pa.list_(pa.int32()), 2)),
+}
+
+
+def bytes_of(table: pa.Table, how: str, rows: int, compression: str) -> bytes:
+    out = io.BytesIO()
+    if how == "arrow":
+        of_feather = {"snappy": "lz4", "none": "uncompressed"}.get(compression, compression)
+        feather.write_feather(table, out, compression=of_feather, chunksize=rows)
+    else:
+        dictionary, _, version = how.partition(" ")
+        options = {"use_dictionary": dictionary == "dictionary", "data_page_version": version, "data_page_size": 100}
+        pq.write_table(table, out, row_group_size=rows, compression=compression, **options)
+    return out.getvalue()
+
+
+@given(
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=5),
+    how=st.sampled_from(["arrow", "dictionary 1.0", "plain 1.0", "dictionary 2.0", "plain 2.0"]),
+    rows=st.integers(1, 60),
+    block=st.integers(1, 30),
+    compression=st.sampled_from(["none", "snappy", "zstd"]),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_it_is_read_as_pyarrow_reads_it(tmp_path, monkeypatch, kinds, how, rows, block, compression, seed):
+    monkeypatch.setattr(arrow_columns, "PIECE_BYTES", 100)
+    rng = np.random.default_rng(seed)
+    table = pa.table({f"{number} {kind}": KINDS[kind](rng, rows) for number, kind in enumerate(kinds)})
+    file = make_shard(tmp_path / "a", bytes_of(table, how, block, compression))
+    dtype, left_out = columns_of(file) or (np.dtype("V1"), {})
+    assert not left_out and list(dtype.names or ()) == table.column_names
+    found = read(file, loaderd.FixedRecords(dtype), Random(seed))
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if found[name].dtype == np.uint8 and column.type not in (pa.list_(pa.uint8(), 4),):
+            assert [each.tobytes() for each in found[name]] == column.to_pylist(), name
+        else:
+            plain = np.array(column.to_pylist()) if found[name].ndim > 1 else column.to_numpy()
+            assert (found[name] == plain).all(), name
+
+
+TABLE = pa.table({"x": pa.array(np.arange(50, dtype="i4")), "l": pa.array([[1.0, 2.0]] * 50, pa.list_(pa.float32()))})
+ROW = np.dtype([("x", "<i4"), ("l", "<f4", (2,))])
+
+
+@pytest.mark.parametrize("how", ["arrow", "dictionary 1.0", "plain 2.0"])
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (pa.array([*range(33), None, *range(16)], pa.int32()), r"column 'x' of int32: a value in row 33, found null"),
+        (pa.array(np.arange(50)), "expected column 'x' of int32, found int64"),
+        (None, r"expected a column 'x', found only \['l'\]"),
+        (
+            pa.array([[1.0, 2.0]] * 41 + [[1.0]] + [[2.0] * 2] * 8, pa.list_(pa.float32())),
+            "2 values in row 41, found one of 1",
+        ),
+        (
+            pa.array([[1.0, 2.0]] * 41 + [[None, 1]] + [[2.0] * 2] * 8, pa.list_(pa.float32())),
+            "a value in row 41, found null",
+        ),
+        (pa.array(["abcd"] * 50), r"column 'l' of \('<f4', \(2,\)\), found (dictionary<.*>|string)"),
+    ],
+)
+def test_what_does_not_fit_is_named(how: str, column: Any, said: str, tmp_path: Path):
+    name = "x" if column is None or pa.types.is_integer(column.type) else "l"
+    table = (
+        TABLE.drop_columns(["x"])
+        if column is None
+        else TABLE.set_column(TABLE.column_names.index(name), name, column)
+    )
+    file = make_shard(tmp_path / "a", bytes_of(table, how, 20, "zstd"))
+    with pytest.raises(ShardReadError, match=said) as caught:
+        read(file, loaderd.FixedRecords(ROW))
+    assert str(caught.value).startswith(f"{file.uri}: record ")
+
+
+@pytest.mark.parametrize("how", ["parquet", "arrow"])
+def test_damage_costs_a_block_and_is_named(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The index is made of what the file says of itself: damage shows when the block is read."""
+    data = bytearray(wrapped(records_from(0, 60), how))
+    file = make_shard(tmp_path / "a", bytes(data))
+    index = build_fixed_index(file, RECORDS, 7)
+    end = int(index.offsets[1] + index.num_bytes[1])
+    data[end - 400 : end] = bytes(400)
+    (tmp_path / "a").write_bytes(data)
+    schema = loaderd.Schema(RECORDS, {"number": loaderd.Array("number")})
+    options: dict[str, Any] = {"batch_size": 10, "shuffle": False, "index_cache": "none", "workers": 1}
+    with (
+        pytest.raises(ShardReadError, match=r"record 20 at byte \d+: expected"),
+        loaderd.Loader(file.uri, schema, **options) as loader,
+    ):
+        list(loader)
+    with loaderd.Loader(file.uri, schema, **options, on_corrupt="skip_any") as loader, pytest.warns():
+        assert [number for batch in loader for number in batch["number"].tolist()] == [*range(20), *range(40, 60)]
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", file.uri, "--schema", "tests.helpers.fixed_files:SCHEMA"])
+    assert ended.value.code == 1
+    said = capsys.readouterr().out
+    assert "40 healthy records" in said and "1 damage in 1 of them" in said and f"{how.capitalize()} file" in said
+
+
+def test_a_row_group_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = make_shard(tmp_path / "a", parquet_of(records_from(0, 60)))
+    monkeypatch.setattr(arrow_columns, "MAX_BLOCK_BYTES", 500)
+    with pytest.raises(ShardReadError, match=r"at most 500 bytes of the columns that are read in block 0"):
+        read(file, RECORDS)
+
+
+_BOMBS = {
+    "pages": lambda: pq_bytes({"x": np.zeros(1 << 27, np.uint8)}, compression="zstd", use_dictionary=False),
+    "lists": lambda: pq_bytes(
+        {"x": pa.ListArray.from_arrays([0, 1 << 27], np.zeros(1 << 27, np.uint8))}, compression="zstd"
+    ),
+    "text": lambda: pq_bytes({"x": pa.array([bytes(1 << 20)] * 200)}, compression="zstd"),
+    "prefix": lambda: pq_bytes(
+        {"x": pa.array([bytes(1 << 16)] * 3000)},
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding="DELTA_BYTE_ARRAY",
+    ),
+    "arrow": lambda: feather_bytes({"x": np.zeros(1 << 27, np.uint8)}),
+}
+
+
+def pq_bytes(columns: dict[str, Any], **options: Any) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out, row_group_size=1 << 30, **options)
+    return out.getvalue()
+
+
+def feather_bytes(columns: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    feather.write_feather(pa.table(columns), out, compression="zstd", chunksize=1 << 30)
+    return out.getvalue()
+
+
+_READ = """
+import resource, sys
+import numpy as np, loaderd
+from loaderd.errors import LoaderdError
+from loaderd.formats import arrow_columns
+from loaderd.storage.files import list_shards
+from tests.formats.test_tables import read
+arrow_columns.MAX_BLOCK_BYTES = 64 << 20
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read(list_shards(sys.argv[1])[0], loaderd.FixedRecords(np.dtype([("x", sys.argv[2])])))
+except LoaderdError as error:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10, error.message)
+"""
+
+
+@pytest.mark.parametrize("what", sorted(_BOMBS))
+def test_a_bomb_takes_no_memory(what: str, tmp_path: Path):
+    """What takes memory is limited, whatever of it the footer says."""
+    path = tmp_path / "a"
+    path.write_bytes(_BOMBS[what]())
+    assert path.stat().st_size < 4 << 20
+    dtype = "S8" if what in ("text", "prefix") else "u1"
+    run = subprocess.run([sys.executable, "-c", _READ, path, dtype], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    used_mib, _, message = run.stdout.partition(" ")
+    assert int(used_mib) < 200 and "expected" in message, run.stdout
+
+
+@pytest.mark.parametrize("how", ["parquet", "arrow"])
+def test_mutated_files_give_an_error_or_the_rows_that_pyarrow_reads(how: str, tmp_path: Path):
+    """Of Parquet with the CRCs of pages, the rows are the right ones."""
+    table = pq.read_table(io.BytesIO(parquet_of(records_from(0, 60)))).drop_columns(["other"])
+    healthy, rng = io.BytesIO(), Random(how)
+    if how == "parquet":
+        pq.write_table(table, healthy, row_group_size=20, write_page_checksum=True)
+    else:
+        feather.write_feather(table, healthy, compression="uncompressed", chunksize=20)
+    fixed_cases._forget_peak()
+    before_mib = fixed_cases._peak_mib()
+    right, counts = records_from(0, 60).tobytes(), {"refused": 0, "read": 0, "right": 0}
+    for number in range(300):
+        data = rng.choice(list(BYTES.values()))(healthy.getvalue(), rng, healthy.getvalue())
+        file = make_shard(tmp_path / str(number), data)
+        try:
+            found = read(file, RECORDS)
+        except LoaderdError as error:
+            assert isinstance(error, ShardReadError) and file.uri in str(error) and len(str(error)) < 3000
+            counts["refused"] += 1
+            continue
+        counts["read"] += 1
+        counts["right"] += found.tobytes() == right
+        if found.dtype != DTYPE or found.tobytes() == right:
+            continue
+        try:
+            other = pq.read_table(file.uri) if how == "parquet" else feather.read_table(file.uri, memory_map=False)
+        except (OSError, pa.ArrowException):
+            continue  # it is a plain file now, whose first bytes are no magic
+        assert found["number"].tolist() == other["number"].to_pylist()
+    assert counts["refused"] > 100 and counts["right"] > 5
+    assert fixed_cases._peak_mib() - before_mib < 100
+
+
+def test_the_headers_of_pages_are_read_as_pyarrow_writes_them():
+    for options in ({"data_page_version": "2.0"}, {"use_dictionary": False, "write_page_index": True}, {}):
+        data = bytearray(pq_bytes({"x": np.arange(5000) % 700}, data_page_size=1000, compression="none", **options))
+        column = pq.read_metadata(io.BytesIO(data)).row_group(0).column(0)
+        begin = column.dictionary_page_offset or column.data_page_offset
+        pages = list(parquet.pages_in(data[begin : begin + column.total_compressed_size]))
+        assert sum(page.num_values for page in pages if not page.is_dictionary) == 5000 and len(pages) > 2
+        assert sum(page.is_dictionary for page in pages) == column.has_dictionary_page
