@@ -7,8 +7,11 @@ BIN := $(VENV)/bin
 BENCH := .venv-bench/bin
 RAY := .venv-ray/bin
 # With an NVIDIA GPU, TensorFlow with its CUDA libraries; without one, the smaller build for CPUs.
-TENSORFLOW := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'tensorflow[and-cuda]>=2.18' || echo 'tensorflow-cpu>=2.18')
+GPU := $(shell nvidia-smi --list-gpus 2>/dev/null)
+TENSORFLOW := $(if $(GPU),tensorflow[and-cuda]>=2.18,tensorflow-cpu>=2.18)
 TORCH ?= torch
+JAX ?= $(if $(GPU),jax[cuda13],jax)
+NVML := $(if $(GPU),nvidia-ml-py)
 PIP := -m pip install --quiet --disable-pip-version-check
 SETUP := setup.cfg pyproject.toml
 NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtual environments (Debian: apt-get install python3-venv)"; exit 1; }
@@ -16,7 +19,7 @@ NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtua
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process that is started would compile all modules anew
 
-.PHONY: help demo demo-go demo-lc0 demo-mnist demo-ray test test-gpu test-ray test-torch torture newest compat lint docs package bench clean
+.PHONY: help demo demo-go demo-gpu demo-lc0 demo-mnist demo-ray test test-gpu test-ray test-torch torture newest compat lint docs package bench clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -37,6 +40,12 @@ demo-mnist: $(VENV)/made-demo ## handwritten digits, and several towers with a b
 	$(BIN)/python examples/mnist/make_shards.py --out demo/mnist/shards
 	$(BIN)/python examples/mnist/train.py --data demo/mnist/shards --out demo/mnist/run
 
+demo-gpu: $(VENV)/made .venv-torch/made ## networks in PyTorch, JAX and Keras, each fed in three ways: how busy is the GPU? Without one: how long does a step wait?
+	ls demo/gpu/shards/*/*.tfrecord >/dev/null 2>&1 || $(BIN)/python examples/gpu/make_shards.py --out demo/gpu/shards --records $(if $(GPU),8000000,200000)
+	.venv-torch/bin/python examples/gpu/torch_train.py --data 'demo/gpu/shards/*/*.tfrecord'
+	.venv-torch/bin/python examples/gpu/jax_train.py --data 'demo/gpu/shards/*/*.tfrecord'
+	$(BIN)/python examples/gpu/keras_train.py --data 'demo/gpu/shards/*/*.tfrecord'
+
 demo-ray: .venv-ray/made ## the same shards served on a Ray cluster of this machine: a loop, and a training of two workers
 	$(RAY)/python examples/chess/make_shards.py --out demo/shards
 	$(RAY)/python examples/ray/loop.py
@@ -48,14 +57,14 @@ test test-torch test-ray torture: export CUDA_VISIBLE_DEVICES =
 test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 0  # else it waits for ever when one has died
 
-test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, with Lightning, accelerate and transformers, all downloaded; TORCH='torch==…' chooses a build, such as the small one for CPUs
+test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, with Lightning, accelerate and transformers, all downloaded; TORCH='torch==…' and JAX=… choose a build, such as the small one for CPUs
 	.venv-torch/bin/python -m pytest tests/bindings_torch tests/docs/test_pages.py
 	.venv-torch/bin/python -m pytest tests/bindings_jax  # apart: JAX has threads, and a test of PyTorch's forks
 
 test-gpu: $(VENV)/made-test .venv-torch/made ## the tests of copies to a GPU, with the one that CUDA counts first
 	CUDA_VISIBLE_DEVICES=0 $(BIN)/python -m pytest tests/bindings/test_gpu.py
 	CUDA_VISIBLE_DEVICES=0 .venv-torch/bin/python -m pytest tests/bindings_torch/test_gpu.py tests/bindings_torch/test_unpack.py
-	CUDA_VISIBLE_DEVICES=0 .venv-torch/bin/python -m pytest tests/bindings_jax -k gpu  # skipped with JAX for CPUs
+	CUDA_VISIBLE_DEVICES=0 .venv-torch/bin/python -m pytest tests/bindings_jax -k gpu
 
 test-ray: .venv-ray/made ## the tests of loaderd_ray: five minutes
 	$(RAY)/python -m pytest tests/bindings_ray
@@ -99,7 +108,7 @@ clean: ## forget the environment and what the demo wrote
 
 $(VENV)/made: $(SETUP)
 	$(NEW_ENVIRONMENT)
-	$(BIN)/python $(PIP) '$(TENSORFLOW)'
+	$(BIN)/python $(PIP) '$(TENSORFLOW)' $(NVML)
 	$(BIN)/python $(PIP) --editable .
 	@touch $@
 
@@ -118,7 +127,7 @@ $(VENV)/made-test: $(VENV)/made
 # Without TensorFlow: the bindings need none.
 .venv-torch/made: $(SETUP)
 	$(NEW_ENVIRONMENT)
-	.venv-torch/bin/python $(PIP) '$(TORCH)'
+	.venv-torch/bin/python $(PIP) '$(TORCH)' '$(JAX)' $(NVML)
 	.venv-torch/bin/python $(PIP) --editable '.[torch,jax,test-torch]'
 	@touch $@
 

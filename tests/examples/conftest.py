@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-sys.path[:0] = [str(EXAMPLES / "chess"), str(EXAMPLES / "go")]  # as Python does for a script there
+sys.path[:0] = [str(EXAMPLES / name) for name in ("chess", "go", "gpu")]  # as Python does for a script there
 
 
 class Script:
