@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         FixedRecords,
         Float,
         Int64,
+        Length,
         Packed,
         PackedBits,
         Planes,
@@ -55,6 +56,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
     "FixedRecords",
     "Float",
     "Int64",
+    "Length",
     "Loader",
     "Mix",
     "Packed",
@@ -81,7 +83,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
 _HOME = {
     **dict.fromkeys(
         [
-            *("Array", "Bits", "Derived", "Fill", "FixedRecords", "Float", "Int64"),
+            *("Array", "Bits", "Derived", "Fill", "FixedRecords", "Float", "Int64", "Length"),
             *("Packed", "PackedBits", "Planes", "Raw", "Schema", "Sparse", "Spread"),
         ],
         "schema",

@@ -55,7 +55,7 @@ def _stored_feature(name: str, feature: Any, description: Any) -> Any:
                 f"feature {name!r} must be one string (shape []), and bytes_features must say what it holds, "
                 f"got {description} and shape {shape}",
                 hint=f"Such as bytes_features={{{name!r}: loaderd.PackedBits(1552)}}, or loaderd.Raw('uint8', "
-                "(784,)). loaderd does not read lists of strings.",
+                "(784,)). Lists of strings are loaderd.Raw('S16', (8,), pad=True, as_list=True) in a Schema.",
             )
         if feature.default_value is not None and description.default is None:
             raise SchemaError(

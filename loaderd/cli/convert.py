@@ -35,6 +35,7 @@ from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable_line
 from loaderd.schema import Feature, FixedRecords, Schema
+from loaderd.schema.schema import with_lengths
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.snapshots import Progress
 from loaderd.storage.files import list_with_progress
@@ -185,10 +186,10 @@ def _folder(to: Path) -> Path:
 
 
 def _features(schema: str | None, files: Sequence[ShardFile]) -> Mapping[str, Feature]:
-    """The stored features of the sources: FixedRecords, or a dict, where they are TFRecord."""
+    """The stored features of the sources: FixedRecords; or, of TFRecord, a dict, with the lengths of lists."""
     if schema is not None:
         features = load_schema(schema).features
-        return features if isinstance(features, FixedRecords) else dict(features)
+        return features if isinstance(features, FixedRecords) else with_lengths(features)
     first = next((file for file in files if file.size_bytes), files[0])  # an empty one does not tell what it is
     records = detect_records(first)
     if records is None:

@@ -42,6 +42,12 @@ def propose(sample: Sample, num_shards: int) -> str:
         features += [f"        # {remark}." for remark in remarks]
         features.append(f"        {quoted(name)}: {stored},")
         fields.append(f"        {quoted(name)}: {delivered},")
+        if len(found.lengths) > 1:
+            length = f"{name}_length"
+            while length in sample.features:
+                length += "_"
+            features.append(f"        {quoted(length)}: loaderd.Length({quoted(name)}),")
+            fields.append(f"        {quoted(length)}: loaderd.Array({quoted(length)}),")
     notes = [*_notes(sample), *left_out]
     if not features:
         why = " ".join(note.removeprefix("# ") for note in notes) or "the records hold no features."
@@ -70,11 +76,8 @@ def _problem(found: FeatureSummary) -> str:
     """Why a feature has no place in a row of fixed size; "" if it has one."""
     if len(found.kinds) > 1:
         return f"it is of several types, {' and '.join(sorted(found.kinds))}"
-    (kind,) = found.kinds
     if found.lengths == {0}:
         return "its lists are empty"
-    if kind == "bytes" and found.lengths != {1}:
-        return f"it has {range_of(found.lengths)} bytes values, where one is read"
     return "its values are empty" if found.byte_lengths == {0} else ""
 
 
@@ -86,12 +89,15 @@ def _lines(
     array = f"loaderd.Array({quoted(name)})"
     if kind != "bytes":
         length, varies = max(found.lengths), len(found.lengths) > 1
-        remarks = [f"Its lists have {range_of(found.lengths)} values; shorter ones are padded"] if varies else []
+        remarks = [f"Its lists have {range_of(found.lengths)} values; {_PADDED}"] if varies else []
         remarks += _of_shapes(length, "values")
-        options = [f"({length},)"] * (length > 1 or varies) + ["default=0"] * needs_default
+        options = [f"({length},)"] * (length > 1 or varies)
+        options += [f"default={'()' if varies else 0}"] * needs_default
         options += [f"pad={-1 if kind == 'int64' else 0}"] * varies
         return f"loaderd.{'Int64' if kind == 'int64' else 'Float'}({', '.join(options)})", array, remarks
     num_bytes, varies = max(found.byte_lengths), len(found.byte_lengths) > 1
+    if found.lengths != {1}:
+        return _list_of_bytes(found, needs_default), array, [_said_of_list(found)]
     remarks = [f"Its values have {range_of(found.byte_lengths)} bytes; shorter ones are padded"] if varies else []
     if found.is_text:
         options = [f'"S{num_bytes}"', *['default=b""'] * needs_default, *["pad=True"] * varies]
@@ -111,6 +117,23 @@ def _lines(
         remarks += _of_shapes(halves, "float16")
     default = f", default=bytes({num_bytes})" if needs_default else ""
     return f"loaderd.PackedBits({bits}{default})", f"{field})", remarks
+
+
+_PADDED = "shorter ones are padded, and cut=True would cut longer ones"
+
+
+def _list_of_bytes(found: FeatureSummary, needs_default: bool) -> str:
+    """The stored feature of lists of bytes values."""
+    length, num_bytes = max(found.lengths), max(found.byte_lengths)
+    options = [f'"S{num_bytes}", ({length},)'] if found.is_text else [f'"uint8", ({length}, {num_bytes})']
+    varies = len(found.lengths) > 1 or len(found.byte_lengths) > 1
+    options += [f"default={'()' if varies else 0}"] * needs_default
+    options += [f"pad={found.is_text or 0}"] * varies
+    return f"loaderd.Raw({', '.join(options)}, as_list=True)"
+
+
+def _said_of_list(found: FeatureSummary) -> str:
+    return f"Its lists have {range_of(found.lengths)} values of {range_of(found.byte_lengths)} bytes; {_PADDED}"
 
 
 def shapes_of(number: int) -> list[tuple[int, ...]]:

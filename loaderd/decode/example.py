@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loaderd.schema import Feature, Float, Int64, PackedBits
+from loaderd.schema import Feature, Length, PackedBits, Raw
 
 _DELIMITED_1 = 0x0A  # field 1, length-delimited: Example.features, Features.feature, the name of an entry, packed
 _DELIMITED_2 = 0x12  # field 2, length-delimited: the Feature of an entry
@@ -37,10 +37,15 @@ _LIST_TEXTS = {0x0A: "a bytes list", 0x12: "a float list", 0x1A: "an int64 list"
 _MAX_VARINT_BYTES = 10
 _UINT64 = (1 << 64) - 1
 _MAX_NAMES = 16
+_REMEDY = "Change the schema to what the records hold."
 _REMEDY_MISSING = "Change the schema to what the records hold, or give the feature a default."
 _REMEDY_LENGTH = (
     "Change the schema to what the records hold. If lengths differ, give the feature room for the longest and a pad, "
-    'such as Int64((64,), pad=-1) or Raw("S16", pad=True).'
+    'such as Int64((64,), pad=-1) or Raw("S16", pad=True); with cut=True, longer ones are cut.'
+)
+_REMEDY_VALUES = (
+    "Change the schema to what the records hold. A list of bytes values is read with as_list, such as "
+    'Raw("S16", (8,), pad=True, as_list=True).'
 )
 _REMEDY_LISTS = (
     "Of a tf.train.SequenceExample, only the context is read. Write each step as a tf.train.Example of its own, or "
@@ -60,7 +65,7 @@ class RecordFault(NamedTuple):
     record: int
     expected: str
     found: str
-    remedy: str = "Change the schema to what the records hold."
+    remedy: str = _REMEDY
 
 
 class Span(NamedTuple):
@@ -75,11 +80,13 @@ class Value(NamedTuple):
     """A stored feature of one record.
 
     ``data``: its bytes in the row. ``spans``: where they come from, in order; none if the default stands in. What
-    ``data`` has behind the bytes of all spans is padding.
+    ``data`` has behind the bytes of all spans is padding, but for a list of bytes values, each of which is padded.
+    ``length``: how many values the record holds, as :class:`loaderd.Length` counts them.
     """
 
     data: bytes
     spans: tuple[Span, ...]
+    length: int = 0
 
 
 class Example(NamedTuple):
@@ -105,7 +112,7 @@ def parse_example(
     Costs 15 µs for a record of two features.
     """
     record = bytes(record)
-    wanted = {name.encode(): name for name in features}
+    wanted = {name.encode(): name for name, feature in features.items() if not isinstance(feature, Length)}
     places: dict[str, tuple[int, int]] = {}
     names: list[bytes] = []
     unread: list[tuple[int, int]] = []
@@ -125,9 +132,13 @@ def parse_example(
             if name in places
             else _default(record, name, feature, names)
             for name, feature in features.items()
+            if not isinstance(feature, Length)
         }
     except _Mismatch as mismatch:
         return RecordFault(position, *mismatch.args)
+    for name, feature in features.items():
+        if isinstance(feature, Length):
+            values[name] = Value(values[feature.feature].length.to_bytes(4, "little"), ())
     return Example(values, tuple(unread))
 
 
@@ -218,20 +229,55 @@ def _value(record: bytes, name: str, feature: Feature, start: int, stop: int) ->
         raise _Mismatch(f"{_LIST_TEXTS[tag]} in feature {name!r}", _LIST_TEXTS[record[start]])
     # At least the values that the feature has, for none has more values than bytes.
     most = feature.num_bytes + _MAX_MORE_VALUES
+    is_cut = feature.cut and (feature.wire_kind != "bytes" or feature.as_list)
+    if is_cut:
+        most = (
+            feature.num_bytes // feature.length_bytes - 1
+        )  # what is behind the values that are kept is not looked at
     value = _LIST_READERS[feature.wire_kind](record, *_delimited(record, start + 1, stop), most)
-    if len(value.spans) > most:
+    if len(value.spans) > most and not is_cut:
         raise _Mismatch(f"at most {most} values in feature {name!r}", "more")
-    if feature.wire_kind == "bytes" and len(value.spans) != 1:
-        raise _Mismatch(f"one value in feature {name!r}", _count(len(value.spans), "value"))
+    if isinstance(feature, Raw) and feature.as_list:
+        value = _items(record, name, feature, value.spans)
+    elif feature.wire_kind == "bytes" and len(value.spans) != 1:
+        several = _REMEDY_VALUES if value.spans else _REMEDY
+        raise _Mismatch(f"one value in feature {name!r}", _count(len(value.spans), "value"), several)
     data = feature.padded(value.data)
     if data is None:
         raise _wrong_length(name, feature, len(value.data))
-    return Value(data, value.spans)
+    kept = min(len(value.data), feature.num_bytes)
+    spans = _shortened(value.spans, kept) if kept < len(value.data) else value.spans
+    return Value(data, spans, kept // feature.length_bytes)
+
+
+def _items(record: bytes, name: str, feature: Raw, spans: tuple[Span, ...]) -> Value:
+    """The bytes values of a list, each with its padding."""
+    items = []
+    for number, span in enumerate(spans):
+        item = feature.padded(record[span.start : span.stop], feature.length_bytes)
+        if item is None:
+            size, found = _count(feature.length_bytes, "byte"), _count(span.stop - span.start, "byte")
+            at_most = "" if feature.pad is None else "at most "
+            raise _Mismatch(f"value {number} of feature {name!r} of {at_most}{size}", found, _REMEDY_LENGTH)
+        items.append(item)
+    return Value(b"".join(items), spans)
+
+
+def _shortened(spans: tuple[Span, ...], num_bytes: int) -> tuple[Span, ...]:
+    """The first of ``spans``, of raw bytes, that have ``num_bytes`` together."""
+    kept = []
+    for span in spans:
+        size = min(span.stop - span.start, num_bytes)
+        if size:
+            kept.append(Span(span.start, span.start + size, False))
+        num_bytes -= size
+    return tuple(kept)
 
 
 def _wrong_length(name: str, feature: Feature, num_bytes: int) -> _Mismatch:
     """What is wrong with a stored value of ``num_bytes``, which the feature has no room for."""
-    item_bytes, unit = (feature.value_dtype.itemsize, "value") if isinstance(feature, Int64 | Float) else (1, "byte")
+    counts_values = feature.wire_kind != "bytes" or feature.as_list
+    item_bytes, unit = (feature.length_bytes, "value") if counts_values else (1, "byte")
     length, found = (_count(size // item_bytes, unit) for size in (feature.num_bytes, num_bytes))
     if isinstance(feature, PackedBits):
         return _Mismatch(f"feature {name!r} of {length}", found)
@@ -246,7 +292,7 @@ def _default(record: bytes, name: str, feature: Feature, names: list[bytes]) -> 
     if name in feature_lists(record):
         raise _Mismatch(f"feature {name!r}", f"{name!r} in the record's feature_lists", _REMEDY_LISTS)
     if feature.default_bytes is not None:
-        return Value(feature.default_bytes, ())
+        return Value(feature.default_bytes, (), feature.default_length)
     if name.encode() in names:
         raise _Mismatch(f"feature {name!r}", "that feature without a list", _REMEDY_MISSING)
     shown = [each[:64].decode(errors="backslashreplace") for each in names[:_MAX_NAMES]]

@@ -12,6 +12,8 @@ A record of that length with the same bytes under the mask takes the same course
 masked bytes are all that it decides by. Its values therefore lie where the template says: they are copied (raw
 bytes) or put together (varints) for all such records at once (:mod:`loaderd.kernels.rows`).
 Records that match no template go through the plain parser one by one, and new templates are learnt from them.
+
+Records whose lists have many lengths have as many layouts: :mod:`loaderd.decode.example_lists` parses them instead.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.decode.example import Example, RecordFault, feature_lists, parse_example
+from loaderd.decode.example_lists import ListParser
 from loaderd.kernels.rows import (
     WORD_BYTES,
     Memory,
@@ -58,6 +61,8 @@ class RowParser:
         row_fields: Mapping[str, Any] = schema.row_dtype.fields or {}
         self._row_offsets: dict[str, int] = {name: row_fields[name][1] for name in schema.features}
         self._layouts: dict[int, _Layouts] = {}
+        varies = any(feature.varies for feature in self._features.values())
+        self._list_parser = ListParser(schema, self._row_offsets) if varies else None
         self.feature_lists: list[str] | None = None
         """The names of the feature lists of the first record, which are not read; None: no record was parsed."""
 
@@ -77,13 +82,18 @@ class RowParser:
         Raises IndexError where a record or a row would lie outside.
 
         Costs 70 to 110 ns a record for records of 225 bytes in calls of 4,096 to 1,024, all of known layouts, and
-        half of that in compiled code; 17 µs for a record that the plain parser must take.
+        half of that in compiled code; 17 µs for a record that the plain parser must take. Where lists have many
+        lengths, :class:`~loaderd.decode.example_lists.ListParser` says what it costs.
         """
         if len(starts) == 0:
             return []
         memory = Memory(buffer, np.ascontiguousarray(starts, np.int64), out, np.ascontiguousarray(places, np.int64))
         _check_bounds(memory, lengths)
         faults: list[RecordFault] = []
+        if self._list_parser is not None:
+            for position in self._list_parser.put(memory, lengths).tolist():
+                self._parse_plain(memory, int(lengths[position]), position, faults)
+            return faults
         # Numbers of 16 bits are sorted by radix, five times as fast.
         short = lengths.astype(np.uint16) if lengths.max() < 1 << 16 else lengths
         order = np.argsort(short, kind="stable")

@@ -6,6 +6,9 @@ loop         by the loop             by numpy                   what it does
 ``walk``     ``frames``              ``frames.walk``            finds the frames of a TFRecord file from its anchors
 ``seam``     ``crc``                 ``_seam_by_numpy``         prepares records for one CRC over all of them
 ``put``      ``rows.PutByLoop``      ``rows.PutByNumpy``        checks records of one layout, and writes their rows
+``find``     ``lists``               ``_find_by_numpy``         finds features in records of any layout
+``integers`` ``lists``               ``_put_by_numpy``          puts the varints of lists together
+``copy``     ``lists``               ``copy_bytes``             copies bytes of many lengths
 ``select``   ``bits.SelectBits``     ``bits.ExpandBytes``, …    turns packed bits into values
 ``collect``  ``sparse.SparseByLoop`` ``sparse.SparseByNumpy``   turns set bits, or pieces on them, into indices
 ===========  ======================  =========================  ==================================================

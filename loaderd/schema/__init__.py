@@ -1,6 +1,6 @@
 """Descriptions of what a record stores, and of what a batch holds. Nothing is decoded here."""
 
-from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw, Shape, resolve_dtype
+from loaderd.schema.features import Feature, Float, Int64, Length, PackedBits, Raw, Shape, resolve_dtype
 from loaderd.schema.field_spec import FieldSpec
 from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread
 from loaderd.schema.packed import packed_schema, unpacking_schema
@@ -19,6 +19,7 @@ __all__ = [
     "FixedRecords",
     "Float",
     "Int64",
+    "Length",
     "Packed",
     "PackedBits",
     "Planes",

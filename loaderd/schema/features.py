@@ -92,6 +92,10 @@ class PackedBits:
     default: bytes | None = None
 
     wire_kind = "bytes"
+    pad = None
+    cut = as_list = varies = False
+    unit_bytes = length_bytes = 1
+    default_length = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_bits", check_integer(self.num_bits, "PackedBits: num_bits", 1))
@@ -147,16 +151,22 @@ class _Values(ByValue):
     shape: Shape
     default: Any
     pad: Any
+    cut: bool
+
+    as_list = False
 
     def __post_init__(self) -> None:
         """Keep default and pad without arrays and tensors; raises SchemaError where one does not fit."""
         name = type(self).__name__
         object.__setattr__(self, "shape", check_shape(self.shape, name))
+        for what in ("cut", "as_list"):
+            if not isinstance(value := getattr(self, what), bool):
+                raise SchemaError(f"{name}: {what} must be True or False, got {value!r:.200}")
+        if self.as_list and not self.shape:
+            raise SchemaError(f"{name}: as_list needs a shape, whose first axis has a place for each bytes value")
         object.__setattr__(self, "default", as_plain(self.default))
-        if self.default is not None:
-            as_values(self.default, self.value_dtype, self.shape, f"{name}: default")
         object.__setattr__(self, "pad", as_plain(self.pad))
-        is_text, is_flag = self.value_dtype.kind in "SU", isinstance(self.pad, bool)
+        is_text, is_flag = self.is_text, isinstance(self.pad, bool)
         if self.pad is not None and (is_text or is_flag) and self.value_dtype.kind != "b":
             if not (is_text and self.pad is True):
                 must = (
@@ -165,34 +175,65 @@ class _Values(ByValue):
                 raise SchemaError(f"{name}: pad must be {must}, got {self.pad!r:.200}")
         elif self.pad is not None:
             as_values(self.pad, self.value_dtype, (), f"{name}: pad")
+        if self.default is not None:
+            as_values(self.default, self.value_dtype, self._default_shape, f"{name}: default")
 
     def __repr__(self) -> str:
-        # Without a pad that is not given: fingerprints of schemas are older than pads.
-        given = {name: value for name, value in vars(self).items() if name != "pad" or value is not None}
+        # Without what is not given: fingerprints of schemas are older than pads.
+        given = {name: value for name, value in vars(self).items() if not (name in _LATER and value in (None, False))}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def _compared(self) -> tuple[Any, ...]:
         """Defaults are equal if they are stored alike: NaN equals NaN."""
-        return self.value_dtype, self.shape, self.default_bytes, self._pad_bytes
+        values = self.value_dtype, self.shape, self.default_bytes, self.default_length, self._pad_bytes
+        return *values, self.cut, self.as_list
+
+    @property
+    def is_text(self) -> bool:
+        return self.value_dtype.kind in "SU"
+
+    @property
+    def varies(self) -> bool:
+        """Whether records may hold it in many lengths, and not in a few ones as short text."""
+        return self.cut or self.as_list or (self.pad is not None and not self.is_text)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one value, or of a character of text."""
+        return {"S": 1, "U": 4}.get(self.value_dtype.kind, self.value_dtype.itemsize)
+
+    @property
+    def length_bytes(self) -> int:
+        """Bytes of a row for each of what :class:`Length` counts."""
+        return self.num_bytes // self.shape[0] if self.as_list else self.unit_bytes
+
+    @property
+    def max_length(self) -> int:
+        """The largest :class:`Length` that there is room for."""
+        return self.num_bytes // self.length_bytes
 
     @property
     def _pad_bytes(self) -> bytes | None:
         """What stands behind a value that is too short, again and again; of text, a zero for each character."""
         if self.pad is None:
             return None
-        if self.value_dtype.kind in "SU":
-            return bytes(1 if self.value_dtype.kind == "S" else 4)
+        if self.is_text:
+            return bytes(self.unit_bytes)
         return np.asarray(self.pad, self.value_dtype).tobytes()
 
-    def padded(self, data: bytes) -> bytes | None:
-        """``data``, as a record holds it, with the padding that it lacks; None where it does not fit the feature."""
-        missing = self.num_bytes - len(data)
+    def padded(self, data: bytes, num_bytes: int | None = None) -> bytes | None:
+        """``data``, as a record holds it, with the padding that it lacks; None where it does not fit the feature.
+
+        ``num_bytes``: how many there must be; without it, those of the feature.
+        """
+        num_bytes = self.num_bytes if num_bytes is None else num_bytes
+        missing = num_bytes - len(data)
         if missing == 0:
             return data
+        if missing < 0:
+            return data[:num_bytes] if self.cut else None
         pad = self._pad_bytes
-        if pad is None or missing < 0 or missing % len(pad):
-            return None
-        return data + missing // len(pad) * pad
+        return None if pad is None or missing % len(pad) else data + missing // len(pad) * pad
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
@@ -212,10 +253,30 @@ class _Values(ByValue):
         return np.dtype((self.value_dtype, self.shape))
 
     @property
+    def _default_shape(self) -> Shape:
+        """Of the default: with a pad, a list may be shorter than the feature, and is padded as a stored one is."""
+        if self.pad is None or not self.shape or not isinstance(self.default, list):
+            return self.shape
+        return (min(len(self.default), self.shape[0]), *self.shape[1:]) if self.default else (0,)
+
+    @property
     def default_bytes(self) -> bytes | None:
         if self.default is None:
             return None
-        return np.broadcast_to(np.asarray(self.default, self.value_dtype), self.shape).tobytes()
+        values = np.broadcast_to(np.asarray(self.default, self.value_dtype), self._default_shape)
+        return self.padded(values.tobytes())
+
+    @property
+    def default_length(self) -> int:
+        """The :class:`Length` of the default."""
+        if self.default is None:
+            return 0
+        if self.is_text and not self.shape:
+            return len(self.default)
+        return math.prod(self._default_shape) * self.value_dtype.itemsize // self.length_bytes
+
+
+_LATER = ("pad", "cut", "as_list")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -224,13 +285,18 @@ class Raw(_Values):
 
     This is what ``tf.io.decode_raw`` reads. The stored value must have exactly the bytes of ``shape``; with ``pad``,
     it may have fewer values, and ``pad`` stands in the place of those that it lacks. Text is padded with zeros:
-    ``Raw("S16", pad=True)`` reads ids of up to 16 bytes.
+    ``Raw("S16", pad=True)`` reads ids of up to 16 bytes. ``cut``: as that of :class:`Int64`.
+
+    A record holds one bytes value. With ``as_list``, it holds one for each place of the first axis: a list of up to
+    eight words is ``Raw("S16", (8,), pad=True, as_list=True)``. Each of them is padded and cut as it would be alone.
     """
 
     dtype: Any = "uint8"
     shape: Shape = ()
     default: Any = None
     pad: Any = None
+    cut: bool = False
+    as_list: bool = False
 
     wire_kind = "bytes"
 
@@ -248,12 +314,17 @@ class Int64(_Values):
     """An int64 feature: a scalar (``shape=()``), or a list of exactly as many values as ``shape`` has.
 
     With ``pad``, such as -1, the list may have fewer values, also none, and ``pad`` stands in the place of those that
-    it lacks. (A record without the feature needs a ``default`` all the same.)
+    it lacks; :class:`Length` says how many there are. With ``cut``, a longer list is no error: its first values are
+    kept, and nothing behind them is looked at.
+
+    A record without the feature needs a ``default``: a value for all places, or a list. With ``pad``, that list may
+    be shorter, too: ``default=()`` makes an empty list of a feature that is not there.
     """
 
     shape: Shape = ()
     default: Any = None
     pad: Any = None
+    cut: bool = False
 
     wire_kind = "int64"
 
@@ -266,12 +337,13 @@ class Int64(_Values):
 class Float(_Values):
     """A float feature (stored as float32): a scalar (``shape=()``), or a list of as many values as ``shape`` has.
 
-    ``pad``: as that of :class:`Int64`; it may be NaN.
+    ``default``, ``pad`` and ``cut``: as those of :class:`Int64`; ``pad`` may be NaN.
     """
 
     shape: Shape = ()
     default: Any = None
     pad: Any = None
+    cut: bool = False
 
     wire_kind = "float"
 
@@ -280,4 +352,32 @@ class Float(_Values):
         return np.dtype("<f4")
 
 
-Feature = PackedBits | Raw | Int64 | Float
+@dataclass(frozen=True, eq=False)
+class Length(_Values):
+    """How many values a record holds of ``feature``, another one, which has a ``pad``: int32.
+
+    It is not stored: it is counted when a record is read, and fields read it as any other feature. It counts the
+    numbers of an :class:`Int64`, a :class:`Float` or a :class:`Raw`, the bytes values of a Raw with ``as_list``,
+    and the characters of text. Of a list that was cut it is what was kept.
+    """
+
+    feature: str
+
+    wire_kind = ""
+    shape = ()
+    default = pad = None
+    cut = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.feature, str):
+            raise SchemaError(f"Length: feature must be a name, got {self.feature!r:.200}")
+
+    def _compared(self) -> tuple[Any, ...]:
+        return (self.feature,)
+
+    @property
+    def value_dtype(self) -> np.dtype[Any]:
+        return np.dtype("<i4")
+
+
+Feature = PackedBits | Raw | Int64 | Float | Length

@@ -117,6 +117,8 @@ def _numbers_in(given: Any, dtype: np.dtype[Any], what: str) -> list[Number]:
 
 def _is_changed(given: Any, dtype: np.dtype[Any]) -> bool:
     """Whether text or dates become others in ``dtype``. Raises ValueError or TypeError for what is neither."""
+    if not np.size(given):
+        return False
     kind = np.asarray(given).dtype.kind
     if dtype.kind in "SU":
         return kind not in "SU" or np.asarray(given, dtype.kind).dtype.itemsize > dtype.itemsize

@@ -1,11 +1,12 @@
 """Features and fields together: which field reads which feature, and what a row looks like.
 
-A :class:`Schema` has two sides. **Stored features** say what is in each ``tf.train.Example``: :class:`PackedBits`,
-:class:`Raw`, :class:`Int64`, :class:`Float`; or, by :class:`FixedRecords`, in each record of fixed size. **Fields**
-say what comes out of a batch: :class:`Bits`, :class:`Packed`, :class:`Array`, :class:`Spread`, :class:`Fill`,
-:class:`Sparse`, some of these joined in :class:`Planes`, and :class:`Derived`. Between the two lies the **row**: the
-stored features of one record, each at a fixed place in a fixed number of bytes. Records are shuffled and kept as
-rows, and become fields last.
+A :class:`Schema` has two sides. **Stored features** say what is in each ``tf.train.Example``:
+:class:`PackedBits`, :class:`Raw`, :class:`Int64`, :class:`Float`, and how many values a record has of these,
+:class:`Length`; or, by :class:`FixedRecords`, what is in each record of fixed size. **Fields** say what comes out
+of a batch: :class:`Bits`, :class:`Packed`, :class:`Array`, :class:`Spread`, :class:`Fill`, :class:`Sparse`,
+some of these joined in :class:`Planes`, and :class:`Derived`. Between the two lies the **row**: the stored features of
+one record, each at a fixed place in a fixed number of bytes. Records are shuffled and kept as rows, and become fields
+last.
 
 ::
 
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Feature, Float, Int64, PackedBits, Raw
+from loaderd.schema.features import Feature, Float, Int64, Length, PackedBits, Raw
 from loaderd.schema.field_spec import FieldSpec, check_name
 from loaderd.schema.fields import (
     Array,
@@ -76,6 +77,9 @@ class Schema:
                 object.__setattr__(self, name, MappingProxyType(dict(parts)))
         if not self.features or not self.fields:
             raise SchemaError("a schema must have at least one stored feature and one field")
+        for name, feature in self.features.items():
+            if isinstance(feature, Length):
+                _check_length(name, feature.feature, self.features)
         both = sorted(set(self.fields) & set(self.intermediates))
         if both:
             raise SchemaError(f"a name must be a field or an intermediate, not both: {both}")
@@ -135,8 +139,10 @@ class Schema:
         """The same schema for records of fixed size or npz, as ``loaderd convert`` writes them (``--format``).
 
         The stored features stand one behind the other, without gaps; an Int64 is 8 bytes a number, little-endian.
+        Lists stand there with their padding, and behind all features the length of each list that has no ``Length``.
         """
-        dtype = np.dtype([(name, each.row_dtype.base, each.row_dtype.shape) for name, each in self.features.items()])
+        features = with_lengths(self.features)
+        dtype = np.dtype([(name, each.row_dtype.base, each.row_dtype.shape) for name, each in features.items()])
         bits = [name for name, each in self.features.items() if isinstance(each, PackedBits)]
         expect = {} if self.records is None else self.records.expect_as_bytes(bits)
         return Schema(FixedRecords(dtype, bits, expect), self.fields, self.intermediates)
@@ -265,7 +271,32 @@ class Schema:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_FEATURE_KINDS = (PackedBits, Raw, Int64, Float)
+def with_lengths(features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """The features, and a :class:`Length` for each list of any length that has none: how many values to write."""
+    every = dict(features)
+    counted = {each.feature for each in features.values() if isinstance(each, Length)}
+    for name, feature in features.items():
+        if feature.pad is not None and feature.varies and name not in counted:
+            length = f"{name}_length"
+            while length in every:
+                length += "_"
+            every[length] = Length(name)
+    return every
+
+
+def _check_length(name: str, counted: str, features: Mapping[str, Feature]) -> None:
+    """Raise SchemaError unless values of the feature ``counted`` can be counted."""
+    found = features.get(counted)
+    if isinstance(found, (Raw, Int64, Float)) and found.pad is not None:
+        return
+    there = "none of that name" if found is None else f"{found!r:.200}"
+    raise SchemaError(
+        f"feature {name!r} must be the Length of a feature with a pad, got {counted!r}, which is {there}",
+        hint="Without a pad, all records hold as many values.",
+    )
+
+
+_FEATURE_KINDS = (PackedBits, Raw, Int64, Float, Length)
 _FIELD_KINDS = (Bits, Packed, Array, Spread, Fill, Sparse, Planes, Derived)
 _HINT_FEATURES = "What is stored; what comes out of it belongs in fields. See loaderd_tf.schema_from_features, too."
 _HINT_FIELDS = "What comes out; what is stored in a record belongs in features."

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Float, Int64, PackedBits, Raw, is_numpys, resolve_dtype
+from loaderd.schema.features import Float, Int64, Length, PackedBits, Raw, is_numpys, resolve_dtype
 from loaderd.schema.fields import Array, Bits, Derived, Fill, Packed, Planes, Spread
 from loaderd.schema.schema import Schema
 from loaderd.schema.sparse import Sparse
@@ -31,7 +31,7 @@ _DTYPE = re.compile(
 _FEATURES = {kind.__name__: kind for kind in (PackedBits, Raw, Int64, Float)}
 _PARTS_OF_PLANES = {kind.__name__: kind for kind in (Bits, Array, Spread, Fill)}
 _FIELDS = {**_PARTS_OF_PLANES, **{kind.__name__: kind for kind in (Packed, Planes, Sparse)}}
-_OF_WORKERS = ("default", "pad")
+_OF_WORKERS = ("default", "pad", "cut", "as_list")
 # Sent only where they differ from these values: so an older version understands all other schemas.
 _SELDOM = {"bit_order": "big", "plane_bytes": None, "first": None, "wrap": False}
 
@@ -39,7 +39,8 @@ _SELDOM = {"bit_order": "big", "plane_bytes": None, "first": None, "wrap": False
 def to_wire(schema: Schema) -> dict[str, Any]:
     """``schema`` as values that msgpack and JSON know, without what only workers need: defaults, pads, intermediates.
 
-    Raises SchemaError where it has a ``Derived`` field, or is beyond the limits of :func:`from_wire`.
+    A ``Length`` is a number like others there. Raises SchemaError where there is a ``Derived`` field, or where the
+    schema is beyond the limits of :func:`from_wire`.
     """
     wire = {
         "features": {name: _part_to_wire(name, feature) for name, feature in schema.features.items()},
@@ -52,6 +53,8 @@ def to_wire(schema: Schema) -> dict[str, Any]:
 def _part_to_wire(name: str, part: Any) -> dict[str, Any]:
     if isinstance(part, Derived):
         raise SchemaError(f"field {name!r}: a schema that travels must have no Derived field")
+    if isinstance(part, Length):
+        part = Raw(part.value_dtype)
     if isinstance(part, Planes):
         return {"kind": "Planes", "parts": [_part_to_wire(name, each) for each in part.parts]}
     values = {key: getattr(part, key) for key in _keys_of(type(part))}

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 import loaderd
+from loaderd.decode.example_writer import encode_examples
 from loaderd.schema import Schema, packed_schema
 from tests.helpers import boards
 from tests.helpers.decoding import decoded
@@ -106,3 +107,19 @@ def test_sparse_inputs_of_boards(tmp_path: Path, where: Any):
     path = boards.write(tmp_path / "a.bin", records)
     with loaderd.Loader(path, boards.schema(), batch_size=64, unpack=where, workers=1) as loader:
         boards.check(loaderd_torch.batches(loader), records)
+
+
+@pytest.mark.parametrize("unpack_where", ["worker", "device"])
+def test_lists_and_their_lengths_are_tensors(tmp_path: Path, unpack_where: Any):
+    features = {"moves": loaderd.Int64((5,), pad=-1), "num_moves": loaderd.Length("moves")}
+    rows = np.zeros(60, loaderd.Schema.of_stored(features).row_dtype)
+    rows["num_moves"] = np.arange(60) % 6
+    shards = loaderd.testing.write_shards(tmp_path, list(encode_examples(rows, features)))
+    schema = loaderd.Schema(
+        features, {"moves": loaderd.Array("moves", dtype="int32"), "n": loaderd.Array("num_moves")}
+    )
+    with loaderd.Loader(shards, schema, batch_size=60, unpack=unpack_where, workers=1) as loader:
+        (batch,) = loaderd_torch.batches(loader)
+    assert (batch["moves"].dtype, batch["n"].dtype) == (torch.int32, torch.int32)
+    assert torch.equal((batch["moves"] == 0).sum(dim=1), batch["n"])
+    assert sorted(batch["n"].tolist()) == sorted(rows["num_moves"].tolist())

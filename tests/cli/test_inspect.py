@@ -167,7 +167,7 @@ def test_the_proposed_schema_reads_all_shards_that_are_named(tmp_path: Path):
     assert "from 60 records of 3 of 3 shards." in module
     assert "# 20 of 60 records lack it and get the default. They are in '1.tfrecord'." in said
     assert "# Its values have 6 to 9 bytes; shorter ones are padded." in said
-    assert "# Its lists have 1 to 5 values; shorter ones are padded." in said
+    assert "# Its lists have 1 to 5 values; shorter ones are padded, and cut=True would cut longer ones." in said
     assert "# 6144 values can have the shape (8, 8, 96) or (96, 8, 8) or (32, 32, 6) or (6, 32, 32)." in said
     assert "# 361 values can have the shape (19, 19)." in said
     assert "# 361 float16 can have the shape (19, 19)." in said

@@ -20,6 +20,7 @@ from loaderd.schema import (
     Fill,
     Float,
     Int64,
+    Length,
     Packed,
     PackedBits,
     Planes,
@@ -44,7 +45,11 @@ def features(draw: st.DrawFn) -> Feature:
     kind = draw(st.sampled_from([PackedBits, Raw, Int64, Float]))
     if kind is PackedBits:
         return PackedBits(draw(st.integers(1, 80)))
-    return Raw(draw(st.sampled_from(INTEGERS + FLOATS)), draw(shapes())) if kind is Raw else kind(draw(shapes()))
+    shape, pad = draw(shapes()), draw(st.sampled_from([None, 1]))
+    if kind is not Raw:
+        return kind(shape, pad=pad, cut=draw(st.booleans()))
+    dtype = draw(st.sampled_from(INTEGERS + FLOATS))
+    return Raw(dtype, shape, pad=None if dtype == "bool" else pad, as_list=bool(shape) and draw(st.booleans()))
 
 
 @st.composite
@@ -140,6 +145,7 @@ def schemas(draw: st.DrawFn, derived: bool = True) -> Schema:
     """Of any features and fields; with ``derived``, also Derived ones, with and without randomness."""
     names = st.sampled_from(NAMES)
     stored = draw(st.dictionaries(names, features(), min_size=1, max_size=4))
+    stored.update({f"{name} (length)": Length(name) for name, each in stored.items() if each.pad is not None})
     fields = draw(st.dictionaries(names, stored_fields(stored), min_size=1, max_size=5))
     intermediates: dict[str, Field] = {}
     if draw(st.booleans()):

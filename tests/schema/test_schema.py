@@ -280,7 +280,7 @@ def test_casts_work_or_are_refused(stored: Any, dtype: Any, is_cast: bool):
             lambda: Schema.of_stored({name: PackedBits(2**33) for name in "ab"}),
             "the features must be 2147483631 bytes a record at most, got 21474836",
         ),
-        (lambda: Schema(["a"], {}), "features must be a mapping of names to PackedBits, Raw, Int64 or Float"),
+        (lambda: Schema(["a"], {}), "features must be a mapping of names to PackedBits, Raw, Int64, Float or Length"),
         (lambda: Schema({"a": Array("a")}, {}), r"features\['a'\] must be PackedBits, (.|\n)*belongs in fields"),
         (lambda: Schema(BITS, BITS), r"fields\['b'\] must be Bits, .*Planes or Derived, got PackedBits"),
         (lambda: Schema({1: Int64()}, {}), "each key of features must be a name, got 1"),
