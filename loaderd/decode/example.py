@@ -136,9 +136,9 @@ def parse_example(
         }
     except _Mismatch as mismatch:
         return RecordFault(position, *mismatch.args)
-    for name, feature in features.items():
+    for each, feature in features.items():
         if isinstance(feature, Length):
-            values[name] = Value(values[feature.feature].length.to_bytes(4, "little"), ())
+            values[each] = Value(values[feature.feature].length.to_bytes(4, "little"), ())
     return Example(values, tuple(unread))
 
 

@@ -204,4 +204,5 @@ class _Column:
 
     def _row_starts(self, which: Int64s) -> Int64s:
         """Where in the rows the feature begins."""
-        return which * self._rows.shape[1] + self._offset
+        starts: Int64s = which * self._rows.shape[1] + self._offset
+        return starts

@@ -398,7 +398,8 @@ def _find_by_numpy(buffer: Bytes, starts: Int64s, lengths: Int64s, names: Names,
             places[left[same], which, 0], places[left[same], which, 1] = feature[same], feature_stop[same]
         at = feature_stop
     is_read[left] = False  # more entries than any record should have
-    return is_read
+    found: Bools = is_read
+    return found
 
 
 def delimited(buffer: Bytes, at: Int64s, end: Int64s, tag: int | None = None) -> tuple[Int64s, Int64s]:
