@@ -4,9 +4,9 @@ A :class:`Schema` has two sides. **Stored features** say what is in each ``tf.tr
 :class:`PackedBits`, :class:`Raw`, :class:`Int64`, :class:`Float`, and how many values a record has of these,
 :class:`Length`; or, by :class:`FixedRecords`, what is in each record of fixed size. **Fields** say what comes out
 of a batch: :class:`Bits`, :class:`Packed`, :class:`Array`, :class:`Spread`, :class:`Fill`, :class:`Sparse`,
-some of these joined in :class:`Planes`, and :class:`Derived`. Between the two lies the **row**: the stored features of
-one record, each at a fixed place in a fixed number of bytes. Records are shuffled and kept as rows, and become fields
-last.
+some of these joined in :class:`Planes`, and :class:`Derived`. Between the two lies the **row**: the stored features
+of one record, each at a fixed place in a fixed number of bytes. Records are shuffled and kept as rows, and become
+fields last.
 
 ::
 
