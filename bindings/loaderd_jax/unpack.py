@@ -26,7 +26,7 @@ class Unpacker:
     """Makes the fields ``names`` of packed ones, by ``program``."""
 
     def __init__(self, program: DeviceProgram, names: Collection[str]) -> None:
-        self._steps = {name: program.steps[name] for name in names}
+        self._steps = {name: (program.steps[name], program.permutes.get(name)) for name in names}
         self.inputs = program.inputs(names)
         """The packed fields that it reads."""
         self._run = jax.jit(self.unpack)
@@ -48,7 +48,7 @@ class Unpacker:
         flat = {name: array.reshape(len(array), -1) for name, array in packed.items()}
         n = len(next(iter(flat.values())))
         fields = {}
-        for name, steps in self._steps.items():
+        for name, (steps, permute) in self._steps.items():
             parts = [
                 jnp.broadcast_to(_constant(step.value), (n, *step.shape))
                 if isinstance(step, Constant)
@@ -56,6 +56,10 @@ class Unpacker:
                 for step in steps
             ]
             fields[name] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+            if permute is not None:
+                places = jnp.asarray(permute.source.astype(np.int32))[flat[permute.feature][:, 0]]
+                permuted = jnp.take_along_axis(fields[name].reshape(n, -1), places, axis=1, mode="clip")
+                fields[name] = permuted.reshape(n, *permute.shape)
         return fields
 
 

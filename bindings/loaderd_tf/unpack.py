@@ -25,7 +25,16 @@ from loaderd.errors import OptionError
 from loaderd.options import require
 from loaderd.schema import packed_schema as packed_schema_for
 from loaderd.schema import unpacking_schema
-from loaderd.schema.device_program import Cast, Collect, Constant, ExpandBits, LookUp, Step, as_int64
+from loaderd.schema.device_program import (
+    Cast,
+    Collect,
+    Constant,
+    ExpandBits,
+    LookUp,
+    Permute,
+    Step,
+    as_int64,
+)
 from loaderd.schema.wire import from_wire, to_wire
 from loaderd_tf.structure import check_dtype
 
@@ -85,7 +94,9 @@ class Unpacker:
         specs = packed_schema(schema).specs
         program = schema.device_program()
         names = program.steps if names is None else names
-        self._steps = {name: (program.inputs([name]), program.steps[name]) for name in names}
+        self._steps = {
+            name: (program.inputs([name]), program.steps[name], program.permutes.get(name)) for name in names
+        }
         used = program.inputs(names)
         self.inputs = {name: spec for name, spec in specs.items() if name in used}
         """The packed fields that it reads."""
@@ -97,11 +108,13 @@ class Unpacker:
         tensors = {name: self._checked(name, value) for name, value in packed.items()}
         flat = {name: tf.reshape(tensor, [tf.shape(tensor)[0], -1]) for name, tensor in tensors.items()}
         fields = {}
-        for name, (features, steps) in self._steps.items():
+        for name, (features, steps, permute) in self._steps.items():
             if all(feature in flat for feature in features):
                 n = tf.shape(flat[features[0]])[0]
                 parts = [tf.reshape(_made(flat, step, n), [n, *step.shape]) for step in steps]
                 fields[name] = parts[0] if len(parts) == 1 else tf.concat(parts, axis=1)
+                if permute is not None:
+                    fields[name] = _permuted(fields[name], permute, flat[permute.feature], n)
         return fields
 
     def compiled(self) -> Callable[[Tensors], Tensors]:
@@ -141,6 +154,13 @@ def _made(flat: Tensors, step: Step, n: tf.Tensor) -> tf.Tensor:
         return _as(tf.gather(_as_integers(step.table), tf.cast(index, tf.int32)), step.table.dtype)
     values = _chosen(stored, step)
     return values if values.dtype == step.dtype else _cast(values, step)
+
+
+def _permuted(values: tf.Tensor, step: Permute, numbers: tf.Tensor, n: tf.Tensor) -> tf.Tensor:
+    """``numbers``: uint8, (n, 1)."""
+    places = tf.gather(step.source.astype(np.int32), tf.cast(numbers[:, 0], tf.int32))
+    flat = tf.reshape(values, [n, step.source.shape[1]])
+    return tf.reshape(tf.gather(flat, places, batch_dims=1), [n, *step.shape])
 
 
 def _expand_bits(stored: tf.Tensor, step: ExpandBits) -> tf.Tensor:

@@ -31,6 +31,7 @@ from loaderd_torch.dtypes import torch_dtype_of
 
 Tensors = dict[str, torch.Tensor]
 _logger = logging.getLogger("loaderd")
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _Operation = Callable[..., torch.Tensor]
 
 
@@ -40,6 +41,11 @@ class Unpacker:
     def __init__(self, program: DeviceProgram, names: Collection[str], device: torch.device) -> None:
         self._steps = {
             name: [(inputs_of(step), _operation(step, device)) for step in program.steps[name]] for name in names
+        }
+        self._sources = {
+            name: (permute.feature, torch.from_numpy(permute.source).to(device))
+            for name, permute in program.permutes.items()
+            if name in self._steps
         }
         self.inputs = program.inputs(names)
         """The packed fields that it reads."""
@@ -52,6 +58,10 @@ class Unpacker:
         for name, steps in self._steps.items():
             parts = [operation(*([flat[each] for each in inputs] or [some])) for inputs, operation in steps]
             fields[name] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            if name in self._sources:
+                feature, source = self._sources[name]
+                number = flat[feature][:, 0].long().clamp_(max=len(source) - 1)  # an index too large ends CUDA
+                fields[name] = _permute(fields[name], source[number])
         return fields
 
 
@@ -205,6 +215,12 @@ def _cast(stored: torch.Tensor, step: Cast, dtype: torch.dtype) -> torch.Tensor:
         bits = values.view(torch.uint8) if dtype == torch.bool else values  # of which a copy would be 0 and 1
         values = bits.clone(memory_format=torch.contiguous_format).view(dtype)
     return _repeated(values, step.repeat).reshape(-1, *step.shape)
+
+
+def _permute(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """``places``: int64, (n, values): from where each one comes."""
+    integers = values.view(_INTEGERS[values.element_size()]).reshape(places.shape)
+    return integers.gather(1, places).view(values.dtype).reshape(values.shape)
 
 
 def _repeated(values: torch.Tensor, repeat: int) -> torch.Tensor:

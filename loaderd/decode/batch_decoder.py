@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.decode.derive_field import DeriveField
+from loaderd.decode.derive_field import DeriveField, put_result
 from loaderd.decode.planes import FillValue, JoinPlanes, SpreadPlanes
 from loaderd.errors import WorkerError
 from loaderd.kernels.bits import BitLayout, bits_engine
@@ -45,6 +45,8 @@ from loaderd.schema import (
     Spread,
 )
 from loaderd.schema.exact import ArrayValues
+from loaderd.schema.fields import Permuted
+from loaderd.schema.permute import permuted
 from loaderd.schema.representable import integer_limits
 from loaderd.snapshots import Kernels
 from loaderd.stages import StageTimes
@@ -134,30 +136,42 @@ class BatchDecoder:
 
 def _engine(schema: Schema, name: str, fields: Mapping[str, AnyArray]) -> Engine:
     definition = schema.definition_of(name)
+    if isinstance(definition, Permuted):
+        spec = definition.of.spec(name, schema.features)
+        of = _field_engine(schema, name, definition.of, fields)
+        return PermuteValues(f"field {name!r}", definition, of, spec, _starts(schema)[definition.number])
+    return _field_engine(schema, name, definition, fields)
+
+
+def _field_engine(schema: Schema, name: str, definition: Field, fields: Mapping[str, AnyArray]) -> Engine:
     if not isinstance(definition, Planes):
         return _engine_of(schema, name, f"field {name!r}", definition, fields)
     parts = []
     for number, part in enumerate(definition.parts):
         engine = _engine_of(schema, name, f"field {name!r}, part {number}", part, fields)
         parts.append((engine, part.spec(name, schema.features).shape))
-    return JoinPlanes(parts, schema.spec_of(name).dtype)
+    return JoinPlanes(parts, definition.spec(name, schema.features).dtype)
+
+
+def _starts(schema: Schema) -> dict[str, int]:
+    """By feature, the byte of a row where it begins."""
+    fields_of_row: Mapping[str, Any] = schema.row_dtype.fields or {}
+    return {feature: offset for feature, (_, offset, *_) in fields_of_row.items()}
 
 
 def _engine_of(schema: Schema, name: str, what: str, definition: Field, fields: Mapping[str, AnyArray]) -> Engine:
     """The engine of field ``name``, or of a part of it; ``what``: what it is called in errors."""
-    assert not isinstance(definition, Planes)
+    assert not isinstance(definition, (Planes, Permuted))
     if isinstance(definition, Derived):
         return DeriveField(what, definition, name, schema, fields)
     if isinstance(definition, Fill):
         return FillValue(definition)
     feature = schema.features[definition.feature]
-    fields_of_row: Mapping[str, Any] = schema.row_dtype.fields or {}
-    start = fields_of_row[definition.feature][1]
+    start = _starts(schema)[definition.feature]
     if isinstance(definition, Bits):
         return bits_engine(layout_of(definition, start))
     if isinstance(definition, Sparse):
-        starts = {each: offset for each, (_, offset, *_) in fields_of_row.items()}
-        return sparse_engine(_sparse_layout(what, definition, schema, starts), definition.dtype.itemsize)
+        return sparse_engine(_sparse_layout(what, definition, schema, _starts(schema)), definition.dtype.itemsize)
     if isinstance(definition, Spread):
         return SpreadPlanes(what, definition, feature, start)
     stored = feature.row_dtype.base
@@ -248,6 +262,35 @@ class CastValues(Engine):
         if checked is not None and (lost := checked.find_lost(stored)):
             raise WorkerError(f"{self._what}: expected {checked.expected}, found {lost}", hint=_HINT_WRAP)
         self._values.put(stored, out.reshape(stored.shape))
+
+
+class PermuteValues(Engine):
+    """Values that another engine makes, each record's taken from other places.
+
+    ``decode`` raises WorkerError where the field's dtype does not hold one of them.
+    """
+
+    def __init__(self, what: str, definition: Permuted, of: Engine, spec: FieldSpec, number: int) -> None:
+        """``of`` makes the values, of this ``spec``. ``number``: the byte of a row that has the number of a table."""
+        self._what, self._of, self._spec, self._number = what, of, spec, number
+        self._sources, self._inner = np.asarray(definition.sources, np.intp), definition.inner
+        self.is_compiled = of.is_compiled
+
+    @property
+    def scratch_record_bytes(self) -> int:
+        return self._of.scratch_record_bytes + 2 * self._spec.record_bytes
+
+    def reserve(self, max_records: int) -> None:
+        self._of.reserve(max_records)
+        self._scratch = np.empty((max_records, *self._spec.shape), self._spec.dtype)
+
+    def decode(self, rows: Bytes, out: AnyArray) -> None:
+        values = self._scratch[: len(rows)]
+        self._of.decode(rows, values)
+        problem = put_result(permuted(values, rows[:, self._number], self._sources, self._inner), out)
+        if problem:
+            expected, found, remedy = problem
+            raise WorkerError(f"{self._what}: expected {expected}, found {found}", hint=remedy)
 
 
 class LookUpValues(Engine):

@@ -43,7 +43,7 @@ class DeriveField(Engine):
             inputs.append(RecordRandom(self._record_keys(rows), self._stream))
         try:
             result = np.asarray(self._function(*inputs))
-            problem = _put(result, out)
+            problem = put_result(result, out)
         except BaseException as error:  # SystemExit, too: else the worker ends, and does not say at which field
             raise WorkerError(
                 f"derived {self._what}: expected {_expected(out)}, "
@@ -66,7 +66,7 @@ class DeriveField(Engine):
         return f"It was called with read-only arrays ({given}){random}; the first dimension is any number of records."
 
 
-def _put(result: AnyArray, out: AnyArray) -> tuple[str, str, str] | None:
+def put_result(result: AnyArray, out: AnyArray) -> tuple[str, str, str] | None:
     """Write ``result`` to ``out``; where it does not fit: what is expected, what it is, and the remedy."""
     if result.shape != out.shape:
         if result.shape[:1] != out.shape[:1] or not is_shaped(result.shape[1:], out.shape[1:]):

@@ -17,6 +17,8 @@ A step takes a feature, ``(n, values)``, or several, and makes a field of it, or
 ``Constant``    the same everywhere
 ==============  ====================================================================================================
 
+At last, a ``Permute`` may take the values of a field from other places, by a table that was drawn for each record.
+
 No step computes in floats: a library may round ``x * scale + offset`` once, where numpy rounds twice, and take
 subnormal numbers for 0. So all make the bits that the workers make. What would need such arithmetic, or a check of
 its values, the workers finish, and so they do with ``Derived``. Of what ``Collect`` makes, the workers have found out
@@ -27,20 +29,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.schema.exact import ArrayValues, SpreadValues
+from loaderd.schema.exact import ArrayValues, ExactCast, SpreadValues, is_cast
 from loaderd.schema.features import Feature, PackedBits, Shape
-from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread, parts_of
+from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Permuted, Planes, Spread, parts_of
+from loaderd.schema.permute import flat_sources
 from loaderd.schema.representable import holds_numbers, in_dtype, integer_limits
 from loaderd.schema.sparse import Sparse
 
 AnyArray = npt.NDArray[Any]
 _MOST_COLLECTED_BITS = 2048  # a device takes several bytes for each
+_MOST_PERMUTED = 1 << 24  # values of all tables together: 8 bytes each, of a schema that anybody may have sent
 _MAX_TABLE_ITEMSIZE = 2  # bytes of a stored value; the table has an entry for each possible one
 
 
@@ -155,10 +159,25 @@ class Collect:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Permute:
+    """Value i is what was value ``source[number, i]``; ``source``: intp, (tables, values).
+
+    ``feature`` has the number of each record's table, uint8, (n,).
+    """
+
+    feature: str
+    source: npt.NDArray[np.intp]
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"permute all of them by the table of {len(self.source)} that {self.feature!r} names -> {self.shape}"
+
+
 Step = ExpandBits | LookUp | Cast | Collect | Constant
 
 
-def inputs_of(step: Step) -> tuple[str, ...]:
+def inputs_of(step: Step | Permute) -> tuple[str, ...]:
     """The packed fields that a step takes, in the order in which it names them."""
     if isinstance(step, Constant):
         return ()
@@ -167,16 +186,23 @@ def inputs_of(step: Step) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class DeviceProgram:
-    """``steps``: for each field by name, in the schema's order, the parts that are joined along their first axis."""
+    """``steps``: for each field by name, in the schema's order, the parts that are joined along their first axis.
+
+    ``permutes``: what comes behind them, for the fields that have it.
+    """
 
     steps: Mapping[str, tuple[Step, ...]]
+    permutes: Mapping[str, Permute] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}: {step}" for name, steps in self.steps.items() for step in steps)
+        return "\n".join(f"{name}: {step}" for name in self.steps for step in self._all_of(name))
+
+    def _all_of(self, name: str) -> tuple[Step | Permute, ...]:
+        return (*self.steps[name], self.permutes[name]) if name in self.permutes else self.steps[name]
 
     def inputs(self, names: Collection[str]) -> tuple[str, ...]:
         """The packed fields of which the fields ``names`` are made."""
-        steps = [step for name in names for step in self.steps[name]]
+        steps = [step for name in names for step in self._all_of(name)]
         return tuple(dict.fromkeys(feature for step in steps for feature in inputs_of(step)))
 
 
@@ -188,12 +214,26 @@ def as_int64(number: int) -> int:
 def steps_of(name: str, definition: Field, features: Mapping[str, Feature]) -> tuple[Step, ...] | None:
     """The steps that make field ``name`` of stored ``features``; None: the workers finish it."""
     steps = [_step(name, part, features) for part in parts_of(definition)]
+    if isinstance(definition, Permuted):
+        dtype, num_values = definition.dtype, math.prod(definition.spec(name, features).shape)
+        if num_values * len(definition.sources) > _MOST_PERMUTED:
+            return None
+        steps = [None if step is None else _as_dtype(step, dtype, features) for step in steps]
     known = tuple(step for step in steps if step is not None)
     return known if len(known) == len(steps) else None
 
 
+def permute_of(name: str, definition: Field, features: Mapping[str, Feature]) -> Permute | None:
+    """What comes behind the steps of a field."""
+    if not isinstance(definition, Permuted):
+        return None
+    shape = definition.spec(name, features).shape
+    source = flat_sources(np.asarray(definition.sources, np.intp), math.prod(shape), definition.inner)
+    return Permute(definition.number, source, shape)
+
+
 def _step(name: str, part: Field, features: Mapping[str, Feature]) -> Step | None:
-    assert not isinstance(part, Planes)
+    assert not isinstance(part, (Planes, Permuted))
     if isinstance(part, Derived):
         return None
     spec = part.spec(name, features)
@@ -281,6 +321,26 @@ def _array(part: Array, stored: np.dtype[Any], dtype: np.dtype[Any], shape: Shap
     if stored.kind in "iu" and is_plain and dtype in (np.float32, np.float64):
         return Cast(part.feature, first, count, dtype, None, None, 1, shape)
     return None
+
+
+def _as_dtype(step: Step, dtype: np.dtype[Any], features: Mapping[str, Feature]) -> Step | None:
+    """The step that makes the same values, cast as a worker casts what a function returns; None: there is none."""
+    if isinstance(step, Cast):
+        stored = features[step.feature].row_dtype.base.newbyteorder("=")
+        if step.dtype == dtype:
+            return step
+        is_stored = stored == step.dtype and step.scale is None and step.offset is None
+        if not is_stored or stored.itemsize > _MAX_TABLE_ITEMSIZE or stored.kind == "b":
+            return None
+        step = LookUp(step.feature, step.first, step.count, _every(stored), step.repeat, step.shape)
+    name = "table" if isinstance(step, LookUp) else "value"
+    values = getattr(step, name)
+    if values.dtype == dtype:
+        return step
+    zero = np.zeros((), values.dtype)
+    if not is_cast(values.dtype, dtype) or ExactCast(values.dtype, dtype).find_lost(values.reshape(-1)):
+        return None
+    return None if any(zero.astype(dtype).tobytes()) else replace(step, **{name: values.astype(dtype)})
 
 
 def _every(stored: np.dtype[Any]) -> AnyArray:

@@ -384,12 +384,57 @@ class Planes(ByValue):
         return FieldSpec((sum(shape[0] for shape in shapes), *shapes[0][1:]), specs[0].dtype)
 
 
+MAX_TABLES = 256
+"""Of a permutation: a record's is named by one byte."""
+
+
+@dataclass(frozen=True, eq=False)
+class Permuted(ByValue):
+    """The values of the field ``of``, as ``dtype``, each taken from another place: see ``schema.permute.permuted``.
+
+    ``number``: the feature that says by which of the tables ``sources``, (tables, places), of each record. No schema
+    of a user's has such a field: it is what is left to do of a random permutation where a batch is unpacked.
+    """
+
+    of: Bits | Array | Spread | Planes
+    number: str
+    sources: Sequence[Sequence[int]]
+    inner: int
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.of, (Bits, Array, Spread, Planes)) or derived_in(self.of):
+            raise SchemaError(f"Permuted: of must be Bits, Array, Spread, or Planes of these, got {self.of!r:.200}")
+        check_name(self.number, "Permuted: number")
+        object.__setattr__(self, "inner", check_integer(self.inner, "Permuted: inner", 1))
+        object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
+        tables = tuple(tuple(map(int, table)) for table in self.sources)
+        places = len(tables[0]) if tables else 0
+        are_tables = places > 0 and all(
+            len(table) == places and 0 <= min(table) <= max(table) < places for table in tables
+        )
+        if len(tables) > MAX_TABLES or not are_tables:
+            must = f"at most {MAX_TABLES} tables of places below their length"
+            raise SchemaError(f"Permuted: sources must be {must}, got {tables!r:.200}")
+        object.__setattr__(self, "sources", tables)
+
+    def spec(self, name: str, features: Features) -> FieldSpec:
+        shape = self.of.spec(name, features).shape
+        if (number := feature_of(name, self.number, features)).row_dtype != np.uint8:
+            raise SchemaError(f"field {name!r}: feature {self.number!r} must be one uint8, got {number}")
+        if math.prod(shape) % (len(self.sources[0]) * self.inner):
+            raise SchemaError(f"field {name!r}: shape {shape} is not made of {len(self.sources[0])} places")
+        return FieldSpec(shape, self.dtype)
+
+
 Single = Bits | Packed | Array | Spread | Fill | Sparse | Derived
-Field = Single | Planes
+Field = Single | Planes | Permuted
 
 
 def parts_of(definition: Field) -> tuple[Single, ...]:
-    """The parts of a Planes; of any other field, the field."""
+    """The parts of a Planes; of any other field, the field. Of what is permuted, those that it is made of."""
+    if isinstance(definition, Permuted):
+        return parts_of(definition.of)
     return definition.parts if isinstance(definition, Planes) else (definition,)  # type: ignore[return-value]  # flat
 
 
@@ -401,11 +446,15 @@ def derived_in(definition: Field) -> tuple[Derived, ...]:
 def features_of(definition: Field) -> tuple[str, ...]:
     """The features that a field reads by itself."""
     read = [getattr(part, each) for part in parts_of(definition) for each in _reads(part)]
+    read += [definition.number] if isinstance(definition, Permuted) else []
     return tuple(dict.fromkeys(name for name in read if isinstance(name, str)))
 
 
 def renamed(definition: Field, names: Mapping[str, str]) -> Field:
     """The field, reading its features under other names."""
+    if isinstance(definition, Permuted):
+        of, number = renamed(definition.of, names), names[definition.number]
+        return replace(definition, of=of, number=number)  # type: ignore[arg-type]  # of the same kind
     if isinstance(definition, Planes):
         return Planes([renamed(part, names) for part in definition.parts])  # type: ignore[misc]  # parts stay parts
     read = {each: getattr(definition, each) for each in _reads(definition)}

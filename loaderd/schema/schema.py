@@ -34,6 +34,7 @@ from loaderd.schema.fields import (
     Field,
     Fill,
     Packed,
+    Permuted,
     Planes,
     Spread,
     derived_in,
@@ -297,7 +298,7 @@ def _check_length(name: str, counted: str, features: Mapping[str, Feature]) -> N
 
 
 _FEATURE_KINDS = (PackedBits, Raw, Int64, Float, Length)
-_FIELD_KINDS = (Bits, Packed, Array, Spread, Fill, Sparse, Planes, Derived)
+_FIELD_KINDS = (Bits, Packed, Array, Spread, Fill, Sparse, Planes, Permuted, Derived)
 _HINT_FEATURES = "What is stored; what comes out of it belongs in fields. See loaderd_tf.schema_from_features, too."
 _HINT_FIELDS = "What comes out; what is stored in a record belongs in features."
 _PARTS: tuple[tuple[str, tuple[type, ...], str], ...] = (
@@ -308,5 +309,5 @@ _PARTS: tuple[tuple[str, tuple[type, ...], str], ...] = (
 
 
 def _named(kinds: tuple[type, ...]) -> str:
-    *first, last = (kind.__name__ for kind in kinds)
+    *first, last = (kind.__name__ for kind in kinds if kind is not Permuted)  # no user's
     return f"{', '.join(first)} or {last}"

@@ -16,7 +16,7 @@ import numpy as np
 
 from loaderd.errors import SchemaError
 from loaderd.schema.features import Float, Int64, Length, PackedBits, Raw, is_numpys, resolve_dtype
-from loaderd.schema.fields import Array, Bits, Derived, Fill, Packed, Planes, Spread
+from loaderd.schema.fields import Array, Bits, Derived, Fill, Packed, Permuted, Planes, Spread
 from loaderd.schema.schema import Schema
 from loaderd.schema.sparse import Sparse
 
@@ -30,7 +30,7 @@ _DTYPE = re.compile(
 )
 _FEATURES = {kind.__name__: kind for kind in (PackedBits, Raw, Int64, Float)}
 _PARTS_OF_PLANES = {kind.__name__: kind for kind in (Bits, Array, Spread, Fill)}
-_FIELDS = {**_PARTS_OF_PLANES, **{kind.__name__: kind for kind in (Packed, Planes, Sparse)}}
+_FIELDS = {**_PARTS_OF_PLANES, **{kind.__name__: kind for kind in (Packed, Planes, Permuted, Sparse)}}
 _OF_WORKERS = ("default", "pad", "cut", "as_list")
 # Sent only where they differ from these values: so an older version understands all other schemas.
 _SELDOM = {"bit_order": "big", "plane_bytes": None, "first": None, "wrap": False}
@@ -58,6 +58,8 @@ def _part_to_wire(name: str, part: Any) -> dict[str, Any]:
     if isinstance(part, Planes):
         return {"kind": "Planes", "parts": [_part_to_wire(name, each) for each in part.parts]}
     values = {key: getattr(part, key) for key in _keys_of(type(part))}
+    if isinstance(part, Permuted):
+        values["of"] = _part_to_wire(name, part.of)
     sent = {key: value for key, value in values.items() if key not in _SELDOM or value != _SELDOM[key]}
     return {"kind": type(part).__name__, **{key: _value_to_wire(value) for key, value in sent.items()}}
 
@@ -111,6 +113,8 @@ def _part_from_wire(wire: Any, kinds: Mapping[str, Any]) -> Any:
     for key, value in values.items():
         if key == "dtype":
             values[key] = None if value is None else _dtype(value)
+        elif key == "of":
+            values[key] = _part_from_wire(value, {**_PARTS_OF_PLANES, "Planes": Planes})
         elif key == "parts":
             few = isinstance(value, (list, tuple)) and len(value) <= MAX_PARTS
             _require(few, "the parts of planes", f"a list of at most {MAX_PARTS}", value)

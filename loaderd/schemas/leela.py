@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Fill, FixedRecords, Planes, Schema, Spread
+from loaderd.schema.permute import permute
 from loaderd.schemas.leela_moves import mirrored_moves
 from loaderd.schemas.symmetry import check_symmetries, has_any
 
@@ -105,7 +106,8 @@ def _mirrored(schema: Schema, symmetries: tuple[int, ...]) -> Schema:
     stored, fields = {}, dict(schema.fields)
     for name, sources in (("planes", np.arange(8)[::-1]), ("policy", mirrored_moves())):
         stored[f"{name} (stored)"] = schema.fields[name]
-        spec, function = schema.spec_of(name), partial(mirror, symmetries, sources)
+        spec, tables = schema.spec_of(name), np.stack([np.arange(len(sources)), sources])
+        function = partial(permute, partial(mirror, symmetries), tables, 1)
         inputs = (f"{name} (stored)", "castling")
         fields[name] = Derived(function, inputs, spec.shape, spec.dtype, random="symmetry")
     return Schema(schema.features, fields, {**schema.intermediates, **stored, "castling": Array("castling")})
@@ -117,18 +119,12 @@ def win_draw_loss(q: npt.NDArray[np.float64], d: npt.NDArray[np.float64]) -> npt
 
 
 def mirror(
-    symmetries: tuple[int, ...],
-    sources: npt.NDArray[np.intp],
-    values: npt.NDArray[Any],
-    castling: npt.NDArray[np.uint8],
-    random: RecordRandom,
-) -> npt.NDArray[Any]:
-    """A copy of ``values``, (n, …, k), in which some records take their last axis from ``sources``, (k,).
+    symmetries: tuple[int, ...], castling: npt.NDArray[np.uint8], random: RecordRandom
+) -> npt.NDArray[np.uint8]:
+    """uint8, (n,): 1 for the records that are mirrored, else 0.
 
-    These are the records without castling rights (``castling``: (n, 4)) for which 4 is drawn from ``symmetries``.
+    These are the ones without castling rights (``castling``: (n, 4)) for which 4 is drawn from ``symmetries``.
     """
     drawn = np.asarray(symmetries)[random.integers(0, len(symmetries))]
-    (records,) = np.nonzero((drawn == 4) & ~castling.any(axis=1))
-    mirrored: npt.NDArray[Any] = values.copy()
-    mirrored[records] = values[records][..., sources]
+    mirrored: npt.NDArray[np.uint8] = ((drawn == 4) & ~castling.any(axis=1)).astype(np.uint8)
     return mirrored

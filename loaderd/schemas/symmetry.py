@@ -15,8 +15,8 @@ from loaderd.errors import SchemaError
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Derived, Schema, Shape
 from loaderd.schema.features import check_shape
+from loaderd.schema.permute import permute
 
-AnyArray = npt.NDArray[Any]
 Layout = Literal["NHWC", "NCHW"]
 
 
@@ -50,10 +50,12 @@ def board_symmetry(
     1.2 for a ``field`` of int8, which is cast to ``dtype`` when it is turned.
     """
     chosen = check_symmetries(symmetries, range(8), "board_symmetry")
-    planes_first, size, has_pass = _board_of(check_shape(shape, "board_symmetry"), layout)
+    shape = check_shape(shape, "board_symmetry")
+    planes_first, size, has_pass = _board_of(shape, layout)
     sources = np.stack([_sources(size, has_pass, symmetry) for symmetry in chosen])
-    turn = _turn_planes if planes_first else _turn_squares
-    return Derived(partial(turn, sources), (field,), shape, dtype, random=stream)
+    channels = 1 if planes_first else math.prod(shape) // sources.shape[1]
+    turn = partial(permute, partial(one_of, len(sources)), sources, channels)
+    return Derived(turn, (field,), shape, dtype, random=stream)
 
 
 def with_symmetries(schema: Schema, names: Sequence[str], symmetries: Sequence[int], layout: Layout) -> Schema:
@@ -120,25 +122,6 @@ def _board_of(shape: Shape, layout: Layout | None) -> tuple[bool, int, bool]:
     )
 
 
-def _turn_squares(sources: npt.NDArray[np.intp], board: AnyArray, random: RecordRandom) -> AnyArray:
-    """``board``, (n, …), with each record's squares taken as one row of ``sources``, (symmetries, squares), says."""
-    chosen = random.integers(0, len(sources))
-    squares = sources[chosen]
-    squares += np.arange(0, squares.size, squares.shape[1])[:, None]
-    channels = math.prod(board.shape[1:]) // squares.shape[1]
-    return board.reshape(squares.size, channels).take(squares.ravel(), axis=0, mode="clip").reshape(board.shape)
-
-
-def _turn_planes(sources: npt.NDArray[np.intp], board: AnyArray, random: RecordRandom) -> AnyArray:
-    """As :func:`_turn_squares`, for ``board`` (n, C, S, S), but all records of one symmetry at a time.
-
-    An index for each value would take eight times the bytes of the planes.
-    """
-    chosen = random.integers(0, len(sources))
-    planes = board.reshape(*board.shape[:2], sources.shape[1])
-    turned = np.empty_like(planes)
-    for number, squares in enumerate(sources):
-        (records,) = np.nonzero(chosen == number)
-        if len(records):
-            turned[records] = planes[records].take(squares, axis=2, mode="clip")
-    return turned.reshape(board.shape)
+def one_of(count: int, random: RecordRandom) -> npt.NDArray[np.int64]:
+    """int64, (n,): numbers from 0 to ``count - 1``."""
+    return random.integers(0, count)

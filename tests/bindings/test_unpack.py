@@ -18,7 +18,8 @@ import loaderd
 from loaderd import Array, Bits, Derived, Float, Int64, Packed, PackedBits, Raw, Schema
 from loaderd.errors import OptionError
 from tests.helpers import boards
-from tests.helpers.decoding import decoded
+from tests.helpers.decoding import decoded, random_rows
+from tests.helpers.device_program import READY_MADE
 from tests.helpers.numbered import SCHEMA, Numbered
 from tests.schema.any_schema import schemas
 
@@ -26,10 +27,6 @@ MODES = {"eager": None, "graph": False, "xla": True}
 OF_ONE_OR_TWO_BYTES = ["bfloat16", "float16", "int16", "uint8"]
 DTYPES = ["bool", "uint8", "int32", "uint64", "float16", "bfloat16", "float32", "float8_e5m2", "float8_e4m3fn"]
 CHESS = loaderd.schemas.chess_eval()
-
-
-def random_rows(schema: Schema, count: int = 9) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(0).integers(0, 256, (count, schema.row_bytes), np.uint8)
 
 
 def in_mode(function: Any, mode: str) -> Any:
@@ -75,14 +72,15 @@ def is_known(dtype: np.dtype[Any]) -> bool:
 @settings(max_examples=100, deadline=None)
 @given(schemas())
 def test_any_schema(mode: str, schema: Schema):
-    check(schema, mode, random_rows(schema))
+    check(schema, mode, random_rows(schema, 9))
 
 
-@pytest.mark.one_variant
-@pytest.mark.parametrize("mode", ["xla", "graph", "eager"])
-@pytest.mark.parametrize("make", [loaderd.schemas.lc0, loaderd.schemas.chess_eval, loaderd.schemas.katago])
-def test_ready_made_schemas(mode: str, make: Any):
-    check(make(), mode, random_rows(make()))
+@pytest.mark.parametrize(
+    "mode", ["xla", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("graph", "eager"))]
+)
+@pytest.mark.parametrize("schema", READY_MADE)
+def test_ready_made_schemas(mode: str, schema: Schema):
+    check(schema, mode, random_rows(schema, 9))
 
 
 @pytest.mark.one_variant
@@ -110,8 +108,8 @@ def test_every_value_of_one_or_two_bytes(mode: str):
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn"])
 def test_bits_of_float8(dtype: str):
     schema = Schema({"b": PackedBits(64)}, {"b": Bits("b", (8, 8), scale=[-1, 0.5] * 4, dtype=dtype)})
-    check(schema, "eager", random_rows(schema))
-    check(schema, "graph", random_rows(schema))
+    check(schema, "eager", random_rows(schema, 9))
+    check(schema, "graph", random_rows(schema, 9))
 
 
 def test_dtypes_that_tensorflow_cannot_unpack(numbered: Numbered):
@@ -240,7 +238,7 @@ def test_the_layer_survives_its_config():
             "derived": Derived(lambda x: x, "y", shape=(3, 1)),
         },
     )
-    rows = random_rows(schema)
+    rows = random_rows(schema, 9)
     expected = decoded(schema, rows)
     del expected["derived"]  # is not given, and so not returned
     packed = {

@@ -15,7 +15,8 @@ from loaderd.decode.example_writer import encode_examples
 from loaderd.errors import OptionError
 from loaderd.schema import Schema, packed_schema
 from tests.helpers import boards
-from tests.helpers.decoding import decoded
+from tests.helpers.decoding import decoded, random_rows
+from tests.helpers.device_program import READY_MADE
 from tests.schema.any_schema import schemas
 
 jax = pytest.importorskip("jax", reason="JAX is not installed: make test-torch")
@@ -24,7 +25,7 @@ unpack = pytest.importorskip("loaderd_jax.unpack")
 
 
 def check(schema: Schema) -> None:
-    rows = np.random.default_rng(0).integers(0, 256, (9, schema.row_bytes), np.uint8)
+    rows = random_rows(schema, 9)
     expected = decoded(schema, rows)
     packed = decoded(packed_schema(schema, for_device=True), rows)
     names = [name for name, spec in schema.specs.items() if spec.dtype.isnative]
@@ -53,9 +54,9 @@ def test_any_schema(schema: Schema):
     check(schema)
 
 
-@pytest.mark.parametrize("make", [loaderd.schemas.chess_eval, loaderd.schemas.lc0, loaderd.schemas.katago])
-def test_ready_made_schemas(make: Any):
-    check(make())
+@pytest.mark.parametrize("schema", READY_MADE)
+def test_ready_made_schemas(schema: Schema):
+    check(schema)
 
 
 @pytest.mark.parametrize("where", ["first", "another", "divided"])

@@ -14,7 +14,8 @@ import loaderd
 from loaderd.decode.example_writer import encode_examples
 from loaderd.schema import Schema, packed_schema
 from tests.helpers import boards
-from tests.helpers.decoding import decoded
+from tests.helpers.decoding import decoded, random_rows
+from tests.helpers.device_program import READY_MADE
 from tests.schema.any_schema import schemas
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
@@ -29,7 +30,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def check(schema: Schema, device: str = "cpu", compiler: Callable[[Any], Any] | None = None) -> None:
-    rows = np.random.default_rng(0).integers(0, 256, (9, schema.row_bytes), np.uint8)
+    rows = random_rows(schema, 9)
     expected = decoded(schema, rows)
     schema_of_packed = packed_schema(schema, for_device=True)
     packed = decoded(schema_of_packed, rows)
@@ -61,9 +62,9 @@ def test_any_schema(schema: Schema):
     check(schema)
 
 
-@pytest.mark.parametrize("make", [loaderd.schemas.chess_eval, loaderd.schemas.lc0, loaderd.schemas.katago])
-def test_ready_made_schemas(make: Any):
-    check(make())
+@pytest.mark.parametrize("schema", READY_MADE)
+def test_ready_made_schemas(schema: Schema):
+    check(schema)
 
 
 @settings(max_examples=100, deadline=None)
@@ -74,10 +75,10 @@ def test_any_schema_on_a_gpu(schema: Schema):
 
 
 @needs_gpu
-@pytest.mark.parametrize("make", [loaderd.schemas.chess_eval, loaderd.schemas.lc0, loaderd.schemas.katago])
+@pytest.mark.parametrize("schema", READY_MADE)
 @pytest.mark.parametrize("compiles", [False, True])
-def test_ready_made_schemas_on_a_gpu(make: Any, compiles: bool):
-    check(make(), "cuda", torch.compile if compiles else None)
+def test_ready_made_schemas_on_a_gpu(schema: Schema, compiles: bool):
+    check(schema, "cuda", torch.compile if compiles else None)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])

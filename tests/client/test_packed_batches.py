@@ -86,3 +86,33 @@ def test_a_group_of_a_server(server: Restarted, embedded: Any):
         with server.connect(unpack="device", **group) as other, ThreadPoolExecutor(2) as threads:
             found = list(threads.map(lambda loader: numbers(loader, loader), (one, other)))
     assert found == [embedded()] * 2
+
+
+# ------------------------------------------------------------------------------------- random symmetries
+
+
+def test_boards_are_turned_as_workers_turn_them(numbered: Numbered):
+    """The number of each record's symmetry travels, a byte; other records get it, and another one in each epoch."""
+    fields = {
+        "board": loaderd.board_symmetry("bits", (4, 4), dtype="float16"),
+        "policy": loaderd.board_symmetry("moves", (17,)),
+        "id": loaderd.Array("id"),
+    }
+    intermediates = {
+        "bits": loaderd.Bits("bits", (4, 4), start=16, dtype="int8"),
+        "moves": loaderd.Bits("bits", (17,), start=15),
+    }
+    schema = loaderd.Schema(numbered.schema.features, fields, intermediates)
+    shards, options = numbered.write([100, 50]), {"batch_size": 10, "epochs": 2}
+    with (
+        loaderd.Loader(shards, schema, workers=1, **options) as plain,
+        loaderd.Loader(shards, schema, workers=2, unpack="device", **options) as packed,
+    ):
+        assert list(packed.schema.fields) == ["bits (stored)", "symmetry (drawn)", "id"]
+        turned: dict[int, set[bytes]] = {}
+        for ours, theirs in zip(unpacked(packed, packed), plain, strict=True):
+            for name in fields:
+                assert ours[name].dtype == theirs[name].dtype and ours[name].tobytes() == theirs[name].tobytes()
+            for number, board in zip(ours["id"].tolist(), ours["board"], strict=True):
+                turned.setdefault(number, set()).add(board.tobytes())
+    assert len(turned) == 150 and sum(len(boards) == 2 for boards in turned.values()) > 75

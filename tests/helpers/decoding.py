@@ -23,8 +23,11 @@ def rows_of(schema: Schema, **features: Any) -> Rows:
 
 
 def random_rows(schema: Schema, count: int) -> Rows:
-    """Rows, (count, row_bytes), of any bytes."""
-    return np.random.default_rng(0).integers(0, 256, (count, schema.row_bytes), np.uint8)
+    """Rows, (count, row_bytes), of any bytes; but labels are digits, as others fit no int32."""
+    rows = np.random.default_rng(0).integers(0, 256, (count, schema.row_bytes), np.uint8)
+    if "label" in schema.features:
+        rows.view(schema.row_dtype)["label"] %= 10
+    return rows
 
 
 def decoded(schema: Schema, rows: Rows) -> dict[str, AnyArray]:

@@ -9,9 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 import loaderd
+from loaderd import schemas
 from loaderd.schema.device_program import Cast, Collect, Constant, DeviceProgram, ExpandBits, Step
 
 AnyArray = npt.NDArray[Any]
+READY_MADE = [
+    schemas.chess_eval(value_a=0.7),
+    *(schemas.chess_eval(dtype=dtype) for dtype in ("bfloat16", "float16", "int8")),
+    schemas.lc0(),
+    schemas.lc0("bfloat16", symmetries=(0, 4)),
+    schemas.katago(),
+    schemas.katago(9, 80, symmetries=range(8)),
+    schemas.minigo(),
+    schemas.minigo(9, 5, symmetries=(0, 3, 6)),
+    schemas.mnist(),
+]
+"""Of each kind, with the options that change what is stored or made."""
 
 
 def run(program: DeviceProgram, packed: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
@@ -19,12 +32,17 @@ def run(program: DeviceProgram, packed: Mapping[str, AnyArray]) -> dict[str, Any
     n = len(next(iter(packed.values())))
     flat = {name: values.reshape(n, -1) for name, values in packed.items()}
     with np.errstate(all="ignore"):
-        return {
-            name: np.concatenate([values_of(step, n, flat).reshape(n, *step.shape) for step in steps], axis=1)
-            if len(steps) > 1
-            else values_of(steps[0], n, flat).reshape(n, *steps[0].shape)
-            for name, steps in program.steps.items()
-        }
+        return {name: field_of(name, program, n, flat) for name in program.steps}
+
+
+def field_of(name: str, program: DeviceProgram, n: int, flat: Mapping[str, AnyArray]) -> AnyArray:
+    parts = [values_of(step, n, flat).reshape(n, *step.shape) for step in program.steps[name]]
+    joined = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+    permute = program.permutes.get(name)
+    if permute is None:
+        return joined
+    places = permute.source[flat[permute.feature][:, 0]]
+    return np.take_along_axis(joined.reshape(n, -1), places, axis=1).reshape(joined.shape)
 
 
 def values_of(step: Step, n: int, flat: Mapping[str, AnyArray]) -> AnyArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from loaderd.schema import (
     Sparse,
     Spread,
 )
+from loaderd.schema.fields import derived_in
+from loaderd.schema.permute import permute
 
 INTEGERS = ["bool", "int8", "uint8", "int16", "uint16", "int32", ">i4", "uint32", "int64", "uint64"]
 FLOATS = ["float16", "bfloat16", "float8_e4m3", "float32", "float64", ">f8"]
@@ -141,6 +144,28 @@ def checksum(*inputs: Any) -> npt.NDArray[np.uint64]:
 
 
 @st.composite
+def permuted(draw: st.DrawFn, stored: dict[str, Feature], fields: dict[str, Field]) -> Derived:
+    """One of ``fields`` with its values at other places; by what is drawn at random, or from another field."""
+    name = draw(st.sampled_from(list(fields)))
+    spec = Schema(stored, fields).spec_of(name)
+    size = math.prod(spec.shape)
+    inner = draw(st.sampled_from([one for one in (1, 2, 3, size) if size % one == 0]))
+    places = draw(st.sampled_from([one for one in (1, 2, 4, size // inner) if size // inner % one == 0]))
+    tables = st.lists(st.lists(st.integers(0, places - 1), min_size=places, max_size=places), min_size=1, max_size=3)
+    sources = np.array(draw(tables), np.intp)
+    is_random = draw(st.booleans())
+    inputs = (name,) if is_random else (name, draw(st.sampled_from(list(fields))))
+    dtype = draw(st.sampled_from([spec.dtype, "float32", "bfloat16"])) if spec.dtype.kind in "iub" else spec.dtype
+    function = partial(permute, partial(number, len(sources)), sources, inner)
+    return Derived(function, inputs, spec.shape, dtype, random="a" if is_random else False)
+
+
+def number(count: int, of: Any) -> npt.NDArray[np.uint64]:
+    """uint64, (n,): below ``count``."""
+    return checksum(of) % np.uint64(count)
+
+
+@st.composite
 def schemas(draw: st.DrawFn, derived: bool = True) -> Schema:
     """Of any features and fields; with ``derived``, also Derived ones, with and without randomness."""
     names = st.sampled_from(NAMES)
@@ -155,6 +180,9 @@ def schemas(draw: st.DrawFn, derived: bool = True) -> Schema:
             inputs = draw(st.lists(st.sampled_from(list(fields)), min_size=1, max_size=2))
             dtype = draw(st.sampled_from(["uint64", ">u8"]))
             fields[name] = Derived(checksum, inputs, dtype=dtype, random=draw(st.sampled_from([False, True, "a"])))
+        plain = {name: field for name, field in fields.items() if not derived_in(field)}
+        for name in draw(st.lists(st.sampled_from(["p", "q"]), unique=True)):
+            fields[name] = draw(permuted(stored, plain))
         delivered = draw(st.lists(st.sampled_from(list(fields)), min_size=1, unique=True))
         intermediates = {name: field for name, field in fields.items() if name not in delivered}
         fields = {name: fields[name] for name in delivered}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from loaderd import schemas as ready_made
 from loaderd.schema import Array, Raw, Schema, Spread, packed_schema
 from tests.helpers.decoding import decoded, random_rows
-from tests.helpers.device_program import run
+from tests.helpers.device_program import READY_MADE, run
 from tests.schema.any_schema import schemas
 
 
@@ -32,18 +32,32 @@ def test_any_schema(schema: Schema):
     check(schema)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
-def test_chess(dtype: str):
-    schema = ready_made.chess_eval(dtype=dtype)
+@pytest.mark.parametrize("schema", READY_MADE)
+def test_ready_made_schemas(schema: Schema):
     check(schema)
-    assert packed_schema(schema, for_device=True).record_bytes <= 198
 
 
-def test_lc0():
-    schema = ready_made.lc0()
-    check(schema)
-    assert packed_schema(schema, for_device=True).record_bytes < schema.record_bytes / 4
-    assert str(schema.device_program()).startswith("planes: expand 6656 bits in bytes 0…831 of 'planes (stored)'")
+@pytest.mark.parametrize(
+    ("schema", "record_bytes"),
+    [
+        (ready_made.chess_eval(), 198),
+        (ready_made.lc0(), 8286),
+        (ready_made.lc0(symmetries=(0, 4)), 8287),
+        (ready_made.katago(symmetries=range(8)), 5440),
+        (ready_made.minigo(symmetries=range(8)), 7590),
+        (ready_made.mnist(), 788),
+    ],
+)
+def test_how_little_travels(schema: Schema, record_bytes: int):
+    """Of random symmetries, one byte a record."""
+    assert packed_schema(schema, for_device=True).record_bytes == record_bytes
+    assert packed_schema(schema).record_bytes == record_bytes, "over a network, too"
+
+
+def test_it_can_be_read():
+    lines = str(ready_made.lc0(symmetries=(0, 4)).device_program()).splitlines()
+    assert lines[0] == "planes: expand 6656 bits in bytes 0…831 of 'planes (stored) (stored)' -> float32 (104, 8, 8)"
+    assert lines[6] == "planes: permute all of them by the table of 2 that 'symmetry (drawn)' names -> (112, 8, 8)"
 
 
 @pytest.mark.parametrize(

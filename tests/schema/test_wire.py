@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from loaderd.errors import SchemaError
 from loaderd.schema import Array, Bits, Derived, Feature, Int64, Length, PackedBits, Raw, Schema, unpacking_schema
+from loaderd.schema.fields import Permuted
 from loaderd.schema.wire import MAX_PARTS, from_wire, to_wire
-from loaderd.schemas import chess_eval
+from loaderd.schemas import chess_eval, katago
 from tests.schema.any_schema import schemas
 
 
@@ -83,6 +84,13 @@ def test_a_schema_beyond_the_limits_is_refused_where_it_is_sent() -> None:
         to_wire(Schema({"r": Raw("f4,i8")}, {"x": Array("r")}))
 
 
+def test_a_permutation():
+    """Of a board that is turned where it is unpacked."""
+    unpacking = unpacking_schema(katago(5, symmetries=range(8)))
+    assert isinstance(unpacking.fields["planes"], Permuted)
+    assert from_wire(msgpack.unpackb(msgpack.packb(to_wire(unpacking)))) == unpacking
+
+
 # ------------------------------------------------------------------------------------------------ what means no good
 
 GOOD = to_wire(unpacking_schema(chess_eval()))
@@ -93,6 +101,8 @@ DEEP: Any = 1.0
 for _ in range(900):
     DEEP = [DEEP]
 ARRAY = {"kind": "Array", "feature": "f", "dtype": None, "scale": None, "offset": None, "shape": None}
+
+PERMUTED = {"kind": "Permuted", "of": ARRAY, "number": "f", "sources": [[0]], "inner": 1, "dtype": "<f4"}
 
 
 def of(stored: Any, **field: Any) -> Any:
@@ -133,6 +143,12 @@ def of(stored: Any, **field: Any) -> Any:
         (of(BYTE, **{**BITS, "shape": [1 << 30], "scale": [1.0] * 9}), "scale must be"),
         (of(BYTE, **{**BITS, "scale": DEEP}), "does not hold together"),
         (of(INT64, kind="Packed", feature="g"), "reads feature 'g'"),
+        (of(INT64, **PERMUTED), "feature 'f' must be one uint8, got"),
+        (of(INT64, **{**PERMUTED, "sources": [[0, 2]]}), "tables of places below their length"),
+        (of(INT64, **{**PERMUTED, "sources": [[0]] * 257}), "at most 256 tables of places"),
+        (of(INT64, **{**PERMUTED, "sources": DEEP}), "does not hold together"),
+        (of(INT64, **{**PERMUTED, "of": PERMUTED}), "must be of the kinds"),
+        (of({**RAW, "dtype": "|u1"}, **{**PERMUTED, "sources": [[0, 1]]}), "is not made of 2 places"),
         (of(INT64, **{**ARRAY, "scale": float("inf")}), "scale must be representable in int64, got inf"),
         (of(INT64, **{**ARRAY, "scale": 10**5000}), "scale must be a number that float64 can hold"),
         (of(INT64, **{**ARRAY, "scale": "1"}), "scale must be a number, got '1'"),
