@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from numbers import Rational, Real
 from types import MappingProxyType
@@ -33,7 +34,8 @@ from loaderd.options import (
 from loaderd.plan.rows import ConcatRows, MixRows, RowSequence
 from loaderd.plan.selection import HASHES, HashSplit, Operation, Range, Selection
 from loaderd.redaction import redacted, shown
-from loaderd.schema import Schema, packed_schema
+from loaderd.schema import Derived, Schema, packed_schema
+from loaderd.schema.record_values import RecordValues
 from loaderd.storage.names import absolute_names, checked_names
 
 if TYPE_CHECKING:
@@ -50,6 +52,11 @@ class Dataset:
     consumer, so they are options of the loader. :meth:`take`, :meth:`skip`, :meth:`newest` and :meth:`split` add to
     ``selection``; each works on the records that the ones before it left. If they leave no records, making a loader
     raises NoShardsError.
+
+    ``where``: which records are in the data set, as a :class:`~loaderd.Derived` whose function returns a bool for
+    each record; ``inputs`` may name stored features, too. It is called once for each record, when the shards are
+    indexed, before ``selection``; what it returned is kept with the index, until its code changes, or what it sees.
+    What does not pass is no record of the data set: it is not counted, and costs memory and disk of 1 bit.
     """
 
     shards: Any
@@ -61,6 +68,7 @@ class Dataset:
     refresh: Refresh = "never"
     selection: Selection = ()
     storage: Storage = DEFAULT_STORAGE
+    where: Derived | None = None
 
     def __repr__(self) -> str:
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
@@ -72,6 +80,11 @@ class Dataset:
         require_choice(self.refresh, "refresh", Refresh)
         made = isinstance(self.selection, tuple) and all(isinstance(each, Operation) for each in self.selection)
         require(made, "selection", "what take, skip, newest and split make of it", self.selection)
+        if self.where is not None:
+            require(
+                isinstance(self.where, Derived), "where", "a loaderd.Derived of a function and its inputs", self.where
+            )
+            _ = self.record_values
         order = self.order_options()
         options = StreamOptions(batch_size=1, workers=1, **order)
         checked.update((name, getattr(options, name)) for name in order)
@@ -130,6 +143,11 @@ class Dataset:
 
     def _with(self, operation: Operation) -> Dataset:
         return replace(self, selection=(*self.selection, operation))
+
+    @cached_property
+    def record_values(self) -> RecordValues | None:
+        """What is computed of each record when its shard is indexed. Raises SchemaError if it cannot be."""
+        return None if self.where is None else RecordValues.of(self.schema, self.where)
 
     @property
     def grows(self) -> bool:

@@ -50,6 +50,11 @@ def _reason(leaf: Dataset) -> LoaderdError | None:
                     hint="Create the object that it uses inside the function, or have both in a module that can be "
                     "imported: then each worker makes its own.",
                 )
+    if leaf.where is not None and (failure := _failure(leaf.where.function)):
+        return OptionError(
+            f"where must be a function that can be pickled, with all that it uses, for the worker processes, but "
+            f"{shown(leaf.where.function, 200)} cannot be: {failure}"
+        )
     if failure := _failure(leaf.storage.filesystem):
         return OptionError(
             f"Storage.filesystem must be one that can be pickled, for the worker processes, "

@@ -63,6 +63,7 @@ def make_dataset(
     stall_timeout: float | None = 120.0,
     report: str | os.PathLike[str] | None = None,
     storage: loaderd.Storage = DEFAULT_STORAGE,
+    where: loaderd.Derived | None = None,
     start: loaderd.Position | None = None,
 ) -> tf.data.Dataset:
     """Batches of TFRecord shards as a ``tf.data.Dataset`` of known cardinality.
@@ -95,6 +96,7 @@ def make_dataset(
         index_cache=index_cache,
         refresh=refresh,
         storage=storage,
+        where=where,
     )
     structure, prefetch = check_element(structure, prefetch, device, delivered_schema(dataset.schema, unpack))
     batch_size = as_count(batch_size, "batch_size")

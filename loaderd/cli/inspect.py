@@ -25,10 +25,11 @@ from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable_line, redacted
 from loaderd.schema import FixedRecords, Schema
-from loaderd.schemas.named import SCHEMA_HELP, load_schema
+from loaderd.schemas.named import SCHEMA_HELP, WHERE_HELP, load_schema, values_of
 from loaderd.snapshots import Progress
 from loaderd.storage.files import list_with_progress
 from loaderd.storage.shard_file import ShardFile
+from loaderd.worker.value_pass import add_values
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -59,6 +60,7 @@ def add_to(commands: Commands) -> None:
         help="the number of the record to show, from 0; default with --schema: the first healthy one",
     )
     parser.add_argument("--schema", metavar="MODULE:NAME", help=SCHEMA_HELP)
+    parser.add_argument("--where", metavar="MODULE:NAME", help=f"say how many records pass it: {WHERE_HELP}")
     parser.add_argument(
         "--features", action="store_true", help="print a schema for the records of all SHARDs, as a Python module"
     )
@@ -111,8 +113,13 @@ def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> None:
         "records": index.num_records,
         "damages": [damage.to_wire() for damage in index.damages],
     }
+    values = None if arguments.where is None else values_of(schema, arguments.where)
+    if values is not None:
+        about["passing"] = add_values(values, [index], on_read)[0].num_passing
     if not arguments.json:
         _say_shard(about, index)
+        if values is not None:
+            say(f"{about['passing']:,} of {count(index.num_records, 'record')} pass where={values.name}")
     if stored is not None:
         _show_format(about, index, stored, arguments)
         schema = stored.schema

@@ -25,9 +25,11 @@ from loaderd.options import DEFAULT_BLOCK_RECORDS
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import redacted
 from loaderd.schema import Schema
-from loaderd.schemas.named import load_schema
+from loaderd.schema.record_values import RecordValues
+from loaderd.schemas.named import WHERE_HELP, load_schema, values_of
 from loaderd.storage.access import Access
 from loaderd.storage.shard_file import TABLES, Block, ShardFile
+from loaderd.worker.value_pass import add_values
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ def add_to(commands: Commands) -> None:
     parser.set_defaults(run=run)
     add_shards(parser)
     parser.add_argument(
+        "--where", metavar="MODULE:NAME", help=f"call it with each record, and count those that pass: {WHERE_HELP}"
+    )
+    parser.add_argument(
         "--json", action="store_true", help="one JSON object a line: for each damage, each shard, and the total"
     )
 
@@ -62,27 +67,30 @@ def run(arguments: argparse.Namespace) -> int:
     totals: Counter[str] = Counter()
     try:
         schema = None if arguments.schema is None else load_schema(arguments.schema)
-        check = partial(_check, schema)
+        values = None if arguments.where is None else values_of(schema, arguments.where)
+        check = partial(_check, schema, values)
         for index, mismatches in read_all(arguments, "checking shards", check, ProgressDisplay(None)):
-            _tell(index, mismatches, arguments.json)
+            _tell(index, mismatches, arguments.json, values)
             totals["shards"] += 1
             totals["records"] += index.num_records
             totals["bytes"] += index.file.size_bytes
             totals["damages"] += len(index.damages)
             totals["damaged"] += bool(index.damages)
+            totals["passing"] += index.num_passing
             totals["mismatches"] += mismatches.num_records
             totals["mismatched"] += mismatches.num_records > 0
             totals["empty_shards"] += not index.num_records and not index.damages
     except LoaderdError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    _tell_total(totals, time.monotonic() - began_s, arguments.json)
+    _tell_total(totals, time.monotonic() - began_s, arguments.json, values)
     return int(totals["damages"] > 0 or totals["mismatches"] > 0)
 
 
-def _tell_total(totals: Counter[str], seconds: float, as_json: bool) -> None:
+def _tell_total(totals: Counter[str], seconds: float, as_json: bool, values: RecordValues | None) -> None:
     if as_json:
-        names = ("shards", "records", "bytes", "damages", "empty_shards", "mismatches")
+        names = ["shards", "records", "bytes", "damages", "empty_shards", "mismatches"]
+        names += ["passing"] if values is not None else []
         say(json.dumps({"kind": "total", **{name: totals[name] for name in names}, "seconds": seconds}))
         return
     faults = []
@@ -96,6 +104,8 @@ def _tell_total(totals: Counter[str], seconds: float, as_json: bool) -> None:
         shards += f" ({totals['empty_shards']:,} of them empty)"
     records, sum_up = count(totals["records"], "healthy record"), ", ".join(faults) or "all is well"
     say(f"{shards}, {records}, {totals['bytes']:,} bytes: {sum_up}")
+    if values is not None:
+        say(f"{totals['passing']:,} of {records} pass where={values.name}")
     say(rate(totals["records"], totals["bytes"], seconds))
 
 
@@ -107,11 +117,13 @@ class _Mismatches(NamedTuple):
 
 
 def _check(
-    schema: Schema | None, group: Sequence[ShardFile], on_read: OnRead, access: Access
+    schema: Schema | None, values: RecordValues | None, group: Sequence[ShardFile], on_read: OnRead, access: Access
 ) -> list[tuple[ShardIndex, _Mismatches]]:
     """The index of each shard of a group, and where there is a schema, how many records do not match it."""
     stored: RecordFormat = "detect" if schema is None else schema.records
     indexes = [found.index for found in find_indexes("none", DEFAULT_BLOCK_RECORDS, stored, group, on_read, access)]
+    if values is not None:
+        indexes = add_values(values, indexes, on_read, access)
     num_bytes = sum(file.size_bytes for file in group)
     found = []
     for index in indexes:
@@ -151,7 +163,7 @@ def _read_again(
     return seen, _Mismatches(num_mismatches, first.damage if first else None)
 
 
-def _tell(index: ShardIndex, mismatches: _Mismatches, as_json: bool) -> None:
+def _tell(index: ShardIndex, mismatches: _Mismatches, as_json: bool, values: RecordValues | None) -> None:
     for damage in index.damages:
         say(json.dumps({"kind": "damage", **damage.to_wire()}) if as_json else _in_words(index, damage))
     if mismatches.first is not None:
@@ -167,6 +179,7 @@ def _tell(index: ShardIndex, mismatches: _Mismatches, as_json: bool) -> None:
             "bytes": index.file.size_bytes,
             "damages": len(index.damages),
             "mismatches": mismatches.num_records,
+            **({} if values is None else {"passing": index.num_passing}),
         }
         say(json.dumps(about))
 

@@ -33,7 +33,7 @@ from loaderd.plan.passes import Pass
 from loaderd.plan.positions import PassSequence, Position, check_epoch, position_of_pass
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import shown
-from loaderd.schema import Schema
+from loaderd.schema import Derived, Schema
 from loaderd.shm.page import TAKES_AHEAD
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class Loader:
 
     - ``shards``: a path, a glob, a URI, or any number of them (a list, a set, a generator …), whose files come in the
       order of their paths; or a :class:`~loaderd.Dataset`, :class:`~loaderd.Mix` or :class:`~loaderd.Concat` (then
-      ``schema``, ``shuffle``, ``seed``, ``on_corrupt``, ``index_cache``, ``refresh`` and ``storage`` are the data
-      set's).
+      ``schema``, ``shuffle``, ``seed``, ``on_corrupt``, ``index_cache``, ``refresh``, ``storage`` and ``where`` are
+      the data set's).
     - ``epochs``: of one pass; None: for ever.
     - ``shuffle``: True, False (the files' own order), or a :class:`~loaderd.Shuffle`.
     - ``remainder``: what becomes of an epoch's last, partial batch: ``"drop"``, ``"short"``, or ``"carry"`` (it is
@@ -74,6 +74,8 @@ class Loader:
       "When something breaks" in the documentation (docs/failures.md).
     - ``storage``: a :class:`~loaderd.Storage`: for how long failed requests are tried again, how many requests are
       under way at a time, a cache on a local disk.
+    - ``where``: which records are in the data set: a :class:`~loaderd.Derived` that gives a bool for each; see
+      :class:`~loaderd.Dataset`.
     - ``start``: a :class:`~loaderd.Position` to go on from.
     - ``unpack``: ``"device"``: batches hold stored features as far as possible. ``batches`` of the bindings makes the
       fields of them, on the device; :attr:`schema` says what the batches of the loader itself hold.
@@ -112,6 +114,7 @@ class Loader:
         stall_timeout: float | None = 120.0,
         report: str | os.PathLike[str] | None = None,
         storage: Storage = DEFAULT_STORAGE,
+        where: Derived | None = None,
         start: Position | None = None,
         unpack: Unpack = "worker",
     ) -> None:
@@ -125,6 +128,7 @@ class Loader:
             index_cache=index_cache,
             refresh=refresh,
             storage=storage,
+            where=where,
         )
         dataset = anchored(dataset)
         options = StreamOptions(

@@ -26,7 +26,7 @@ from loaderd.daemon.indexing.shard_manifest import Manifest, Manifests
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription
 from loaderd.errors import LoaderdError, OptionError, ServerError
-from loaderd.formats.shard_index import ShardIndex
+from loaderd.formats.shard_index import Indexes
 from loaderd.ipc.messages import Welcome
 from loaderd.ipc.subscription import Subscription
 from loaderd.machine import in_mib
@@ -38,7 +38,6 @@ from loaderd.remote.tables import welcome_to
 from loaderd.restarts import Backoff
 from loaderd.schema.packed import unpacking_schema
 from loaderd.shm.layout import SlotLayout
-from loaderd.storage.shard_file import ShardFile
 
 _logger = logging.getLogger("loaderd")
 
@@ -191,7 +190,7 @@ class ServedDataset:
         start = Position() if description.start is None else Position.from_json(description.start)
         manifest = self._manifest_of(start.of)  # of the sets in it that do not grow
 
-        def prepare(listing: Listing | None, known: Mapping[ShardFile, ShardIndex] | None = None) -> LocalPreparation:
+        def prepare(listing: Listing | None, known: Indexes | None = None) -> LocalPreparation:
             dataset, options = description.dataset, description.options
             before = None if manifest is not None else self._found_before
             return LocalPreparation(dataset, options, self._worker_manager, listing, known, before, manifest)

@@ -29,12 +29,11 @@ from loaderd.daemon.main_loop import PARENT, Daemon, run_daemon
 from loaderd.daemon.session import Session
 from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError
-from loaderd.formats.shard_index import ShardIndex
+from loaderd.formats.shard_index import Indexes
 from loaderd.ipc.messages import AskState, Message, Notice, Open, ShardsFound, State, UseServers
 from loaderd.plan.passes import Listing
 from loaderd.plan.positions import Position
 from loaderd.redaction import redacted
-from loaderd.storage.shard_file import ShardFile
 
 if TYPE_CHECKING:
     from loaderd.daemon.indexing.remote_data import RemotePreparation
@@ -79,7 +78,7 @@ class PrivateDaemon(Daemon):
         if isinstance(wanted, StreamDescription):
             self._shards = message.shards
 
-            def prepare(listing: Listing | None, known: Mapping[ShardFile, ShardIndex] | None) -> LocalPreparation:
+            def prepare(listing: Listing | None, known: Indexes | None) -> LocalPreparation:
                 dataset, options = wanted.dataset, wanted.options
                 return LocalPreparation(dataset, options, self._worker_manager, listing, known, self._shards)
 

@@ -118,16 +118,30 @@ def _make_folders(folder: Path, top: Path) -> int:
 class IndexCache:
     """Where indexes are kept: in one folder (``"user"`` or a path), beside the shards (``"beside"``), or nowhere."""
 
-    def __init__(self, where: str, block_records: int, records: FixedRecords | None = None) -> None:
-        """``records``: how records of fixed size are stored, because their index depends on it; None: TFRecord."""
+    def __init__(
+        self, where: str, block_records: int, records: FixedRecords | None = None, values_key: str | None = ""
+    ) -> None:
+        """``records``: how records of fixed size are stored, because their index depends on it; None: TFRecord.
+
+        ``values_key``: that of the ``RecordValues`` that the indexes hold; "": none. With None they are not kept,
+        because nobody can tell them from others.
+        """
         self._where = where
         self.block_records = block_records
         self.records = records
         self._of = f"{block_records}" if records is None else f"{block_records}\0{records!r}"
+        self._values_key = values_key
+        if values_key:
+            self._of += f"\0{values_key}"
+
+    @property
+    def without_values(self) -> IndexCache:
+        """Where the same indexes are kept without values of records."""
+        return IndexCache(self._where, self.block_records, self.records)
 
     def path_of(self, *group: ShardFile) -> Path | None:
         """Where the indexes of a group are kept; None if they are not. Raises OSError for a user without a home."""
-        if self._where == "none" or not all(file.has_version for file in group):
+        if self._where == "none" or self._values_key is None or not all(file.has_version for file in group):
             return None
         files = "\0".join(f"{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}" for file in group)
         key = f"{INDEX_VERSION}\0{files}\0{self._of}"

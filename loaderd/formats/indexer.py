@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from loaderd.errors import ShardReadError
 from loaderd.formats.compression import OnRead, no_callback
@@ -30,6 +30,13 @@ class IndexResult:
     unkept: str | None = None
 
 
+class Values(NamedTuple):
+    """What indexes are to hold of each record: ``key``, as in ``RecordValues``; ``add`` computes it for a group."""
+
+    key: str | None
+    add: Callable[[Sequence[ShardIndex], OnRead, Access | None], list[ShardIndex]]
+
+
 def find_indexes(
     where: str,
     block_records: int,
@@ -37,11 +44,13 @@ def find_indexes(
     group: Sequence[ShardFile],
     on_read: OnRead = no_callback,
     access: Access | None = None,
+    values: Values | None = None,
 ) -> list[IndexResult]:
     """The indexes of a group of shards (``groups_of``), kept ones or new; of one that cannot be read, a damage.
 
     ``where``, ``block_records``: as of an ``IndexCache``; "none" keeps nothing, so that each shard is read.
-    ``on_read`` is called with the bytes of the group that are read so far. Raises StorageError.
+    ``on_read`` is called with the bytes of the group that are read so far. ``values``: those of records that the
+    indexes are to hold. Raises StorageError, and what computing ``values`` raises.
     """
     if stored == "detect":
         kinds = [_detected(file, access) for file in group]
@@ -53,10 +62,14 @@ def find_indexes(
                 for file, kind in zip(group, kinds, strict=True)
             ]
         stored = kinds[0]
-    cache = IndexCache(where, block_records, stored)
+    cache = IndexCache(where, block_records, stored, "" if values is None else values.key)
     if (kept := cache.load(*group)) is not None:
         return [IndexResult(index, is_known=True) for index in kept]
-    made = make_indexes(group, stored, block_records, on_read, access)
+    if values is None:
+        made = make_indexes(group, stored, block_records, on_read, access)
+    else:
+        plain = find_indexes(where, block_records, stored, group, on_read, access)
+        made = values.add([found.index for found in plain], on_read, access)
     unkept = None
     if all(index.error is None for index in made):
         unkept = cache.store(group, encode_indexes(made))

@@ -14,6 +14,8 @@ middle: each healthy stretch of it is one block.
                               the last; none for a compressed shard
     crcs           (blocks,)  CRC32C of what the block's records hold; none for a shard on this machine, nor for one
                               whose blocks are not read together
+    passing        (bytes,)   a bit for each record by its number, the lowest of a byte first: whether it meets the
+                              ``where=`` of the data set; none where there is no such condition
 
 Each is an array of the smallest unsigned integers that hold it: the daemon keeps the indexes of all shards.
 
@@ -27,7 +29,7 @@ looked at after each read. For an object in a bucket, that would take a request;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -60,11 +62,12 @@ from loaderd.kernels.crc import (
 )
 from loaderd.kernels.frames import Ends, walk
 from loaderd.redaction import redacted
+from loaderd.schema.record_values import RecordValues
 from loaderd.storage.access import Access
 from loaderd.storage.files import open_shard, read_shard
 from loaderd.storage.shard_file import PLAIN, Compression, ShardFile, is_remote
 
-INDEX_VERSION = 5
+INDEX_VERSION = 6
 ANCHOR_RECORDS = 32
 MAX_BLOCK_BYTES = 8 << 20
 # A damage takes some 300 bytes of memory, and may be of 16 bytes in the shard.
@@ -80,7 +83,9 @@ _DAMAGE_BYTES = 100
 _DAMAGE_NUMBERS = ("record", "offset", "lost_bytes")
 _COMPRESSIONS = get_args(Compression)
 _MOST_NUMBER, _ANY_COUNT = 1 << 53, 512 << 20
-_ARRAYS = ("offsets", "num_bytes", "counts", "first_records", "runs", "crcs")
+_ARRAYS = ("offsets", "num_bytes", "counts", "first_records", "runs", "crcs", "passing")
+_LENGTHS = ("blocks", "num_runs", "num_crcs", "num_passing")
+"""The names of how many items each shard has in them: of the first four arrays, and of each of the others."""
 _DTYPES = {item_bytes: np.dtype(f"<u{item_bytes}") for item_bytes in (1, 2, 4, 8)}
 
 Uints = npt.NDArray[np.unsignedinteger[Any]]
@@ -106,6 +111,7 @@ class ShardIndex:
     first_records: Uints
     runs: Uints
     crcs: Uints = field(default_factory=_NONE.copy)
+    passing: Uints = field(default_factory=_NONE.copy)
     error: LoaderdError | None = field(default=None, kw_only=True)
 
     @classmethod
@@ -118,6 +124,21 @@ class ShardIndex:
     def num_records(self) -> int:
         """Healthy records."""
         return int(self.counts.sum())
+
+    @property
+    def end(self) -> int:
+        """The number behind that of the last healthy record."""
+        return int(self.first_records[-1]) + int(self.counts[-1]) if len(self.counts) else 0
+
+    @property
+    def num_passing(self) -> int:
+        """Healthy records whose bit is set; 0 where there are no bits."""
+        if not len(self.passing):
+            return 0
+        bits = np.unpackbits(self.passing, bitorder="little")
+        ends = np.append(0, np.cumsum(bits, dtype=np.int64))
+        first = self.first_records.astype(np.int64)
+        return int((ends[first + self.counts] - ends[first]).sum())
 
     @cached_property
     def _run_ends(self) -> Uints:
@@ -150,6 +171,10 @@ class ShardIndex:
         return sum(len(text.encode(errors=_UNICODE_ERRORS)) + _DAMAGE_BYTES for text in texts)
 
 
+Indexes = Mapping[RecordValues | None, Mapping[ShardFile, ShardIndex]]
+"""The index of each shard, by what it holds of each record; None: nothing."""
+
+
 def encode_indexes(indexes: Sequence[ShardIndex]) -> bytes:
     """Indexes as bytes, with a version in front and a CRC behind; without the secrets of their URIs.
 
@@ -167,6 +192,7 @@ def encode_indexes(indexes: Sequence[ShardIndex]) -> bytes:
             "blocks": [len(index.counts) for index in indexes],
             "num_runs": [len(index.runs) for index in indexes],
             "num_crcs": [len(index.crcs) for index in indexes],
+            "num_passing": [len(index.passing) for index in indexes],
             **{name: _array_to_wire(array) for name, array in zip(_ARRAYS, joined, strict=True)},
         },
         unicode_errors=_UNICODE_ERRORS,
@@ -191,32 +217,32 @@ def decode_indexes(data: bytes, files: Sequence[ShardFile] | None = None) -> lis
         elif fields["files"] != list(map(_identity, files)):
             raise ValueError("it is of other files")
         arrays = [np.frombuffer(items, _DTYPES[size]) for size, items in map(fields.__getitem__, _ARRAYS)]
-        blocks, runs, crcs = (
-            list(accumulate(fields[name], initial=0)) for name in ("blocks", "num_runs", "num_crcs")
-        )
-        if [*map(len, arrays)] != [blocks[-1]] * 4 + [runs[-1], crcs[-1]]:
+        bounds = [list(accumulate(fields[name], initial=0)) for name in _LENGTHS]
+        if [*map(len, arrays)] != [bounds[0][-1]] * 3 + [of_kind[-1] for of_kind in bounds]:
             raise ValueError("its arrays are of other lengths")
         if not all(
             number in (0, of_shard) for number, of_shard in zip(fields["num_crcs"], fields["blocks"], strict=True)
         ):
             raise ValueError("it has no CRC of some blocks")
-        *of_blocks, of_runs, of_crcs = arrays
-        _check_blocks(files, fields["compressions"], np.diff(blocks), *of_blocks)
-        return [
+        _check_blocks(files, fields["compressions"], np.diff(bounds[0]), *arrays[:4])
+        indexes = [
             ShardIndex(
                 file,
                 compression,
                 digest,
                 tuple(map(_damage_of, damages)) if damages else (),
-                *[*[array[slice(*own)] for array in of_blocks], of_runs[slice(*own_runs)], of_crcs[slice(*own_crcs)]],
+                *[array[slice(*own)] for array, own in zip(arrays, owns, strict=True)],
             )
-            for file, compression, digest, damages, own, own_runs, own_crcs in zip(
+            for file, compression, digest, damages, *owns in zip(
                 files,
                 *[fields[name] for name in ("compressions", "digests", "damages")],
-                *map(pairwise, (blocks, runs, crcs)),
+                *map(pairwise, [bounds[0]] * 3 + bounds),
                 strict=True,
             )
         ]
+        if any(len(index.passing) and len(index.passing) != -(-index.end // 8) for index in indexes):
+            raise ValueError("it has no bit of some records")
+        return indexes
     except (LookupError, TypeError) as error:  # of another version, whatever number it has
         raise ValueError(f"it is no index: {error!r}") from None
 

@@ -175,11 +175,15 @@ class AskTask(NamedTuple):
 
 
 class IndexTask(NamedTuple):
-    """Daemon: index this group of files, and keep the indexes. Its result: an IndexResult."""
+    """Daemon: index this group of files, and keep the indexes. Its result: an IndexResult.
+
+    ``values``: a pickle of the ``RecordValues`` that the indexes are to hold; empty: none.
+    """
 
     group: tuple[ShardFile, ...]
     cache: IndexCache
     storage: bytes
+    values: bytes = b""
     task: int = -1
 
     def __str__(self) -> str:

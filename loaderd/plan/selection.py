@@ -2,8 +2,8 @@
 
 A **selection** is a tuple of operations; each works on what the ones before it left. :class:`HashSplit` keeps the
 records (or the shards) whose hash lies in a range, :class:`Range` a part of the list. All keep the records' order, so
-what is left of a block is a range of its record numbers, less those that a hash leaves out. The daemon counts what is
-left; a worker finds out which records these are, from a :data:`Condition` for each hash.
+what is left of a block is a range of its record numbers, less those that a hash leaves out, or the ``where`` of the
+data set. The daemon counts what is left; a worker finds out which records these are, from :data:`Condition` s.
 
 A hash depends only on the shard's name and on the record's number in the shard. So a record stays on its side of a
 split when shards are added, or moved to another folder.
@@ -28,8 +28,42 @@ HASHES = 1 << 32
 # So many hashes fit in a core's own cache, and in memory that need not be fetched from the kernel each time.
 _CHUNK_RECORDS = 1 << 14
 
-Condition = tuple[int, int, int]
-"""(key, start, stop): of the records of one shard, those whose hash by ``key`` is in start .. stop - 1."""
+
+class HashCondition(NamedTuple):
+    """Of the records of one shard, those whose hash by ``key`` is in ``start`` .. ``stop - 1``."""
+
+    key: int
+    start: int
+    stop: int
+
+    def met_by(self, low: int, high: int) -> npt.NDArray[np.bool_]:
+        """bool, (high - low,): which of the records of these numbers meet it."""
+        hashes = random_words(self.key, high - low, low)
+        hashes >>= np.uint64(32)
+        hashes -= np.uint64(self.start)
+        met: npt.NDArray[np.bool_] = hashes < np.uint64(self.stop - self.start)  # below 0 is a very large number
+        return met
+
+
+class BitCondition(NamedTuple):
+    """Of the records of one shard, those whose bit is set: ``bits``, uint8, begin with record ``8 * first_byte``."""
+
+    bits: npt.NDArray[np.uint8]
+    first_byte: int = 0
+
+    def met_by(self, low: int, high: int) -> npt.NDArray[np.bool_]:
+        begin, end = low // 8 - self.first_byte, -(-high // 8) - self.first_byte
+        first = 8 * (begin + self.first_byte)
+        bits = np.unpackbits(self.bits[begin:end], bitorder="little").view(np.bool_)
+        return bits[low - first : high - first]
+
+    def narrowed(self, low: int, high: int) -> BitCondition:
+        """The same for records low .. high - 1 alone."""
+        begin = low // 8
+        return BitCondition(self.bits[begin - self.first_byte : -(-high // 8) - self.first_byte].copy(), begin)
+
+
+Condition = HashCondition | BitCondition
 
 
 class HashSplit(NamedTuple):
@@ -49,9 +83,9 @@ class HashSplit(NamedTuple):
         part = f"{self.start / HASHES:.4g} to {self.stop / HASHES:.4g}"
         return f'the part from {part} of split(by="{self.by}", seed={self.seed})'
 
-    def condition(self, shard: str) -> Condition:
+    def condition(self, shard: str) -> HashCondition:
         """The condition for the records of the shard of that name; with ``by="shard"``, for its number 0 alone."""
-        return key_of("split", self.by, self.seed, self.level, shard), self.start, self.stop
+        return HashCondition(key_of("split", self.by, self.seed, self.level, shard), self.start, self.stop)
 
     def has_shard(self, shard: str) -> bool:
         """With ``by="shard"``: whether the shard of that name is in."""
@@ -85,18 +119,15 @@ Selection = tuple[Operation, ...]
 def numbers_that(conditions: Sequence[Condition], low: int, high: int) -> Int64s:
     """int64, (found,): which of the records low .. high - 1 of a shard meet all conditions."""
     met = np.ones(high - low, dtype=np.bool_)
-    for key, start, stop in conditions:
-        hashes = random_words(key, high - low, low)
-        hashes >>= np.uint64(32)
-        hashes -= np.uint64(start)
-        met &= hashes < np.uint64(stop - start)  # a difference below 0 is a very large number
+    for condition in conditions:
+        met &= condition.met_by(low, high)
     return np.flatnonzero(met) + low
 
 
 def counts_that(conditions: Sequence[Condition], lows: Int64s, highs: Int64s) -> Int64s:
     """int64, (ranges,): how many of the numbers low .. high - 1 meet all conditions, for each pair of the two arrays.
 
-    The ranges (int64, (ranges,) each) must be in order and not overlap. 6 ns a number and condition; little memory.
+    The ranges (int64, (ranges,) each) must be in order and not overlap. 6 ns a number and hash; little memory.
     """
     edges = np.stack([lows, highs], axis=1).ravel()
     met_before = np.zeros_like(edges)

@@ -7,12 +7,16 @@ import importlib
 from typing import Any
 
 from loaderd.errors import OptionError
-from loaderd.schema import Schema
+from loaderd.schema import Derived, Schema
+from loaderd.schema.record_values import RecordValues
 from loaderd.user_modules import add_working_directory
 
 _MODULE = "loaderd.schemas"
 _SHIPPED = ("chess_eval", "katago", "lc0", "minigo", "mnist")
 SCHEMA_HELP = f"a loaderd.Schema, a function that returns one, or one that ships: {', '.join(_SHIPPED)}"
+
+
+WHERE_HELP = "the loaderd.Derived that says which records are in the data set, or a Dataset with one; needs --schema"
 
 
 def full_name(name: str) -> str:
@@ -36,16 +40,41 @@ def load_schema(name: str) -> Schema:
     Raises OptionError.
     """
     name = full_name(name)
-    add_working_directory(name)
-    module, _, attribute = name.partition(":")
     try:
-        named: Any = getattr(importlib.import_module(module), attribute)
+        named = _named(name)
         schema = named if isinstance(named, Schema) else named()
     except Exception as error:
         raise not_loaded(name, error) from None
     if not isinstance(schema, Schema):
         raise OptionError(f"--schema {name} must be a loaderd.Schema, got {type(schema).__name__}")
     return schema
+
+
+def values_of(schema: Schema | None, name: str) -> RecordValues:
+    """What records of ``schema`` are to be asked by ``--where name``. Raises OptionError and SchemaError."""
+    if schema is None:
+        raise OptionError("--where needs --schema, which says what the records hold")
+    return RecordValues.of(schema, _load_where(name))
+
+
+def _load_where(name: str) -> Derived:
+    """The condition of that name, or that of the data set of that name. Raises OptionError."""
+    try:
+        named = _named(name)
+    except Exception as error:
+        raise OptionError(f"--where {name} cannot be loaded: {type(error).__name__}: {error}") from None
+    where = getattr(named, "where", named)
+    if not isinstance(where, Derived):
+        raise OptionError(
+            f"--where {name} must be a loaderd.Derived, or a Dataset with one, got {type(named).__name__}"
+        )
+    return where
+
+
+def _named(name: str) -> Any:
+    add_working_directory(name)
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def not_loaded(name: str, error: Exception) -> OptionError:

@@ -4,26 +4,27 @@ them. Threads do it: inflating and waiting for storage release the GIL."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 
 from loaderd.daemon.catalog import stream_options
-from loaderd.daemon.indexing.local_data import LocalData, of_listing
+from loaderd.daemon.indexing.local_data import LocalData, files_with, of_listing
 from loaderd.dataset import AnyDataset
 from loaderd.formats.index_cache import groups_of
-from loaderd.formats.indexer import find_indexes
-from loaderd.formats.shard_index import ShardIndex
+from loaderd.formats.indexer import Values, find_indexes
+from loaderd.formats.shard_index import Indexes, ShardIndex
 from loaderd.machine import usable_cores
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Listing
 from loaderd.progress import ProgressLines
+from loaderd.schema.record_values import RecordValues
 from loaderd.snapshots import Progress
 from loaderd.storage.access import Access
-from loaderd.storage.files import list_shards, path_order
+from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile
+from loaderd.worker.value_pass import add_values
 
-Indexes = Mapping[ShardFile, ShardIndex]
 Choose = Callable[[list[list[ShardFile]]], list[list[ShardFile]]]
 """Which of the shards that were listed for each set are meant. Raises OptionError where they are not there."""
 
@@ -60,21 +61,27 @@ class IndexedShards:
                 for leaf in dataset.leaves()
             ]
             self.sets = of_listing(choose(listed), listing)
-            files = sorted({file for files in self.sets for file in files}, key=path_order)
-            self.indexes = self._index(files, dataset, options, known or {}, progress)
+            self.indexes = {
+                values: self._index(values, dataset, options, (known or {}).get(values, {}), progress)
+                for values in dict.fromkeys(leaf.record_values for leaf in dataset.leaves())
+            }
         finally:
             lines.close()
-        self.data = LocalData(dataset, options, self.sets, self.indexes.__getitem__, listing, known or ())
+        self.data = LocalData(dataset, options, self.sets, self.indexes, listing, known)
 
     def _index(
         self,
-        files: Sequence[ShardFile],
+        values: RecordValues | None,
         dataset: AnyDataset,
         options: StreamOptions,
-        known: Indexes,
+        known: Mapping[ShardFile, ShardIndex],
         progress: Callable[[Progress], None],
     ) -> dict[ShardFile, ShardIndex]:
+        """The indexes with these ``values`` of the shards of the sets that need them."""
+        files = files_with(values, dataset, self.sets)
         find = partial(find_indexes, options.index_cache, options.block_records, dataset.schema.records)
+        if values is not None:
+            find = partial(find, values=Values(values.key, partial(add_values, values)))
         groups = [group for group in groups_of(files) if not all(file in known for file in group)]
         indexes = {file: known[file] for file in files if file in known}
         done_bytes, total_bytes = 0, sum(file.size_bytes for group in groups for file in group)

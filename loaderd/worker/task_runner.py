@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from itertools import islice
@@ -13,7 +15,7 @@ import numpy.typing as npt
 
 from loaderd.dataset import StreamDescription
 from loaderd.decode.batch_decoder import BatchDecoder
-from loaderd.errors import CorruptRecordError, LoaderdError, StorageError, WorkerError
+from loaderd.errors import CorruptRecordError, LoaderdError, OptionError, StorageError, WorkerError
 from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.indexer import make_indexes
 from loaderd.formats.shard_index import encode_indexes
@@ -29,6 +31,7 @@ from loaderd.ipc.worker_messages import (
 )
 from loaderd.machine import remedy
 from loaderd.plan.batches import Segment
+from loaderd.schema.record_values import RecordValues
 from loaderd.shm.anonymous import SharedMemory
 from loaderd.shm.layout import SlotLayout, WindowLayout
 from loaderd.shm.page import MAX_FIELDS
@@ -37,6 +40,7 @@ from loaderd.stages import Stage
 from loaderd.storage.access import Access
 from loaderd.worker.file_rows import FileRows
 from loaderd.worker.halving import HalvingSearch
+from loaderd.worker.value_pass import add_values
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher
@@ -52,12 +56,13 @@ _MOST_SEARCH_NS = 10**9
 def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access | None = None) -> IndexResult:
     """Make the indexes of a group of shards, and keep them in the cache.
 
-    Raises the error of a shard that cannot be read, StorageError, and CorruptRecordError where a message could not
-    name all their damage.
+    Raises the error of a shard that cannot be read, StorageError, CorruptRecordError where a message could not name
+    all their damage, and what :func:`add_values` raises.
     """
     access = access or Access()
     cache = task.cache
-    indexes = make_indexes(list(task.group), cache.records, cache.block_records, on_read, access)
+    known = cache.without_values.load(*task.group) if task.values else None
+    indexes = known or make_indexes(list(task.group), cache.records, cache.block_records, on_read, access)
     for index in indexes:
         if index.error is not None:
             raise index.error
@@ -65,9 +70,25 @@ def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access |
         damages = [damage for index in indexes for damage in index.damages]
         text = f"{len(damages):,} records of one shard are damaged, more than an index can name"
         raise CorruptRecordError(f"{text}; the first is {damages[0]}", hint=_HINT_DAMAGES, damage=damages[0])
+    if task.values:
+        if known is None:
+            cache.without_values.store(task.group, encode_indexes(indexes))
+        indexes = add_values(_values_of(task.values), indexes, on_read, access)
     encoded = encode_indexes(indexes)
     unkept = cache.store(task.group, encoded)
     return IndexResult(encoded, unkept, list(astuple(access.take_counts())))
+
+
+def _values_of(pickled: bytes) -> RecordValues:
+    try:
+        values: RecordValues = pickle.loads(pickled)
+    except (Exception, SystemExit) as error:  # modules of the user's are imported
+        raise OptionError(
+            f"where: a worker cannot take the function over: {type(error).__name__}: {error}",
+            hint="It must be importable, or picklable by value, in another process.",
+            traceback=traceback.format_exc(),
+        ) from None
+    return values
 
 
 class TaskRunner:

@@ -48,6 +48,28 @@ def test_every_damage_is_named_with_its_place(paths: list[Path]):
     assert (told[-1]["kind"], told[-1]["damages"], told[-1]["records"]) == ("total", 3, 997)
 
 
+def test_records_that_pass_are_counted(tmp_path: Path, paths: list[Path]):
+    (tmp_path / "mine.py").write_text(
+        "import loaderd\n"
+        "schema = loaderd.Schema({'number': loaderd.Int64()}, {'number': loaderd.Array('number')})\n"
+        "train = loaderd.Dataset('*', schema, where=loaderd.Derived(lambda number: number % 10 == 3, 'number'))\n"
+        "def refuse(number):\n    if 260 in number: raise ValueError('never seen')\n    return number > 0\n"
+        "refused = loaderd.Derived(refuse, 'number')\n"
+    )
+    testing.damage(paths[0], record=3)
+    names, of = [str(path) for path in paths], ("--schema", "mine:schema", "--where")
+    run_here = partial(run, folder=tmp_path)
+    done = run_here("verify", *names, *of, "mine:train")
+    assert "99 of 999 healthy records pass where=mine.<lambda>" in done.stdout.splitlines()
+    told = [json.loads(line) for line in run_here("verify", *names, *of, "mine:train", "--json").stdout.splitlines()]
+    assert [one["passing"] for one in told if one["kind"] != "damage"] == [24, 25, 25, 25, 99]
+    done = run_here("verify", *names, *of, "mine:refused")
+    assert done.returncode == 2 and f"{paths[1]}: record 10: expected a bool of where=mine.refuse" in done.stderr
+    done = run_here("inspect", names[1], *of, "mine:train")
+    assert done.stdout.splitlines()[1] == "25 of 250 records pass where=mine.<lambda>"
+    assert "--where needs --schema" in run_here("inspect", names[1], "--where", "mine:train").stderr
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_records_that_do_not_match_the_schema_are_counted(tmp_path: Path, paths: list[Path], packed: bool):
     (tmp_path / "mine.py").write_text(

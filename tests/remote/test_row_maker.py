@@ -45,7 +45,7 @@ def maker(write_numbered: Callable[..., list[Path]], numbered_schema: loaderd.Sc
     path.write_bytes(content)
     os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
     options = StreamOptions(8, shuffle=Shuffle(block_records=BLOCK))
-    return RowMaker(dataset, LocalData(dataset, options, [[file]], lambda _: index), Access())
+    return RowMaker(dataset, LocalData(dataset, options, [[file]], {None: {file: index}}), Access())
 
 
 def made(maker: RowMaker, *ranges: tuple[int, int, int, int]) -> tuple[np.ndarray, dict[int, str]]:

@@ -12,8 +12,7 @@ import pytest
 
 import loaderd
 from loaderd.daemon.indexing.local_data import LocalData
-from loaderd.formats.fixed_index import build_fixed_index
-from loaderd.formats.shard_index import build_index
+from loaderd.formats.indexer import make_indexes
 from loaderd.options import Shuffle, StreamOptions
 from loaderd.plan.epoch import Slice
 from loaderd.storage.files import list_shards
@@ -32,12 +31,8 @@ class Read:
         options = StreamOptions(8, shuffle=Shuffle(block_records=BLOCK))
         files = list_shards(dataset.shards)
         records = dataset.schema.records
-        self.data = LocalData(
-            dataset,
-            options,
-            [files],
-            lambda file: build_index(file, BLOCK) if records is None else build_fixed_index(file, records, BLOCK),
-        )
+        (index,) = make_indexes(files, records, BLOCK)
+        self.data = LocalData(dataset, options, [files], {None: {files[0]: index}})
         self.schema = dataset.schema
         self.num_bytes = 0
         self._rows = FileRows(dataset.schema, self.data.files, self.data.compressions)

@@ -64,7 +64,8 @@ class Daemon:
         dataset, options = loaderd.Dataset(path, schema), StreamOptions(10, workers=1, storage=storage)
         access = Access(storage)
         files = list_shards(dataset.shards, access=access)
-        self.data = LocalData(dataset, options, [files], lambda file: build_index(file, 50, access=access))
+        indexes = {file: build_index(file, 50, access=access) for file in files}
+        self.data = LocalData(dataset, options, [files], {None: indexes})
         self._description = StreamDescription(dataset, options)
         self._streams: list[OpenedStream] = []
         self.channel.send(Seat(0), (self._bell,))
@@ -220,7 +221,7 @@ def test_what_is_asked_of_storage_is_counted_for_who_asked(
         assert [page.total(Counter.LOADS) for page in pages] == [1, 0]
         assert [page.total(Counter.LOAD_NS) > 0 for page in pages] == [True, False]
         file = daemon.data.files[0]
-        daemon.channel.send(IndexTask((file,), IndexCache("none", 50), pickle.dumps(storage), 9))
+        daemon.channel.send(IndexTask((file,), IndexCache("none", 50), pickle.dumps(storage), task=9))
         indexed = daemon.hear()
         assert isinstance(indexed, Ended) and indexed.result.asked[1] == file.size_bytes
         mine, its = counted(load(10, 1))

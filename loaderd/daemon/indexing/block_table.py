@@ -1,9 +1,9 @@
 """The blocks of all shards in one table, in the order of the shards, and what a selection leaves of them.
 
-The table is the indexes of the shards, and 8 more bytes for each block. With a selection, blocks of which nothing is
-left are dropped. What is left of any other block is a range of its record numbers, without those that hashes leave
-out; the range is the whole block, except in two blocks for each take, skip or newest. The plan counts the records
-that are left, and knows of no others; a worker is told how to find them in the block.
+The table is the indexes of the shards, and 8 more bytes for each block. With a ``where`` or a selection, blocks of
+which nothing is left are dropped. What is left of any other block is a range of its record numbers, without those
+that ``where`` or hashes leave out; the range is the whole block, except in two blocks for each take, skip or newest.
+The plan counts the records that are left, and knows of no others; a worker is told how to find them in the block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from loaderd.errors import NoShardsError
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.ipc.worker_messages import BlockSelection, FilePlace
 from loaderd.options import OnCorrupt
-from loaderd.plan.selection import Condition, HashSplit, Operation, Selection, counts_that, numbers_that
+from loaderd.plan.selection import (
+    BitCondition,
+    Condition,
+    HashCondition,
+    HashSplit,
+    Operation,
+    Selection,
+    counts_that,
+    numbers_that,
+)
 from loaderd.randomness import key_of
 from loaderd.storage.shard_file import Block
 
@@ -36,8 +45,9 @@ Int64s = npt.NDArray[np.int64]
 class BlockTable:
     """See the module's docstring. With ``"skip_shard"``, shards with damage are left out whole.
 
-    ``first_shard``: how many shards there are in front of these, in other sets. Raises NoShardsError where an
-    operation of the selection leaves no record.
+    ``where``: in words, the function whose bits the indexes hold; "": all records are in, before the selection.
+    ``first_shard``: how many shards there are in front of these, in other sets. Raises NoShardsError where ``where``
+    or an operation of the selection leaves no record.
     """
 
     def __init__(
@@ -47,6 +57,7 @@ class BlockTable:
         selection: Selection = (),
         first_shard: int = 0,
         has_keys: bool = True,
+        where: str = "",
     ) -> None:
         """``has_keys``: whether :meth:`place` gives keys, which take longer than all the rest; else they are 0."""
         self.compressions = [index.compression for index in indexes]
@@ -58,9 +69,11 @@ class BlockTable:
         self._indexes = [indexes[number] for number in self._shards]
         self._ends: list[int] = np.cumsum([len(index.counts) for index in self._indexes], dtype=np.int64).tolist()
         left = _Selection(self._indexes, self._ends)
+        if where:
+            left.apply_bits(where)
         for operation in selection:
             left.apply(operation)
-        self._by_record = left.by_record
+        self._conditions = left.conditions
         self._blocks = None if left.counts.all() else np.flatnonzero(left.counts)
         self._ranges = left.clipped
         self.counts: Int64s = left.counts if self._blocks is None else left.counts[self._blocks]
@@ -83,8 +96,11 @@ class BlockTable:
         for index, (begin, end) in zip(self._indexes, itertools.pairwise([0, *ends]), strict=True):
             if begin < end:
                 num_shards += 1
-                digest.update(repr((index.digest, end - begin, conditions_of(self._by_record, index))).encode())
+                hashes = [tuple(condition) for condition in self._conditions.hashes_of(index)]
+                digest.update(repr((index.digest, end - begin, hashes)).encode())
                 digest.update(of_chosen[:, begin:end].tobytes())
+                if self._conditions.has_bits:
+                    digest.update(index.passing.tobytes())
         return num_shards, digest.hexdigest()
 
     def place(self, number: int, seed: int = 0, epoch: int = 0) -> FilePlace:
@@ -95,10 +111,10 @@ class BlockTable:
         of_set = self._shards[shard]
         block = Block(self.first_shard + of_set, *index.block(own - (self._ends[shard - 1] if shard else 0)))
         left = None
-        if self._by_record or own in self._ranges:
+        if self._conditions or own in self._ranges:
             first = block.first_record
             low, high = self._ranges.get(own, (first, first + block.num_records))
-            left = BlockSelection(low, high, conditions_of(self._by_record, index))
+            left = BlockSelection(low, high, self._conditions.of(index, low, high))
         key = 0 if self._names is None else key_of("record", seed, epoch, self._names[of_set])
         return FilePlace(block, left, key)
 
@@ -108,8 +124,25 @@ def _column(parts: list[npt.NDArray[Any]]) -> Int64s:
     return joined
 
 
-def conditions_of(by_record: Sequence[HashSplit], index: ShardIndex) -> list[Condition]:
-    return [operation.condition(index.file.name) for operation in by_record]
+class _Conditions:
+    """What a record that is left must meet: the hashes ``by_record``, and ``has_bits``: the bit of its index."""
+
+    def __init__(self) -> None:
+        self.by_record: list[HashSplit] = []
+        self.has_bits = False
+
+    def __bool__(self) -> bool:
+        return self.has_bits or bool(self.by_record)
+
+    def hashes_of(self, index: ShardIndex) -> list[HashCondition]:
+        return [operation.condition(index.file.name) for operation in self.by_record]
+
+    def of(self, index: ShardIndex, low: int = 0, high: int | None = None) -> list[Condition]:
+        """Those for records ``low`` to ``high - 1`` of a shard; None: to its end."""
+        if not self.has_bits:
+            return [*self.hashes_of(index)]
+        bits = BitCondition(index.passing)
+        return [bits if high is None else bits.narrowed(low, high), *self.hashes_of(index)]
 
 
 class _Selection:
@@ -124,8 +157,22 @@ class _Selection:
         self.counts = _column([index.counts for index in indexes])
         self.lows = _column([index.first_records for index in indexes])
         self.highs = self.lows + self.counts
-        self.by_record: list[HashSplit] = []
+        self.conditions = _Conditions()
         self.clipped: dict[int, tuple[int, int]] = {}
+
+    def apply_bits(self, where: str) -> None:
+        """Leave the records whose bits are set; raises NoShardsError if there are records, and none is left."""
+        self.conditions.has_bits = True
+        before, self.counts = self.counts, self._counts_again()
+        self._drop_empty()
+        if before.any() and not self.counts.any():
+            raise NoShardsError(
+                f"no record passes where={where}, of {before.sum()} records in {len(self._indexes)} shards",
+                hint="Look at what it is called with: `loaderd inspect SHARD --schema …` shows a record.",
+            )
+
+    def _drop_empty(self) -> None:
+        self.highs = np.where(self.counts > 0, self.highs, self.lows)
 
     def apply(self, operation: Operation) -> None:
         """Apply ``operation``; raises NoShardsError if there were records, and it leaves none."""
@@ -135,9 +182,9 @@ class _Selection:
         elif operation.by == "shard":
             self.counts = self._of_shards(operation)
         else:
-            self.by_record.append(operation)
+            self.conditions.by_record.append(operation)
             self.counts = self._counts_again()
-        self.highs = np.where(self.counts > 0, self.highs, self.lows)
+        self._drop_empty()
         if before.any() and not self.counts.any():
             num_shards = sum(bool(before[own].any()) for _, own in self.by_shard())
             what = "shard" if isinstance(operation, HashSplit) and operation.by == "shard" else "record"
@@ -160,8 +207,7 @@ class _Selection:
     def _counts_again(self) -> Int64s:
         counts: Int64s = np.empty_like(self.counts)
         for index, own in self.by_shard():
-            conditions = conditions_of(self.by_record, index)
-            counts[own] = counts_that(conditions, self.lows[own], self.highs[own])
+            counts[own] = counts_that(self.conditions.of(index), self.lows[own], self.highs[own])
         return counts
 
     def _clip(self, start: int, stop: int) -> Int64s:
@@ -171,7 +217,7 @@ class _Selection:
         first, last = np.clip(begins, start, stop), np.clip(ends, start, stop)
         counts: Int64s = last - first
         for block in np.flatnonzero((counts > 0) & (counts < self.counts)).tolist():
-            conditions = conditions_of(self.by_record, self._indexes[bisect_right(self._ends, block)])
+            conditions = self.conditions.of(self._indexes[bisect_right(self._ends, block)])
             numbers = numbers_that(conditions, int(self.lows[block]), int(self.highs[block]))
             numbers = numbers[first[block] - begins[block] : last[block] - begins[block]]
             self.lows[block], self.highs[block] = self.clipped[block] = int(numbers[0]), int(numbers[-1]) + 1

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task, TaskSource
-from loaderd.errors import CorruptRecordError, Damage, LoaderdError, ShardFormatError, StorageError
+from loaderd.errors import CorruptRecordError, Damage, LoaderdError, OptionError, ShardFormatError, StorageError
 from loaderd.formats.framing import TOO_LARGE
 from loaderd.formats.index_cache import IndexCache, groups_of
 from loaderd.formats.shard_index import ShardIndex, decode_indexes
@@ -39,10 +39,11 @@ class IndexPass(TaskSource):
         known: Mapping[ShardFile, ShardIndex] | None = None,
         requests: int = TASKS_PER_WORKER,
         storage: bytes = b"",
+        values: bytes = b"",
     ) -> None:
         """``known``: indexes that are here already. ``requests``: how many a worker may have under way.
 
-        ``storage``: as in IndexTask.
+        ``storage``, ``values``: as in IndexTask.
 
         A group of which only some are known is indexed anew, so that its indexes are kept together.
         """
@@ -50,7 +51,7 @@ class IndexPass(TaskSource):
         self.counts = [0] * len(fields(StorageCounts))
         """What was asked of storage: the fields of ``StorageCounts``."""
         self._requests = requests
-        self._storage = storage
+        self._storage, self._values = storage, values
         self.indexes: dict[ShardFile, ShardIndex] = {}
         self.unstored: str | None = None
         self._num_files = len(files)
@@ -105,7 +106,7 @@ class IndexPass(TaskSource):
             return None
         group = self._waiting.popleft()
         # A group of several is given up sooner: its shards, one by one, tell which of them is to blame.
-        work = IndexTask(group, self._cache, self._storage)
+        work = IndexTask(group, self._cache, self._storage, self._values)
         return Task(self, work, most_deaths=MAX_DEATHS if len(group) == 1 else 1)
 
     def done(self, task: Task, result: IndexResult) -> None:
@@ -123,11 +124,11 @@ class IndexPass(TaskSource):
     def failed(self, task: Task, error: LoaderdError) -> None:
         """A shard that storage does not give, or that is of another kind, is not damaged: the pass ends.
 
-        Any other one is unreadable.
+        It ends, too, where the user's function fails. Any other shard is unreadable.
         """
         assert isinstance(task.work, IndexTask)
         group = task.work.group
-        if isinstance(error, (StorageError, ShardFormatError)):
+        if isinstance(error, (StorageError, ShardFormatError, OptionError)):
             self.error = self.error or error
         elif len(group) == 1:
             self._take(task, [ShardIndex.of_unreadable(group[0], error)])

@@ -7,7 +7,7 @@ so that a loader can go back to a position in that epoch when there are more sha
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, takewhile
 
 import numpy as np
@@ -17,7 +17,7 @@ from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.daemon.indexing.index_pass import MAX_NAMED_DAMAGES, MAX_REPORTED_DAMAGES, damage_error
 from loaderd.dataset import AnyDataset, Dataset, joined_text
 from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, WorkerError
-from loaderd.formats.shard_index import ShardIndex
+from loaderd.formats.shard_index import Indexes, ShardIndex
 from loaderd.ipc.worker_messages import FilePlace, Shards
 from loaderd.options import OnCorrupt, StreamOptions, pickled_storage
 from loaderd.plan.epoch import Slice
@@ -25,6 +25,8 @@ from loaderd.plan.passes import Listing
 from loaderd.plan.rows import DatasetRows
 from loaderd.plan.selection import Range, numbers_that
 from loaderd.redaction import redacted
+from loaderd.schema.record_values import RecordValues
+from loaderd.storage.files import path_order
 from loaderd.storage.names import some_of
 from loaderd.storage.shard_file import ShardFile, is_remote
 
@@ -50,6 +52,15 @@ def of_listing(found: list[list[ShardFile]], listing: Listing | None) -> list[li
     return [files if entry is None else _listed(files, *entry) for files, entry in zip(found, listing, strict=True)]
 
 
+def files_with(values: RecordValues | None, dataset: AnyDataset, sets: Sequence[list[ShardFile]]) -> list[ShardFile]:
+    """The shards of the sets whose indexes hold ``values``, each once, in the order of their paths.
+
+    Sets may share shards; and what indexes are kept together depends on what is beside what.
+    """
+    own = [files for leaf, files in zip(dataset.leaves(), sets, strict=True) if leaf.record_values == values]
+    return own[0] if len(own) == 1 else sorted({file for files in own for file in files}, key=path_order)
+
+
 def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -> list[ShardFile]:
     """The ``count`` shards from ``first`` to ``last``. If there are more by now, the newest of them are left out.
 
@@ -72,8 +83,8 @@ def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -
 class LocalData:
     """Raises what :func:`damage_error` says where damage forbids it; NoShardsError if a set has no record left.
 
-    ``wanted``: the listing that the shards were found by, if there was one. ``known``: shards of an earlier listing,
-    which ``left_out`` does not name again.
+    ``wanted``: the listing that the shards were found by, if there was one. ``known``: those of an earlier listing,
+    whose shards ``left_out`` does not name again.
     """
 
     def __init__(
@@ -81,14 +92,16 @@ class LocalData:
         dataset: AnyDataset,
         options: StreamOptions,
         sets: Sequence[Sequence[ShardFile]],
-        index_of: Callable[[ShardFile], ShardIndex],
+        indexes_of: Indexes,
         wanted: Listing | None = None,
-        known: Container[ShardFile] = (),
+        known: Indexes | None = None,
     ) -> None:
         self.files = [file for files in sets for file in files]
         self.is_far_away = any(is_remote(file.uri) for file in self.files)
         self.storage = options.storage
-        indexes = [[index_of(file) for file in files] for files in sets]
+        leaves = dataset.leaves()
+        by_file = [indexes_of[leaf.record_values] for leaf in leaves]
+        indexes = [[own[file] for file in files] for own, files in zip(by_file, sets, strict=True)]
         of_files = {index.file: index for of_set in indexes for index in of_set}  # sets may share shards
         damages = [damage for index in of_files.values() for damage in index.damages]
         unreadable = [index.error for index in of_files.values() if index.error is not None]
@@ -97,10 +110,10 @@ class LocalData:
         if damages and options.on_corrupt == "raise":
             raise damage_error(damages, len(of_files), unreadable, most)
         self.damages: list[Damage] = damages[:most]
-        new = [index for file, index in of_files.items() if index.damages and file not in known]
+        before = {file for of_values in (known or {}).values() for file in of_values}
+        new = [index for file, index in of_files.items() if index.damages and file not in before]
         self.left_out = redacted(_left_out(new, len(of_files), options.on_corrupt))
         """What is left out, in words; "": nothing."""
-        leaves = dataset.leaves()
         first_shards = accumulate((len(files) for files in sets[:-1]), initial=0)
         self._tables = []
         for name, leaf, of_set, first_shard in zip(dataset.names(), leaves, indexes, first_shards, strict=True):
@@ -237,7 +250,8 @@ def _left_out(damaged: Sequence[ShardIndex], num_shards: int, on_corrupt: OnCorr
 
 def _table(leaf: Dataset, indexes: list[ShardIndex], on_corrupt: OnCorrupt, first_shard: int) -> BlockTable:
     """The blocks of a set. Raises NoShardsError where it has no record."""
-    table = BlockTable(indexes, on_corrupt, leaf.selection, first_shard, leaf.schema.needs_record_key)
+    where = "" if leaf.record_values is None else leaf.record_values.name
+    table = BlockTable(indexes, on_corrupt, leaf.selection, first_shard, leaf.schema.needs_record_key, where)
     if table.num_records:
         return table
     damage = next((damage for index in indexes for damage in index.damages), None)

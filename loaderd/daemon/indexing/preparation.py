@@ -10,25 +10,26 @@ Where servers have the records, ``remote_data`` goes another way.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from loaderd.daemon.indexing.index_pass import IndexPass
 from loaderd.daemon.indexing.list_pass import ListPass
-from loaderd.daemon.indexing.local_data import LocalData, of_listing
+from loaderd.daemon.indexing.local_data import LocalData, files_with, of_listing
 from loaderd.daemon.indexing.shard_manifest import Manifest
 from loaderd.daemon.pool.worker_manager import WorkerManager
 from loaderd.dataset import AnyDataset
 from loaderd.errors import LoaderdError
 from loaderd.formats.index_cache import IndexCache
-from loaderd.formats.shard_index import ShardIndex
+from loaderd.formats.shard_index import Indexes, ShardIndex
 from loaderd.ipc.worker_messages import IndexTask, ListTask
 from loaderd.options import StreamOptions, pickled_storage
 from loaderd.plan.passes import Listing
 from loaderd.redaction import redacted
+from loaderd.schema.record_values import RecordValues
 from loaderd.snapshots import Progress
 from loaderd.storage.credentials import asked_of
-from loaderd.storage.files import path_order
 from loaderd.storage.shard_file import ShardFile
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Preparation:
         self.data: LocalData | RemoteData | None = None
         self.error: LoaderdError | None = None
         self.listing = listing
-        self.indexes: dict[ShardFile, ShardIndex] = {}
+        self.indexes: dict[RecordValues | None, dict[ShardFile, ShardIndex]] = {}
         self.num_cached = 0
         self.storage_counts: list[int] = []
         self.index_s = 0.0
@@ -82,7 +83,7 @@ class Preparation:
         raise NotImplementedError
 
 
-Prepare = Callable[[Listing | None, Mapping[ShardFile, ShardIndex]], Preparation]
+Prepare = Callable[[Listing | None, Indexes], Preparation]
 """Makes a preparation from the listing that is wanted and the indexes that are here already."""
 
 
@@ -100,7 +101,7 @@ class LocalPreparation(Preparation):
         options: StreamOptions,
         worker_manager: WorkerManager,
         listing: Listing | None = None,
-        known: Mapping[ShardFile, ShardIndex] | None = None,
+        known: Indexes | None = None,
         found_before: Sequence[Sequence[str] | None] | None = None,
         manifest: Manifest | None = None,
     ) -> None:
@@ -114,6 +115,8 @@ class LocalPreparation(Preparation):
         self._known = known
         self._storage = pickled_storage(options.storage)
         self._is_slow_said = False
+        self._values = list(dict.fromkeys(leaf.record_values for leaf in dataset.leaves()))
+        """What indexes are still to be made with, one pass after the other: they share what they make without."""
         self._stage: ListPass | IndexPass | None = ListPass(
             [leaf.shards for leaf in dataset.leaves()], worker_manager.stall_timeout, self._storage
         )
@@ -143,39 +146,52 @@ class LocalPreparation(Preparation):
                 if stage.error is not None:
                     raise stage.error
                 if isinstance(stage, IndexPass):
-                    self._finish(stage)
+                    self._indexed(stage, self._values.pop(0))
                 elif stage.files is not None:
-                    self._index(stage.files)
+                    self._choose(stage.files)
+                if self._values:
+                    self._index(self._values[0])
+                else:
+                    self._finish()
             except LoaderdError as error:
                 self.error = error
 
-    def _index(self, listed: list[list[ShardFile]]) -> None:
-        """Begin to index the shards that are wanted of each set."""
+    def _choose(self, listed: list[list[ShardFile]]) -> None:
+        """Note the shards that are wanted of each set."""
         listed = [_of_before(files, uris) for files, uris in zip(listed, self._found_before, strict=True)]
         if self._manifest is not None:
             listed = self._manifest.choose(listed)
         self.sets = of_listing(listed, self.listing)
-        # Sets may share shards; and what indexes are kept together depends on what is beside what.
-        (files, *others) = self.sets
-        if others:
-            files = sorted({file for files in self.sets for file in files}, key=path_order)
-        options = self._options
-        cache = IndexCache(options.index_cache, options.block_records, self._dataset.schema.records)
-        self._stage = IndexPass(files, cache, self._known, options.storage.requests, self._storage)
+
+    def _index(self, values: RecordValues | None) -> None:
+        """Begin to index the shards of the sets that need indexes with these values."""
+        files = files_with(values, self._dataset, self.sets)
+        options, known = self._options, (self._known or {}).get(values)
+        key = "" if values is None else values.key
+        cache = IndexCache(options.index_cache, options.block_records, self._dataset.schema.records, key)
+        sent = b""
+        if values is not None:
+            from loaderd.pickling import pickled  # imports cloudpickle
+
+            sent = pickled(values)
+        self._stage = IndexPass(files, cache, known, options.storage.requests, self._storage, sent)
         self._is_slow_said = False
         self._worker_manager.scheduler.add_source(self._stage)
         if not self._stage.finished:
             self._worker_manager.start(options.num_workers)
 
-    def _finish(self, indexed: IndexPass) -> None:
-        """Make the data of what is indexed."""
-        self.index_s = time.monotonic() - self._began_s
-        self.num_cached, self.storage_counts, self.indexes = indexed.num_cached, indexed.counts, indexed.indexes
+    def _indexed(self, indexed: IndexPass, values: RecordValues | None) -> None:
+        self.indexes[values] = indexed.indexes
+        self.num_cached += indexed.num_cached
+        self.storage_counts = [sum(both) for both in zip_longest(self.storage_counts, indexed.counts, fillvalue=0)]
         if indexed.unstored:
             text = f"the index could not be kept, so the next start makes it again: {indexed.unstored}"
             self._warnings.append(text)
-        index_of, known = self.indexes.__getitem__, self._known or ()
-        data = LocalData(self._dataset, self._options, self.sets, index_of, self.listing, known)
+
+    def _finish(self) -> None:
+        """Make the data of what is indexed."""
+        self.index_s = time.monotonic() - self._began_s
+        data = LocalData(self._dataset, self._options, self.sets, self.indexes, self.listing, self._known)
         if self._manifest is not None:
             self._manifest.check(data.digests, self.sets)
         self.data = data

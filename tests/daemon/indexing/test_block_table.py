@@ -22,6 +22,7 @@ from loaderd.storage.shard_file import ShardFile
 
 Write = Callable[..., list[Path]]
 Record = tuple[int, int]  # shard, number in it
+Passes = Callable[[int], bool] | None
 
 
 def files_of(paths: list[Path]) -> list[ShardFile]:
@@ -84,14 +85,17 @@ def test_damaged_shards_can_be_left_out_whole(indexes: list[ShardIndex]):
 # ---------------------------------------------------------------------------------------------- selections
 
 
-def made_up(name: str, blocks: list[tuple[int, int]], digest: int = 0) -> ShardIndex:
+def made_up(name: str, blocks: list[tuple[int, int]], digest: int = 0, passing: Passes = None) -> ShardIndex:
     """An index of blocks of so many records, each behind so many damaged ones; a record takes 10 bytes."""
     counts = np.array([count for count, _ in blocks], dtype=np.int64)
     firsts = np.cumsum([count + gap for count, gap in blocks], dtype=np.int64) - counts
     # 0 in front of each block's, a run for every 32 records but the last ones
     runs = [10 * ANCHOR_RECORDS * (run > 0) for count, _ in blocks for run in range(-(-count // ANCHOR_RECORDS))]
     columns = (10 * firsts, 10 * counts, counts, firsts, np.array(runs, dtype=np.int64))
-    return ShardIndex(ShardFile(f"/data/{name}", 0, 0), "none", digest, (), *map(shrunk, columns))
+    index = ShardIndex(ShardFile(f"/data/{name}", 0, 0), "none", digest, (), *map(shrunk, columns))
+    if passing is not None:
+        index.passing = np.packbits(np.array([*map(passing, range(index.end))], bool), bitorder="little")
+    return index
 
 
 def records_of(table: BlockTable) -> list[Record]:
@@ -144,20 +148,27 @@ shards_of_blocks = st.lists(
 )
 
 
-@given(shards=shards_of_blocks, selection=st.lists(operations, max_size=4))
+@given(
+    shards=shards_of_blocks,
+    selection=st.lists(operations, max_size=4),
+    one_in=st.sampled_from([None, None, 1, 2, 10, 1000]),
+)
 def test_a_selection_leaves_what_it_leaves_of_the_list_of_records(
-    shards: list[list[tuple[int, int]]], selection: list[Operation]
+    shards: list[list[tuple[int, int]]], selection: list[Operation], one_in: int | None
 ):
+    """``where`` comes before it: of each shard, one record in ``one_in`` passes."""
     names = [f"{number}.tfrecord" for number in range(len(shards))]
-    indexes = [made_up(name, blocks) for name, blocks in zip(names, shards, strict=True)]
+    passes: Passes = None if one_in is None else lambda number: key_of("passes", number) % one_in == 0
+    indexes = [made_up(name, blocks, 0, passes) for name, blocks in zip(names, shards, strict=True)]
     every = records_of(BlockTable(indexes, "raise"))
     assert len(every) == sum(count for blocks in shards for count, _ in blocks)
-    expected = plainly(every, names, selection)
+    expected = plainly([record for record in every if passes is None or passes(record[1])], names, selection)
+    where = "" if passes is None else "passes"
     if every and not expected:
-        with pytest.raises(NoShardsError, match=r"holds no (record|shard), of"):
-            BlockTable(indexes, "raise", tuple(selection))
+        with pytest.raises(NoShardsError, match=r"holds no (record|shard), of|no record passes where=passes, of"):
+            BlockTable(indexes, "raise", tuple(selection), where=where)
         return
-    table = BlockTable(indexes, "raise", tuple(selection))
+    table = BlockTable(indexes, "raise", tuple(selection), where=where)
     assert records_of(table) == expected
     assert table.num_records == len(expected) and table.num_shards == len({shard for shard, _ in expected})
     assert len(table.compressions) == len(shards)
@@ -243,6 +254,10 @@ def test_what_changes_the_digest():
         digest([made_up("z", blocks, 7), shards[1]], HALF),
         digest(shards, Range("take", 100)),
         digest(shards, Range("skip", 1)),
+        *(
+            BlockTable([made_up("a", blocks, 7, passes), made_up("b", blocks, 8, passes)], "raise", where="f").digest
+            for passes in (lambda number: number % 2 == 0, lambda number: number % 2 == 1)
+        ),
     ]
     assert len(set(different)) == len(different)
 

@@ -26,7 +26,7 @@ def test_each_set_has_a_name_of_its_own(numbered_schema: loaderd.Schema):
     a = loaderd.Dataset("a", numbered_schema)
     mix = loaderd.Mix({" a": 0.5, "a": 0.5}, {" a": a, "a": a})
     names = [
-        list(LocalData(of, OPTIONS, [[file]] * len(of.leaves()), index_of).of)
+        list(LocalData(of, OPTIONS, [[file]] * len(of.leaves()), {None: {file: index_of(file)}}).of)
         for of in (a, mix, loaderd.Concat([mix, a]))
     ]
     assert names[0] == ["shards"]
@@ -49,7 +49,7 @@ def test_shards_of_several_folders_are_told_apart_by_them(numbered_schema: loade
     grows = loaderd.Dataset("a", numbered_schema, refresh="epoch")
 
     def listing(*files: ShardFile) -> Listing | None:
-        return LocalData(grows, OPTIONS, [files], index_of).listing
+        return LocalData(grows, OPTIONS, [files], {None: {file: index_of(file) for file in files}}).listing
 
     (every,), (first,) = listing(*files) or (), listing(*files[:2]) or ()
     assert every and every[:3] == ("a/0.tfrecord", "c/0.tfrecord", 3)

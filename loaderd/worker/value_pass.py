@@ -1,0 +1,193 @@
+"""Computes the values of records (``RecordValues``) that go into the indexes of their shards.
+
+A shard has just been indexed, as a rule: it is read a second time, from memory, block by block, as it will be read
+for the training. A record that cannot be read, or does not fit the schema, counts as one that passes: so the loader
+meets it, and says so or leaves it out, as without the function.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import accumulate, pairwise, zip_longest
+from traceback import format_exception
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.decode.batch_decoder import BatchDecoder
+from loaderd.errors import Damage, LoaderdError, OptionError, ShardReadError
+from loaderd.formats.compression import OnRead, no_callback
+from loaderd.formats.reader import Reading
+from loaderd.formats.shard_index import ShardIndex
+from loaderd.redaction import shown
+from loaderd.schema import Schema
+from loaderd.schema.record_values import RecordValues
+from loaderd.storage.access import Access
+from loaderd.storage.shard_file import TABLES, Block, Compression
+from loaderd.worker.halving import HalvingSearch
+from loaderd.worker.window_loader import BlockPlacement, Bytes2D, WindowLoader
+
+_ROWS_AT_A_TIME, _BYTES_AT_A_TIME = 4096, 4 << 20
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+
+def add_values(
+    values: RecordValues, indexes: Sequence[ShardIndex], on_read: OnRead = no_callback, access: Access | None = None
+) -> list[ShardIndex]:
+    """The indexes of a group of shards with the values of their records; that of an unreadable shard as it is.
+
+    ``on_read`` is called with the bytes of the group, again and again. Raises OptionError, which names the function
+    and a record, where the function raises or returns something else than a bool for each record; ShardReadError
+    where a shard cannot be read any more; StorageError.
+    """
+    num_bytes = sum(index.file.size_bytes for index in indexes)
+    firsts = list(accumulate((index.end for index in indexes), initial=0))
+    passing = np.ones(firsts[-1], dtype=np.bool_)
+    files, compressions = [index.file for index in indexes], [index.compression for index in indexes]
+    blocks = [
+        Block(shard, *index.block(number))
+        for shard, index in enumerate(indexes)
+        for number in range(len(index.counts))
+    ]
+    function = _RecordFunction(values)
+    reading = Reading(lambda _: on_read(num_bytes), access or Access())
+    with closing(WindowLoader(values.schema, files, compressions, reading)) as loader:
+        for numbers, rows in _rows_of(loader, blocks, compressions, firsts, values.schema):
+            on_read(num_bytes)
+            if not len(numbers):
+                continue
+            try:
+                passing[numbers] = function.of_rows(rows)
+            except _Failed as failed:
+                number = int(numbers[failed.row])
+                shard = bisect_right(firsts, number) - 1
+                raise failed.at(values.name, files[shard].uri, number - firsts[shard]) from None
+    bits = (np.packbits(passing[slice(*own)], bitorder="little") for own in pairwise(firsts))
+    return [
+        index if index.error is not None else replace(index, passing=of_shard)
+        for index, of_shard in zip(indexes, bits, strict=True)
+    ]
+
+
+def _rows_of(
+    loader: WindowLoader, blocks: list[Block], compressions: list[Compression], firsts: list[int], schema: Schema
+) -> Iterator[tuple[Int64s, Bytes2D]]:
+    """The rows of all blocks, some at a time, without those that cannot be had; and the numbers of their records.
+
+    ``firsts``: the number of the first record of each shard.
+    """
+    at_a_time = max(1, min(_ROWS_AT_A_TIME, _BYTES_AT_A_TIME // (schema.row_bytes + schema.record_bytes)))
+    window = np.empty((at_a_time, schema.row_bytes), dtype=np.uint8)
+    reader = loader.reader
+    groups = list(_groups([block for block in blocks if reader.can_read_together(block)], at_a_time))
+    for group, following in zip_longest(groups, groups[1:], fillvalue=()):
+        reader.begin([*following])
+        bounds = [0, *accumulate(block.num_records for block in group)]
+        if bounds[-1] > len(window):
+            window = np.empty((bounds[-1], schema.row_bytes), dtype=np.uint8)
+        parts = [BlockPlacement(block, np.arange(*own)) for block, own in zip(group, pairwise(bounds), strict=True)]
+        is_had = np.ones(bounds[-1], dtype=np.bool_)
+        for places, error in loader.load(parts, window):
+            if isinstance(error, ShardReadError):
+                raise error
+            is_had[places] = False
+        starts = [firsts[block.shard] + block.first_record - own for block, own in zip(group, bounds, strict=False)]
+        numbers = np.repeat(starts, np.diff(bounds)) + np.arange(bounds[-1])
+        yield _had(numbers, window, is_had)
+    for block in blocks:
+        if not reader.can_read_together(block):
+            try:
+                for begin, is_had in loader.read_all(block, window[:at_a_time]):
+                    first = firsts[block.shard] + block.first_record + begin
+                    yield _had(np.arange(first, first + len(is_had)), window, is_had)
+            except ShardReadError as error:
+                if (
+                    compressions[block.shard] not in TABLES or error.damage is None
+                ):  # else this block alone is damaged
+                    raise
+
+
+def _groups(blocks: list[Block], most: int) -> Iterator[list[Block]]:
+    """Blocks that are read together: of ``most`` records or a few more, or one."""
+    group: list[Block] = []
+    num_records = 0
+    for block in blocks:
+        group.append(block)
+        num_records += block.num_records
+        if num_records >= most:
+            yield group
+            group, num_records = [], 0
+    if group:
+        yield group
+
+
+def _had(numbers: Int64s, window: Bytes2D, is_had: Bools) -> tuple[Int64s, Bytes2D]:
+    rows = window[: len(numbers)]
+    return (numbers, rows) if is_had.all() else (numbers[is_had], rows[is_had])
+
+
+class _Misfit(Exception):
+    """The function has returned something else than a bool for each record."""
+
+
+class _Failed(Exception):
+    """``row``: the first that the function fails at; ``alone``: whether it fails with that row alone."""
+
+    def __init__(self, row: int, error: Exception, alone: bool) -> None:
+        super().__init__(row)
+        self.row, self._error, self._alone = row, error, alone
+
+    def at(self, function: str, shard: str, record: int) -> OptionError:
+        """The error for the ``record`` of ``shard`` that is in this row."""
+        error, trace = self._error, ""
+        if isinstance(error, (LoaderdError, _Misfit)):
+            found = error.args[0]
+        else:
+            found, trace = f"{type(error).__name__}: {error}", "".join(format_exception(error, chain=False))
+        damage = Damage(shard, record, -1, f"a bool of where={function}", found)
+        which = "Called with this record alone" if self._alone else "Called with this record and some behind it"
+        hint = f"{which}, it fails. It gets read-only arrays, whose first axis is the records."
+        return OptionError(str(damage), hint=hint, damage=damage, traceback=trace)
+
+
+class _RecordFunction:
+    """Calls ``where``, and finds the record at which it fails."""
+
+    def __init__(self, values: RecordValues) -> None:
+        self._function, self._inputs = values.where.function, values.where.inputs
+        self._decoder = BatchDecoder(values.schema)
+
+    def of_rows(self, rows: Bytes2D) -> Bools:
+        """bool, (n,): whether each record passes. Raises _Failed."""
+        try:
+            return self._call(rows)
+        except Exception as error:
+            raise self._first_failure(rows, error) from None
+
+    def _first_failure(self, rows: Bytes2D, error: Exception) -> _Failed:
+        search = HalvingSearch(range(len(rows)))
+        while search:
+            part = search.next()
+            try:
+                self._call(rows[list(part)])
+            except Exception as of_part:
+                if search.failed(part):
+                    return _Failed(part[0], of_part, alone=True)
+        return _Failed(0, error, alone=False)
+
+    def _call(self, rows: Bytes2D) -> Bools:
+        columns = {name: np.empty((len(rows), *spec.shape), spec.dtype) for name, spec in self._decoder.specs.items()}
+        self._decoder.decode(rows, columns)
+        for column in columns.values():
+            column.flags.writeable = False
+        result = self._function(*(columns[name] for name in self._inputs))
+        if not isinstance(result, np.ndarray) or result.dtype != np.bool_ or result.shape != (len(rows),):
+            is_array = isinstance(result, np.ndarray)
+            what = f"an array of {result.dtype} of shape {result.shape}" if is_array else shown(result, 100)
+            raise _Misfit(f"{what}, which it returned for {len(rows)} record{'s' * (len(rows) > 1)}")
+        return result

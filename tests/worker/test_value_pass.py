@@ -1,0 +1,129 @@
+"""Values of records, computed block by block: against a plain loop over all records, of shards of every kind."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import loaderd
+from loaderd.errors import OptionError, SchemaError
+from loaderd.formats.indexer import make_indexes
+from loaderd.formats.shard_index import ShardIndex, decode_indexes, encode_indexes
+from loaderd.schema.record_values import RecordValues
+from loaderd.storage.files import list_shards
+from loaderd.testing import damage
+from loaderd.worker import value_pass
+from loaderd.worker.value_pass import add_values
+from tests.helpers.fixed_files import SCHEMA as FIXED
+from tests.helpers.fixed_files import write_all
+from tests.helpers.numbered import SCHEMA, Numbered
+
+
+def passing(indexes: Sequence[ShardIndex]) -> list[list[int]]:
+    """The numbers of the records of each index whose bit is set."""
+    bits = [np.unpackbits(index.passing, count=index.end, bitorder="little") for index in indexes]
+    return [np.flatnonzero(of_shard).tolist() for of_shard in bits]
+
+
+def values_of(function: Callable[..., Any], *inputs: str, schema: loaderd.Schema = SCHEMA) -> RecordValues:
+    return RecordValues.of(schema, loaderd.Derived(function, inputs))
+
+
+@settings(max_examples=40)
+@given(
+    sizes=st.lists(st.integers(0, 90), min_size=1, max_size=4),
+    block_records=st.integers(1, 50),
+    at_a_time=st.integers(1, 100),
+    divisor=st.integers(1, 12),
+    is_gzip=st.booleans(),
+)
+def test_each_record_gets_its_own_bit(
+    numbered: Numbered, sizes: list[int], block_records: int, at_a_time: int, divisor: int, is_gzip: bool
+):
+    paths = numbered.write(sizes)
+    for path in paths if is_gzip else []:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    values = values_of(lambda bits, id: (id % divisor == 0) & (bits[:, 31] == id % 2), "bits", "id")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(value_pass, "_ROWS_AT_A_TIME", at_a_time)
+        indexes = add_values(values, make_indexes(list_shards([str(path) for path in paths]), None, block_records))
+    firsts = [0, *itertools.accumulate(sizes)]
+    expected = [
+        [number - first for number in range(first, stop) if number % divisor == 0]
+        for first, stop in itertools.pairwise(firsts)
+    ]
+    assert passing(indexes) == expected == passing(decode_indexes(encode_indexes(indexes)))
+
+
+@pytest.mark.parametrize("block_records", [7, 1024])
+def test_records_of_fixed_size_in_every_wrapping(tmp_path: Path, block_records: int):
+    records = write_all(tmp_path)
+    files = list_shards([str(tmp_path / "*-*")])
+    values = values_of(
+        lambda number, planes: (number % 3 == 0) & (planes[:, 0] > 20), "number", "planes", schema=FIXED
+    )
+    assert FIXED.records is not None
+    by_shard = [add_values(values, make_indexes([file], FIXED.records, block_records))[0] for file in files]
+    found = sum(len(numbers) for numbers in passing(by_shard))
+    assert found == int(((records["number"] % 3 == 0) & (records["planes"][:, 0] > 20)).sum()) > 0
+
+
+def test_what_is_damaged_has_no_bit_and_what_does_not_fit_passes(numbered: Numbered):
+    (path,) = numbered.write([60])
+    damage(path, record=11)
+    indexes = make_indexes(list_shards([str(path)]), None, 16)
+    assert passing(add_values(values_of(lambda id: id < 20, "id"), indexes))[0] == [n for n in range(20)]
+    # Nothing has the feature: the loader will say so, at each record.
+    other = loaderd.Schema({"other": loaderd.Int64()}, {"other": loaderd.Array("other")})
+    assert len(passing(add_values(values_of(lambda other: other < 0, "other", schema=other), indexes))[0]) == 60
+
+
+def fails_at(number: int) -> Callable[..., Any]:
+    def function(id: Any) -> Any:
+        if number in id:
+            raise ValueError("never seen")
+        return id > 0
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "record", "found"),
+    [
+        (fails_at(77), 17, "ValueError: never seen"),
+        (lambda id: (id > 0) if 33 not in id else id, 33, "an array of int64 of shape (1,)"),
+        (lambda id: np.ones((len(id), 1), bool), 0, "an array of bool of shape (1, 1)"),
+        (lambda id: True, 0, "True, which it returned for 1 record"),
+        (lambda id: id.sort(), 0, "read-only"),
+    ],
+)
+def test_the_first_record_at_which_it_fails_is_named_with_the_function(
+    numbered: Numbered, function: Any, record: int, found: str
+):
+    paths = numbered.write([60, 60])
+    indexes = make_indexes(list_shards([str(path) for path in paths]), None, 16)
+    with pytest.raises(OptionError) as caught:
+        add_values(values_of(function, "id"), indexes)
+    (damage,) = caught.value.damages
+    assert (damage.shard, damage.record) == (str(paths[found.startswith("ValueError")]), record)
+    assert found in damage.found and function.__qualname__ in damage.expected
+
+
+def test_inputs_that_do_not_exist_or_are_drawn_at_random_are_refused():
+    with pytest.raises(SchemaError, match="'score' is no field, intermediate or stored feature; there are bits, id"):
+        values_of(lambda score: score > 0, "score")
+    drawn = loaderd.Derived(lambda id, random: random.integers(0, 2), "id", (), "int64", random=True)
+    schema = loaderd.Schema(SCHEMA.features, {**SCHEMA.fields, "drawn": drawn})
+    with pytest.raises(SchemaError, match="'drawn' is drawn at random"):
+        values_of(lambda drawn: drawn > 0, "drawn", schema=schema)
+    for wrong in ({"shape": (2,)}, {"dtype": "int8"}, {"random": True}):
+        with pytest.raises(SchemaError, match="must return a bool for each record"):
+            RecordValues.of(SCHEMA, loaderd.Derived(lambda *_: True, "id", **wrong))
