@@ -11,6 +11,7 @@ import pytest
 
 import loaderd
 from tests.helpers.numbered import Numbered
+from tests.helpers.restarted import Restarted
 
 
 def test_what_rebuilds_mappings_gets_a_batch(numbered: Numbered):
@@ -40,3 +41,20 @@ def test_a_pickled_batch_is_its_arrays_alone(numbered: Numbered):
         assert loader.statistics().slots_lent == 0
     for copied in (pickle.loads(data), deep):
         assert type(copied) is loaderd.Batch and copied["id"].tolist() == numbers and copied.num_records == 100
+
+
+def test_a_block_is_the_memory_of_the_fields_if_that_is_ours_alone(server: Restarted, numbered: Numbered):
+    shards = numbered.write([300], "others")
+    with numbered.loader(shards, batch_size=99) as ours, server.connect(sharing="mirrored") as shared:
+        for loader, is_ours in ((ours, True), (shared, False)):
+            batch = next(iter(loader))
+            for names in (["bits", "id"], ["id"], ["id", "bits"]):
+                block, offsets = batch.block(names)
+                assert block.flags.writeable and min(offsets.values()) == 0
+                assert np.shares_memory(block, batch["id"]) == is_ours
+                for name in names:
+                    values = block[offsets[name] :][: batch[name].nbytes]
+                    assert values.tobytes() == batch[name].tobytes() and offsets[name] % 64 == 0
+            copied, offsets = batch.copy().block(["bits", "id"])
+            assert copied.ctypes.data % 64 == 0 and not np.shares_memory(copied, batch["id"])
+            assert copied[offsets["id"] :][: batch["id"].nbytes].tobytes() == batch["id"].tobytes()
