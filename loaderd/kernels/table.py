@@ -3,6 +3,7 @@
 ===========  ======================  =========================  ==================================================
 loop         by the loop             by numpy                   what it does
 ===========  ======================  =========================  ==================================================
+``mix``      ``mixing``              ``_mixed_by_numpy``        computes where a permutation puts numbers
 ``walk``     ``frames``              ``frames.walk``            finds the frames of a TFRecord file from its anchors
 ``seam``     ``crc``                 ``_seam_by_numpy``         prepares records for one CRC over all of them
 ``put``      ``rows.PutByLoop``      ``rows.PutByNumpy``        checks records of one layout, and writes their rows
@@ -13,9 +14,9 @@ loop         by the loop             by numpy                   what it does
 ``collect``  ``sparse.SparseByLoop`` ``sparse.SparseByNumpy``   turns set bits, or pieces on them, into indices
 ===========  ======================  =========================  ==================================================
 
-:mod:`loaderd.formats` and :mod:`loaderd.decode` call functions of these modules, or ask them for an object, and need
-not know which of the two works: :mod:`loaderd.kernels.llvm` decides that. The room lies below both of them, as the
-CRCs and frames are for the one, and rows and bits for the other.
+:mod:`loaderd.plan`, :mod:`loaderd.formats` and :mod:`loaderd.decode` call functions of these modules, or ask them for
+an object, and need not know which of the two works: :mod:`loaderd.kernels.llvm` decides that. The room lies below all
+of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from loaderd.kernels.bits import select_code
 from loaderd.kernels.crc import SEAM
 from loaderd.kernels.frames import WALK
 from loaderd.kernels.llvm import compile_together
+from loaderd.kernels.mixing import MIX
 from loaderd.kernels.rows import PUT
 
 _CHESS_LANES, _FLOAT_BYTES = 24, 4
@@ -31,4 +33,4 @@ _CHESS_LANES, _FLOAT_BYTES = 24, 4
 
 def compile_kernels() -> None:
     """Compile what nearly all workers run, so that forks of this process need not."""
-    compile_together(WALK, SEAM, PUT, select_code(_CHESS_LANES, _FLOAT_BYTES))
+    compile_together(MIX, WALK, SEAM, PUT, select_code(_CHESS_LANES, _FLOAT_BYTES))

@@ -83,3 +83,22 @@ def test_more_numbers_than_words_are_refused():
     with pytest.raises(ValueError, match=r"at most 2\*\*32, got 4294967297"):
         places(0, (1 << 32) + 1, 0, 1)
     assert places(0, 1 << 32, 5, 6).tolist() != [5]
+
+
+_LARGE = st.integers(4_097, 20_000) | st.sampled_from([1 << 18, (1 << 31) + 1, (1 << 32) - 1, 1 << 32])
+
+
+@given(key=st.integers(0, 2**64 - 1), count=_LARGE, data=st.data())
+def test_a_number_is_mixed_as_a_plain_loop_does_it(key: int, count: int, data: st.DataObject):
+    start = data.draw(st.integers(0, count) | st.integers(count - 40, count))
+    stop = min(count, start + data.draw(st.integers(0, 40)))
+    draws = random_words(key, 10).astype(np.uint32).tolist()
+    bits = (count - 1).bit_length()
+
+    def place(number: int) -> int:
+        for factor, summand in zip(draws[::2], draws[1::2], strict=True):
+            number = (number * (factor | 1) + summand) % (1 << bits)
+            number ^= number >> (bits + 1) // 2
+        return number if number < count else place(number)
+
+    assert places(key, count, start, stop).tolist() == [place(number) for number in range(start, stop)]
