@@ -99,12 +99,21 @@ class LocalFile:
 
     def check_unchanged(self) -> None:
         """Raise ShardReadError if the file is not what it was when it was listed."""
-        file, status = self._file, self._ask(lambda: os.fstat(self._fd))
+        file = self._file
+        try:
+            status = os.fstat(self._fd)
+        except OSError:  # asked again, with patience
+            status = self._ask(lambda: os.fstat(self._fd))
         if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.mtime_ns):
             raise changed(file, status.st_size, status.st_mtime_ns)
 
     def read_at(self, offset: int, view: memoryview) -> int:
-        done = 0
+        try:
+            done = os.preadv(self._fd, [view], offset)
+        except OSError:  # asked again, with patience, whose preparations take some microseconds
+            done = 0
+        else:
+            self._access.outages.answered()
         while done < len(view):
             read = partial(self._read_some, offset + done, view[done:])
             got = self._ask(read, f"{{}} at byte {offset + done}")

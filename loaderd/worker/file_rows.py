@@ -87,7 +87,9 @@ class FileRows:
         """For each slice, the part of its block that must be read, and which records of that part are wanted."""
         for (_, first, stop, _, _), place in zip(slices, from_, strict=True):
             block = place.block
-            if place.left is None:
+            if place.left is None and stop - first == block.num_records:
+                yield block, slice(0, stop)
+            elif place.left is None:
                 narrowed = self._loader.reader.narrowed(block, first, stop)
                 skipped = narrowed.first_record - block.first_record
                 yield narrowed, slice(first - skipped, stop - skipped)
