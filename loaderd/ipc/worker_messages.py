@@ -237,6 +237,23 @@ class LoadTask(NamedTuple):
     def __str__(self) -> str:
         return f"the load of {self.num_rows} records of window {self.window}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """With plain tuples in it: there may be hundreds of slices, and named ones take five times as long."""
+        slices = [tuple(part) for part in self.slices]
+        places = [(tuple(place.block), place.left, place.key) for place in self.places]
+        return _load_task, (self[:4], tuple(self.order), slices, places, self.task)
+
+
+def _load_task(
+    numbers: tuple[int, int, int, int],
+    order: tuple[int | None, int, int, int],
+    slices: list[tuple[int, int, int, int, int]],
+    places: list[tuple[tuple[Any, ...], BlockSelection | None, int]],
+    task: int,
+) -> LoadTask:
+    found = tuple(FilePlace(Block._make(block), left, key) for block, left, key in places)
+    return LoadTask(*numbers, WindowOrder(*order), tuple(map(Slice._make, slices)), found, task)
+
 
 class TrialTask(NamedTuple):
     """Daemon: decode ``rows`` of batch ``step``, and discard them, to see whether a worker survives it.

@@ -78,7 +78,7 @@ class Stream(TaskSource):
         self._seed = options.seed
         self._skip_damaged = options.on_corrupt != "raise"
         self._limits_mismatches = options.on_corrupt in ("skip_record", "skip_shard")
-        self._windows = Windows(num_arenas, options.num_workers, number)
+        self._windows = Windows(num_arenas, options.num_workers, number, options.batch_size)
         self.storage = StorageOutage()
         self._in_flight: set[Task] = set()
         self.generation = 0  # none
