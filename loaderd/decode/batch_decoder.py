@@ -53,7 +53,7 @@ from loaderd.stages import StageTimes
 
 # A chunk of chess records takes 40 calls of numpy, which cost 25 µs however few the records are: 890 ns a record in
 # chunks of 98, 640 in chunks of 196, 500 in chunks of 512. Saving this is worth more than fitting a cache of 1 MiB.
-_CHUNK_RECORDS = 512
+_CHUNK_RECORDS, _MOST_CHUNK_RECORDS = 512, 8192
 # Packed records are small, and chunks of them may have more: 66 ns a record in chunks of 512, 31 in chunks of 4,096.
 _CHUNK_BYTES = 3 << 19
 _MAX_SCRATCH_BYTES = 3 << 19
@@ -85,6 +85,7 @@ class BatchDecoder:
         scratch_record_bytes = sum(engine.scratch_record_bytes for engine in engines)
         scratch_record_bytes += sum(spec.record_bytes for spec in intermediates.values())
         num_records = max(_CHUNK_RECORDS, _CHUNK_BYTES // (schema.row_bytes + schema.record_bytes))
+        num_records = min(num_records, _MOST_CHUNK_RECORDS)
         self._chunk_records = max(1, min(num_records, _MAX_SCRATCH_BYTES // max(1, scratch_record_bytes)))
         for engine in engines:
             engine.reserve(self._chunk_records)

@@ -61,8 +61,9 @@ class ListParser:
         offset = self._offsets[name]
         self._blank[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
 
-    def put(self, memory: Memory, lengths: Int64s) -> Int64s:
-        """Write the rows of the records that can be read, as ``PutByLoop.put``. Returns the other positions."""
+    def put(self, memory: Memory) -> Int64s:
+        """Write the rows of the records that can be read; all are wanted. Returns the other positions."""
+        lengths = memory.lengths
         missed = [np.flatnonzero(lengths > _MAX_RECORD_BYTES)]
         some = np.flatnonzero(lengths <= _MAX_RECORD_BYTES)
         out = items_at(memory.out, memory.out.shape[1], 0, memory.out.shape[1])

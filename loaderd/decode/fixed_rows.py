@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.decode.example import RecordFault
+from loaderd.kernels.rows import Memory, Template, row_putter
 from loaderd.kernels.views import items_at
 from loaderd.schema import FixedRecords, Schema
 
@@ -20,7 +21,9 @@ class FixedParser:
     def __init__(self, schema: Schema) -> None:
         assert schema.records is not None
         self._records = schema.records
-        self._runs = _runs(self._records, schema.row_dtype)
+        runs = _runs(self._records, schema.row_dtype)
+        template = Template(self._records.record_bytes, schema.row_bytes, [], runs, [], [])
+        self._putter = row_putter([template])
 
     def parse(
         self,
@@ -31,26 +34,23 @@ class FixedParser:
         places: npt.NDArray[np.intp],
     ) -> list[RecordFault]:
         """As ``RowParser.parse``; all ``lengths`` must be ``schema.records.record_bytes``."""
-        if len(starts) == 0:
-            return []
-        follow = len(starts) > 1 and bool((np.diff(starts) == self._records.record_bytes).all())
-        for row_offset, offset, num_bytes in self._runs:
-            # Records that follow each other, as they mostly do, need not be gathered.
-            if follow:
-                first = int(starts[0]) + offset
-                stored = items_at(buffer, num_bytes, first, self._records.record_bytes)[: len(starts)]
-            else:
-                stored = items_at(buffer, num_bytes, offset)[starts]
-            items_at(out, num_bytes, row_offset, out.shape[1])[places] = stored
-        return self._faults(buffer, starts)
+        assert buffer.flags.c_contiguous and out.flags.c_contiguous
+        starts, lengths, places = (np.ascontiguousarray(each, np.int64) for each in (starts, lengths, places))
+        left = self._putter.put(Memory(buffer, starts, lengths, out, places))
+        assert not len(left), "records of another size"
+        return self._faults(buffer, starts, np.flatnonzero(places >= 0)) if self._records.expect else []
 
-    def _faults(self, buffer: Bytes, starts: npt.NDArray[np.int64]) -> list[RecordFault]:
+    def _faults(
+        self, buffer: Bytes, starts: npt.NDArray[np.int64], wanted: npt.NDArray[np.intp]
+    ) -> list[RecordFault]:
         faults: dict[int, RecordFault] = {}
+        starts = starts[wanted]
         for name, expected in self._records.expect.items():
             values = _values(self._records, name, buffer, starts)
             wrong = values != np.asarray(expected, values.dtype)
-            for record in np.flatnonzero(wrong.reshape(len(starts), -1).any(axis=1)).tolist():
-                fault = RecordFault(record, f"{name} {expected}", f"{name} {values[record].tolist()}")
+            for number in np.flatnonzero(wrong.reshape(len(starts), -1).any(axis=1)).tolist():
+                record = int(wanted[number])
+                fault = RecordFault(record, f"{name} {expected}", f"{name} {values[number].tolist()}")
                 faults.setdefault(record, fault)
         return [faults[record] for record in sorted(faults)]
 

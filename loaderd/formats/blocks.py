@@ -37,6 +37,8 @@ class BlockReader(Reader):
     """Reads blocks of TFRecord files."""
 
     header_bytes, footer_bytes = HEADER_BYTES, FOOTER_BYTES
+    # What was read is gone through three more times, out of a cache: with 16 MiB, records take a seventh more time.
+    most_together_bytes = 2 << 20
 
     def crc_of(self, piece: RecordChunk, crc: int) -> int:
         return chain_crcs(piece.buffer, piece.ends, crc)

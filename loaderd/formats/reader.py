@@ -53,6 +53,9 @@ class Reader:
 
     header_bytes = footer_bytes = 0
     """Of the frame of each record."""
+    # With 8 MiB, the games of a tar take 5 % longer; with 32 MiB, they take no less time.
+    most_together_bytes = 16 << 20
+    """Blocks of more bytes are not to be read together."""
 
     def __init__(
         self, files: list[ShardFile], compressions: list[Compression], reading: Reading | None = None

@@ -73,6 +73,8 @@ def walk_chains(buffer: Bytes1D, starts: Ends, stops: Ends, counts: Ends) -> End
 
 
 WALK = """
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+
 define i64 @walk(ptr noalias readonly %buffer, i64 %last, ptr noalias readonly %chains, i64 %num_chains,
                  ptr noalias readonly %crcs, i64 %num_crcs, ptr noalias writeonly %ends) {
 start:
@@ -111,6 +113,10 @@ check:
   %expected = load i32, ptr %expected_ptr
   %frame_bytes = add i64 %length, 16
   %next_at = add i64 %at, %frame_bytes
+  %ahead = mul i64 %frame_bytes, 8
+  %soon = add i64 %at, %ahead
+  %soon_ptr = getelementptr i8, ptr %buffer, i64 %soon
+  call void @llvm.prefetch.p0(ptr %soon_ptr, i32 0, i32 3, i32 1)
   %next_frame = add i64 %frame_number, 1
   %left_now = sub i64 %left, 1
   %is_right = icmp eq i32 %crc, %expected

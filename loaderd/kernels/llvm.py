@@ -13,6 +13,7 @@ import logging
 import mmap
 import os
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -51,7 +52,7 @@ def compile_together(*codes: str) -> None:
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2
         )
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly("".join(codes)), machine)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_module_of(codes)), machine)
         engine.finalize_object()
     except Exception as error:
         _cannot_be_used(error)
@@ -65,6 +66,13 @@ def compile_together(*codes: str) -> None:
         function: Any = ctypes.CFUNCTYPE(_TYPES[result], *types)(engine.get_function_address(name))
         function.engine = engine  # the code lives as long as its engine
         _functions[code] = function
+
+
+def _module_of(codes: Sequence[str]) -> str:
+    """The text of all functions. What several of them declare, a module may declare but once."""
+    lines = [line for code in codes for line in code.splitlines()]
+    declared = dict.fromkeys(line for line in lines if line.startswith("declare "))
+    return "\n".join([*declared, *(line for line in lines if line not in declared)])
 
 
 @cache

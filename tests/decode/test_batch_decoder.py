@@ -169,7 +169,7 @@ def test_a_derived_function_is_called_on_chunks_of_every_record_once() -> None:
         return x.sum(axis=1) * z
 
     schema = derived_schema(record)
-    rows = derived_rows(schema, 1500)
+    rows = derived_rows(schema, 10_000)
     found = decode(schema, rows)
     stored = rows.view(schema.row_dtype)["s"].reshape(-1)
     assert len(seen) > 1

@@ -23,7 +23,6 @@ from loaderd.formats.shard_index import ShardIndex, build_index
 from loaderd.kernels.crc import framed
 from loaderd.plan.permutation import random_words
 from loaderd.storage.files import list_shards
-from loaderd.worker import window_loader
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 Write = Callable[..., list[Path]]
@@ -241,7 +240,7 @@ def test_many_blocks_for_few_records_are_read_in_groups(
         for number, block in enumerate(shards.blocks)
     ]
     most = 5 * max(block.num_bytes for block in shards.blocks)
-    monkeypatch.setattr(window_loader, "_MAX_TOGETHER_BYTES", most)
+    monkeypatch.setattr(BlockReader, "most_together_bytes", most)
     read_together, sizes = BlockReader.read_together, []
 
     def read(reader: BlockReader, blocks: list[Block]) -> Any:
