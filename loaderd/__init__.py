@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from loaderd.schemas.symmetry import board_symmetry
     from loaderd.snapshots import StorageCounts
+    from loaderd.storage.names import Columns
 
 __version__ = VERSION
 
@@ -48,6 +49,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
     "Array",
     "Batch",
     "Bits",
+    "Columns",
     "Concat",
     "Dataset",
     "Derived",
@@ -89,6 +91,7 @@ _HOME = {
         "schema",
     ),
     **dict.fromkeys(["Concat", "Dataset", "Mix"], "dataset"),
+    "Columns": "storage.names",
     "Batch": "client.batch",
     "Diagnosis": "observe.diagnose",
     "Loader": "client.loader",

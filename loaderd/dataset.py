@@ -36,7 +36,7 @@ from loaderd.plan.selection import HASHES, HashSplit, Operation, Range, Selectio
 from loaderd.redaction import redacted, shown
 from loaderd.schema import Derived, Schema, packed_schema
 from loaderd.schema.record_values import RecordValues
-from loaderd.storage.names import absolute_names, checked_names
+from loaderd.storage.names import Columns, absolute_names, checked_names
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -77,6 +77,12 @@ class Dataset:
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"shards": checked_names(self.shards)}
         require(isinstance(self.schema, Schema), "schema", "a loaderd.Schema", self.schema, _schema_hint(self.schema))
+        if isinstance(checked["shards"], Columns):
+            records = self.schema.records
+            if records is None:
+                require(False, "the schema of Columns", "one of FixedRecords", self.schema.features)
+            else:
+                records.by_columns([*checked["shards"].globs])
         require_choice(self.refresh, "refresh", Refresh)
         made = isinstance(self.selection, tuple) and all(isinstance(each, Operation) for each in self.selection)
         require(made, "selection", "what take, skip, newest and split make of it", self.selection)

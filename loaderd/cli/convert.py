@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loaderd.cli.parallel_scan import count, read_all, say
+from loaderd.cli.parallel_scan import add_names, count, names_in, read_all, say
 from loaderd.convert.conversion import convert
 from loaderd.convert.shard_job import FinishedShard, ShardJob
 from loaderd.convert.shard_writers import COMPRESSIONS
@@ -65,7 +65,7 @@ def add_to(commands: Commands) -> None:
         epilog=_EXAMPLE,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("shards", nargs="+", metavar="SOURCES", help="paths, globs in quotes, or URIs")
+    add_names(parser, "SOURCES", "paths, globs in quotes, or URIs")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder for the new shards")
     parser.add_argument(
         "--schema",
@@ -121,7 +121,7 @@ def _convert(arguments: argparse.Namespace) -> int:
         raise OptionError(f"--compression of {arguments.format} must be one of {known}, got {arguments.compression}")
     folder = _folder(arguments.to)
     with closing(ProgressDisplay(None)) as display:
-        files = list_with_progress(arguments.shards, display)
+        files = list_with_progress(names_in(arguments), display)
         features = _features(arguments.schema, files)
         indexes = _indexes(arguments, features, display)
     damages = [damage for index in indexes for damage in index.damages]

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderd.cli.parallel_scan import count, say
+from loaderd.cli.parallel_scan import add_names, count, names_in, say
 from loaderd.cli.proposal import propose
 from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
 from loaderd.cli.sample import Sample, range_of, sample_shards
@@ -28,6 +28,7 @@ from loaderd.schema import FixedRecords, Schema
 from loaderd.schemas.named import SCHEMA_HELP, WHERE_HELP, load_schema, values_of
 from loaderd.snapshots import Progress
 from loaderd.storage.files import list_with_progress
+from loaderd.storage.names import Columns
 from loaderd.storage.shard_file import ShardFile
 from loaderd.worker.value_pass import add_values
 
@@ -47,11 +48,8 @@ def add_to(commands: Commands) -> None:
     """Add the command to the others."""
     parser = commands.add_parser("inspect", help="show what is in a shard", description=_DESCRIPTION, epilog=_EXAMPLE)
     parser.set_defaults(run=run)
-    parser.add_argument(
-        "shards",
-        metavar="SHARD",
-        nargs="+",
-        help="a path or a URI; of several, the first is shown, but --features looks into all of them",
+    add_names(
+        parser, "SHARD", "a path or a URI; of several, the first is shown, but --features looks into all of them"
     )
     parser.add_argument(
         "--record",
@@ -95,9 +93,10 @@ def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> None:
     if arguments.features:
         if arguments.schema is not None:
             raise OptionError("--features proposes a schema, so it does not go with --schema")
-        _propose(list_with_progress(arguments.shards, display), arguments, display)
+        _propose(list_with_progress(names_in(arguments), display), arguments, display)
         return
-    file = list_with_progress(arguments.shards[0], display)[0]
+    names = names_in(arguments)
+    file = list_with_progress(names if isinstance(names, Columns) else names[0], display)[0]
 
     def on_read(offset: int) -> None:
         display(Progress("reading the shard", done_bytes=offset, num_bytes=file.size_bytes))

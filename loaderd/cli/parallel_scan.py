@@ -26,6 +26,7 @@ from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.snapshots import Progress
 from loaderd.storage.access import Access
 from loaderd.storage.files import list_with_progress
+from loaderd.storage.names import Columns
 from loaderd.storage.shard_file import ShardFile
 
 _Seen = TypeVar("_Seen")
@@ -39,7 +40,7 @@ class _Stopped(Exception):
 
 def add_shards(parser: argparse.ArgumentParser) -> None:
     """Add the options: which shards, what is in them, and how many to read at a time."""
-    parser.add_argument("shards", nargs="+", metavar="SHARDS", help="paths, globs in quotes, or URIs")
+    add_names(parser, "SHARDS", "paths, globs in quotes, or URIs")
     parser.add_argument(
         "--schema",
         metavar="MODULE:NAME",
@@ -49,6 +50,31 @@ def add_shards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=int, metavar="N", help="how many shards to read at a time; default: the number of cores"
     )
+
+
+def add_names(parser: argparse.ArgumentParser, metavar: str, help: str) -> None:
+    """Add the shards as arguments; or files that belong together."""
+    parser.add_argument("shards", nargs="*", metavar=metavar, help=help)
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        metavar="NAME=GLOB",
+        help=f"in place of {metavar}: files that belong together row by row (loaderd.Columns)",
+    )
+
+
+def names_in(arguments: argparse.Namespace) -> list[str] | Columns:
+    """What the user names: shards, or columns. Raises OptionError where it is neither, or both."""
+    if bool(arguments.shards) == bool(arguments.columns):
+        raise OptionError("give shards, or --columns NAME=GLOB …", hint="One of them, with at least one name.")
+    if not arguments.columns:
+        names: list[str] = arguments.shards
+        return names
+    pairs = [each.partition("=") for each in arguments.columns]
+    wrong = [name for name, _, pattern in pairs if not name or not pattern]
+    if wrong or len({name for name, _, _ in pairs}) < len(pairs):
+        raise OptionError(f"--columns must be NAME=GLOB …, each name once, got {arguments.columns}")
+    return Columns(**{name: pattern for name, _, pattern in pairs})
 
 
 def record_format_of(schema: str | None) -> RecordFormat:
@@ -72,7 +98,7 @@ def read_all(
             raise _Stopped
 
     access = Access(on_wait=go_on)
-    groups = groups_of(list_with_progress(arguments.shards, display, access))
+    groups = groups_of(list_with_progress(names_in(arguments), display, access))
     sizes = [sum(file.size_bytes for file in group) for group in groups]
     done_bytes = [0] * len(groups)
 

@@ -46,7 +46,7 @@ def stored_in(file: ShardFile) -> StoredFormat | None:
 
     Raises ShardReadError, SchemaError and StorageError.
     """
-    detected = detect_schema(file)
+    detected = None if file.columns else detect_schema(file)
     if detected is not None:
         schema, made_by = detected
         assert schema.records is not None

@@ -50,6 +50,8 @@ class ColumnFault(Exception):
 class BatchTable:
     """What Parquet and Arrow files share: their blocks are read by pyarrow, as record batches."""
 
+    is_plain = False
+
     def __init__(
         self, file: ShardFile, read_at: ReadAt, records: FixedRecords | None, on_read: OnRead = no_callback
     ) -> None:

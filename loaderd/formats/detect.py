@@ -19,8 +19,9 @@ import numpy as np
 from loaderd.errors import Damage, ShardReadError
 from loaderd.formats.compression import detect_compression
 from loaderd.formats.fixed import compression_of_member, open_fixed, wrapping_of
-from loaderd.formats.kinds import Content, is_frame
-from loaderd.formats.npy import open_npy, row_dtype
+from loaderd.formats.fixed_index import build_fixed_index
+from loaderd.formats.kinds import Content, is_frame, refused_columns
+from loaderd.formats.npy import VALUES, open_npy, row_dtype
 from loaderd.formats.npz import arrays_of
 from loaderd.formats.table import table_class
 from loaderd.formats.tar import Member, find_members
@@ -32,7 +33,7 @@ from loaderd.storage.access import Access
 from loaderd.storage.files import OpenFile, open_shard
 from loaderd.storage.shard_file import TABLES, Compression, ShardFile
 
-_MOST_BOARD_SIZE = 99
+_MOST_BOARD_SIZE, _ANY_BLOCK = 99, 1024
 _POLICY, _TARGETS = "policyTargetsNCMove", "globalTargetsNC"
 
 
@@ -48,6 +49,8 @@ def detect_schema(file: ShardFile, access: Access | None = None) -> tuple[Schema
     None: TFRecord, or nothing known. Costs opening the file and some reads. Raises ShardFormatError where it is
     plainly a file of another kind, ShardReadError where it cannot be opened, and StorageError.
     """
+    if file.columns:  # of these, somebody must say what they are
+        raise refused_columns(file.uri)
     with closing(open_shard(file, access)) as opened:
         content = Content(opened.read_at, file.size_bytes)
         if is_frame(content.head):
@@ -68,6 +71,8 @@ def columns_of(file: ShardFile) -> tuple[np.dtype[Any], dict[str, str]] | None:
 
     (A dtype with named fields; of columns that cannot be fields, why.) Raises as :func:`detect_schema`.
     """
+    if file.columns:
+        return _columns_of_parts(file)
     with closing(open_shard(file)) as opened:
         wrapping = wrapping_of(file.uri, Content(opened.read_at, file.size_bytes))
         if wrapping == "npz":
@@ -77,6 +82,41 @@ def columns_of(file: ShardFile) -> tuple[np.dtype[Any], dict[str, str]] | None:
 
             return dtype_in(table_class(wrapping)(file, opened.read_at, None))
         return (row_dtype(open_npy(file, opened.read_at)), {}) if wrapping == "npy" else None
+
+
+def _columns_of_parts(file: ShardFile) -> tuple[np.dtype[Any], dict[str, str]]:
+    """Of files that belong together. Those of plain bytes are as wide as another one's rows are many."""
+    fields: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    plain, rows = [], 0
+    for (name, *_), part in zip(file.columns, file.parts, strict=True):
+        found = columns_of(part)
+        if found is None:
+            plain.append((name, part))
+            continue
+        dtype, why = found
+        left_out |= why
+        rows = rows or num_rows_of(part, dtype)
+        named = dtype.names or ()
+        if named == (VALUES,) or name in named:
+            fields[name] = dtype[VALUES if named == (VALUES,) else name]
+        else:
+            fields |= {each: dtype[each] for each in named}
+    for name, part in plain:
+        width, left = divmod(part.size_bytes, rows) if rows else (0, 0)
+        if width and not left:
+            fields[name] = np.dtype((np.uint8, (width,)))
+        else:
+            why_not = f"{part.size_bytes:,} bytes" + (
+                f" of {rows:,} rows" if rows else ", of an unknown number of rows"
+            )
+            left_out[name] = f"{part.name} does not say how wide its rows are: {why_not}"
+    return np.dtype(list(fields.items())), left_out
+
+
+def num_rows_of(file: ShardFile, dtype: np.dtype[Any]) -> int:
+    """How many rows of ``dtype``, which is what :func:`columns_of` found, a file holds."""
+    return build_fixed_index(file, FixedRecords(dtype), _ANY_BLOCK).num_records if dtype.names else 0
 
 
 def _detect_lc0(opened: OpenFile, file: ShardFile, wrapping: Compression) -> tuple[Schema, str] | None:

@@ -52,7 +52,9 @@ def build_fixed_index(
 ) -> ShardIndex:
     """Read a shard from front to back, and note its blocks and damage, as ``build_index`` does for TFRecord."""
     with closing(open_shard(file, access)) as opened:
-        compression = detect_wrapping(file.uri, opened.read_at, file.size_bytes, records)
+        compression: Compression = "columns"
+        if not file.columns:
+            compression = detect_wrapping(file.uri, opened.read_at, file.size_bytes, records)
         builder = _FixedIndexBuilder(file, opened, records, block_records, on_read)
         if compression in TABLES:
             builder.add_table(compression)
@@ -220,8 +222,9 @@ class _FixedIndexBuilder:
                 data = table.read(self._next_record + done, count - done)
                 self._add_digest(data)
                 done += len(data) // self._records.record_bytes
-            if count:
-                self._add_block(offset, num_bytes, count, None)
+            step = self._block_records if table.is_plain else max(1, count)
+            for begin in range(0, count, step):
+                self._add_block(offset, num_bytes, min(step, count - begin), None)
 
     def index(self, compression: Compression) -> ShardIndex:
         table = np.array(self._rows, dtype=np.int64).reshape(-1, 4)

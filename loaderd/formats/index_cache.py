@@ -143,8 +143,10 @@ class IndexCache:
         """Where the indexes of a group are kept; None if they are not. Raises OSError for a user without a home."""
         if self._where == "none" or self._values_key is None or not all(file.has_version for file in group):
             return None
-        files = "\0".join(f"{redacted(file.uri)}\0{file.size_bytes}\0{file.mtime_ns}" for file in group)
-        key = f"{INDEX_VERSION}\0{files}\0{self._of}"
+        parts = [part for file in group for part in file.parts]
+        files = "\0".join(f"{redacted(part.uri)}\0{part.size_bytes}\0{part.mtime_ns}" for part in parts)
+        columns = "".join(f"\0{name}" for file in group for name, *_ in file.columns)
+        key = f"{INDEX_VERSION}\0{files}\0{self._of}{columns}"
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
         if self._where == "beside" and "://" not in group[0].uri:
             shard = Path(group[0].uri)

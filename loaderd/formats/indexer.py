@@ -12,6 +12,7 @@ from loaderd.errors import ShardReadError
 from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.fixed_index import build_fixed_index
 from loaderd.formats.index_cache import IndexCache
+from loaderd.formats.kinds import refused_columns
 from loaderd.formats.shard_index import ShardIndex, build_index, build_indexes, encode_indexes
 from loaderd.schema import FixedRecords
 from loaderd.storage.access import Access
@@ -100,6 +101,8 @@ def make_indexes(
 
     ``on_read`` is called with the bytes of the group that are read so far. Raises StorageError.
     """
+    if records is None and any(file.columns for file in group):
+        return [ShardIndex.of_unreadable(file, refused_columns(file.uri)) for file in group]
     if records is None and len(group) > 1:
         try:
             together = build_indexes(group, block_records, on_read, access)

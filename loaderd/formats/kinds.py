@@ -306,3 +306,9 @@ def refused(
     damage = Damage(shard, 0, start, expected, f"one that {'holds' if inside else 'is'} {what}", lost_bytes=-1)
     text = f"{shard} {'holds' if inside else 'is'} {what}, and not {expected}"
     return ShardFormatError(text, hint=" ".join(filter(None, (cure, also))), damage=damage)
+
+
+def refused_columns(shard: str) -> ShardFormatError:
+    """The error for files that belong together (``Columns``), where no schema says what they hold."""
+    text = f"{shard} and the files that belong to it need a schema of FixedRecords"
+    return ShardFormatError(text, hint="`loaderd inspect --columns NAME=GLOB … --features` proposes one.")

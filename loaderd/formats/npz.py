@@ -47,7 +47,7 @@ _MOST_DTYPE_BYTES = (1 << 31) - 1  # of numpy's, which doesn't say so of a struc
 class NpzTable:
     """See ``Table``: one block, of all rows. An array's damage shows with its last rows at the latest."""
 
-    digest = None
+    digest, is_plain = None, False
 
     def __init__(self, file: ShardFile, read_at: ReadAt, records: FixedRecords, on_read: OnRead) -> None:
         self._file, self._read_at, self._records, self._on_read = file, read_at, records, on_read

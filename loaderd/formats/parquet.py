@@ -53,14 +53,16 @@ class ParquetTable(BatchTable):
                 thrift_container_size_limit=_MOST_ITEMS,
             )
             self._chunks = [self._chunks_of(number) for number in range(self._metadata.num_row_groups)]
+            self.digest = crc32c(footer)
+            for number, chunks in enumerate(self._chunks):
+                begin = min(begin for _, begin, _ in chunks)
+                size = max(begin + size for _, begin, size in chunks) - begin
+                self.blocks.append((begin, size, self._metadata.row_group(number).num_rows))
+                self.digest = crc32c(self._bytes(begin, min(_SAMPLE_BYTES, size)), self.digest)
         except Exception as error:
             raise self._failed("a Parquet file", error) from None
-        counts = [self._metadata.row_group(number).num_rows for number in range(len(self._chunks))]
-        self.digest = crc32c(footer)
-        for chunks, count in zip(self._chunks, counts, strict=True):
-            begin, end = min(begin for _, begin, _ in chunks), max(begin + size for _, begin, size in chunks)
-            self.blocks.append((begin, end - begin, count))
-            self.digest = crc32c(self._bytes(begin, min(_SAMPLE_BYTES, end - begin)), self.digest)
+        if any(count < 0 for _, _, count in self.blocks):
+            self._refuse(0, "numbers of rows", "some below 0")
 
     def _read_stored(self, offset: int, view: memoryview) -> int:
         """From the columns that were fetched, or else from the file: storage far away is asked once for a column."""

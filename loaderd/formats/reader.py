@@ -66,7 +66,7 @@ class Reader:
         self._fetches = Fetches(files, self._access)
         self._replaced: dict[int, ShardReadError] = {}
         """Of shards of which a block was not the one that was indexed, the error that says so."""
-        self._remote = {number for number, file in enumerate(files) if is_remote(file.uri)}
+        self._remote = {number for number, file in enumerate(files) if is_remote(file.uri) and not file.columns}
         self._buffer: Bytes1D = np.empty(1 << 20, dtype=np.uint8)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._max_open = max(1, min(_MAX_OPEN_FILES, max_open_files() - _OTHER_OPEN_FILES))

@@ -213,7 +213,7 @@ def decode_indexes(data: bytes, files: Sequence[ShardFile] | None = None) -> lis
         if fields["version"] != INDEX_VERSION:
             raise ValueError(f"it is of version {fields['version']}, not {INDEX_VERSION}")
         if files is None:
-            files = [ShardFile(*file) for file in fields["files"]]
+            files = [ShardFile(file[0], file[1], file[2], tuple(map(tuple, file[3]))) for file in fields["files"]]
         elif fields["files"] != list(map(_identity, files)):
             raise ValueError("it is of other files")
         arrays = [np.frombuffer(items, _DTYPES[size]) for size, items in map(fields.__getitem__, _ARRAYS)]
@@ -277,7 +277,8 @@ def _check_blocks(
 
 def _identity(file: ShardFile) -> list[Any]:
     """What tells a shard from others."""
-    return [redacted(file.uri), file.size_bytes, file.mtime_ns]
+    columns = [[name, redacted(uri), size_bytes, mtime_ns] for name, uri, size_bytes, mtime_ns in file.columns]
+    return [redacted(file.uri), file.size_bytes, file.mtime_ns, columns]
 
 
 _ZERO: Uints = np.zeros(1, dtype=np.uint8)

@@ -31,6 +31,10 @@ class Table(Protocol):
     def blocks(self) -> Sequence[tuple[int, int, int]]: ...
 
     @property
+    def is_plain(self) -> bool:
+        """Whether reading may begin at any record, so that blocks may be cut into smaller ones."""
+
+    @property
     def digest(self) -> int | None: ...
 
     def read(self, first: int, most: int) -> Bytes1D:
@@ -48,6 +52,10 @@ def table_class(kind: Compression) -> Any:
         from loaderd.formats.npz import NpzTable
 
         return NpzTable
+    if kind == "columns":
+        from loaderd.formats.columns import ColumnsTable
+
+        return ColumnsTable
     if kind == "parquet":
         from loaderd.formats.parquet import ParquetTable
 

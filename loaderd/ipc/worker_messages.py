@@ -23,7 +23,7 @@ from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition
 from loaderd.redaction import redacted
 from loaderd.snapshots import Outage
-from loaderd.storage.names import some_of
+from loaderd.storage.names import Columns, some_of
 from loaderd.storage.shard_file import Block, Compression, ShardFile
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class ListTask(NamedTuple):
     ``storage``: a pickle of ``options.Storage``.
     """
 
-    sets: list[list[str]]
+    sets: list[list[str] | Columns]
     storage: bytes
     task: int = -1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -98,6 +98,25 @@ class FixedRecords(Mapping[str, Feature]):
         assert fields is not None
         offset: int = fields[name][1]
         return offset
+
+    def by_columns(self, names: Sequence[str]) -> dict[str, FixedRecords]:
+        """What the files of each name of ``Columns`` hold: its field.
+
+        The files of one name that is no field hold all fields that have no files of their own. Raises SchemaError
+        where a field has no files, or there is another such name.
+        """
+        assert self.dtype.fields is not None
+        fields = {name: self.dtype.fields[name][0] for name in self}
+        others, rest = [name for name in self if name not in names], [name for name in names if name not in self]
+        if len(rest) > 1 or bool(rest) != bool(others):
+            raise SchemaError(
+                f"Columns must name the fields of FixedRecords, {list(self)}, got {list(names)}",
+                hint="One name may be no field: its files hold all fields that have no files of their own.",
+            )
+        return {
+            name: FixedRecords(np.dtype([(each, fields[each]) for each in ([name] if name in self else others)]))
+            for name in names
+        }
 
     def expect_as_bytes(self, names: Collection[str]) -> dict[str, Any]:
         """``expect``, with the values of the fields ``names`` as lists of the bytes that a record holds."""

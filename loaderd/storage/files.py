@@ -11,33 +11,58 @@ Anything with a scheme (``s3://…``, ``gs://…``) goes through ``pyarrow.fs``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import closing
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from loaderd.errors import OptionError
 from loaderd.redaction import redacted
 from loaderd.snapshots import Progress
 from loaderd.storage.access import Access, no_callback
+from loaderd.storage.columns import list_columns
 from loaderd.storage.credentials import asked_of
 from loaderd.storage.listing import list_remote
 from loaderd.storage.local import find_files
 from loaderd.storage.local_file import LocalFile, read_whole, retried
-from loaderd.storage.names import checked_names
+from loaderd.storage.names import Columns, checked_names
 from loaderd.storage.remote_file import RemoteFile
 from loaderd.storage.shard_file import ShardFile, is_remote
 
 if TYPE_CHECKING:
     from loaderd.progress import ProgressDisplay
 
-OpenFile = LocalFile | RemoteFile
+
+class JoinedFile:
+    """Files that belong together, as if they lay one behind the other."""
+
+    def __init__(self, file: ShardFile, parts: Sequence[LocalFile | RemoteFile]) -> None:
+        self._parts = parts
+        self._begins = list(accumulate((part.size_bytes for part in file.parts), initial=0))
+
+    def check_unchanged(self) -> None:
+        for part in self._parts:
+            part.check_unchanged()
+
+    def read_at(self, offset: int, view: memoryview) -> int:
+        """As of the files; fewer bytes come at the end of each."""
+        number = min(bisect_right(self._begins, offset), len(self._parts)) - 1
+        return self._parts[number].read_at(offset - self._begins[number], view)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+
+OpenFile = LocalFile | RemoteFile | JoinedFile
 
 
 def list_shards(
     shards: Any, on_found: Callable[[int], None] = lambda number: None, access: Access | None = None
 ) -> list[ShardFile]:
-    """The files that ``shards`` names: a path, a glob, a URI, or an iterable of them.
+    """The files that ``shards`` names: a path, a glob, a URI, or an iterable of them; or ``Columns`` of these.
 
     They come **in the order of their paths**, compared as text, folder by folder, however they are given. So hosts
     agree without knowing of each other, even if some of them have the files in another folder or in a bucket, as long
@@ -56,6 +81,9 @@ def list_shards(
     """
     names = checked_names(shards)
     access = access or Access()
+    if isinstance(names, Columns):
+        joined = list_columns(names, lambda pattern: list_shards(pattern, on_found, access))
+        return sorted(joined, key=path_order)
     files: list[ShardFile] = []
     seen: dict[Any, str] = {}
     folders: dict[str, str] = {}
@@ -110,7 +138,8 @@ def path_order(file: ShardFile) -> tuple[str, str]:
 def list_with_progress(shards: Any, display: ProgressDisplay, access: Access | None = None) -> list[ShardFile]:
     """``list_shards``; ``display`` shows how many there are so far, and which storage has not answered."""
     names = checked_names(shards)
-    first, others = (names, 0) if isinstance(names, str) else (names[0], len(names) - 1)
+    first, *more = [names] if isinstance(names, str) else names
+    others = len(more)
     doing = f"listing {redacted(first)}" + (f" and {others:,} more" if others else "")
     access = access or Access()
     num_found = 0
@@ -140,13 +169,24 @@ def open_shard(
     closes files that need not be open; it is called where this one cannot be opened.
     """
     access = access or Access()
-    opened = RemoteFile(file, access) if is_remote(file.uri) else LocalFile(file, access, make_room)
+    opened: OpenFile
+    if file.columns:
+        with ExitStack() as stack:
+            parts = [stack.enter_context(closing(_open_one(part, access, make_room))) for part in file.parts]
+            stack.pop_all()
+        opened = JoinedFile(file, parts)
+    else:
+        opened = _open_one(file, access, make_room)
     try:
         opened.check_unchanged()
     except BaseException:
         opened.close()
         raise
     return opened
+
+
+def _open_one(file: ShardFile, access: Access, make_room: Callable[[], None]) -> LocalFile | RemoteFile:
+    return RemoteFile(file, access) if is_remote(file.uri) else LocalFile(file, access, make_room)
 
 
 def read_shard(

@@ -6,24 +6,67 @@ Only what stands in front of a ``..`` is looked at, because it may be a link.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 
 from loaderd.errors import NoShardsError, OptionError
-from loaderd.redaction import shown
+from loaderd.redaction import redacted, shown
 from loaderd.storage.shard_file import is_remote
 
+WILDCARD = re.compile(r"\*\*/?|\*|\?|\[[!^]?\]?[^\]]*\]")
 
-def checked_names(shards: Any) -> str | tuple[str, ...]:
-    """``shards`` in a form that can be kept and sent: a string, or a tuple of strings.
+
+class Columns:
+    """The ``shards`` of a data set whose records lie in several files, row by row: ``Columns(name=GLOB, …)``.
+
+    Each name is that of a field of the schema's ``FixedRecords``, and its files hold this field alone: as plain
+    bytes, one value behind the other (Stim's b8), as an npy, or as a column of that name in an npz, Parquet or Arrow
+    file. One name may be no field: its files hold all fields that have no files of their own.
+
+    Each value is a path, a glob or a URI. Files belong together for which all wildcards stand for the same. A file
+    that lacks one of the others is a NoShardsError, and files of unequal lengths are a ShardReadError, which names
+    both. Raises OptionError for what is no path, or where the globs have unequal numbers of wildcards.
+    """
+
+    def __init__(self, **columns: object) -> None:
+        if not columns:
+            raise OptionError("Columns must name files: Columns(features='*.a.b8', labels='*.b.b8'), got none")
+        self.globs = {name: _checked_name(pattern) for name, pattern in columns.items()}
+        numbers = {name: len(WILDCARD.findall(path_pattern(pattern))) for name, pattern in self.globs.items()}
+        if len(set(numbers.values())) > 1:
+            raise OptionError(f"the globs of Columns must have as many wildcards each, got {shown(self.globs, 300)}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.globs.values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Columns) and list(self.globs.items()) == list(other.globs.items())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.globs.items()))
+
+    def __repr__(self) -> str:
+        return f"Columns({', '.join(f'{name}={redacted(pattern)!r}' for name, pattern in self.globs.items())})"
+
+
+def path_pattern(pattern: str) -> str:
+    """A glob as it matches paths: of a URI, without its query and not quoted."""
+    return unquote(pattern.partition("?")[0]) if is_remote(pattern) else pattern
+
+
+def checked_names(shards: Any) -> str | tuple[str, ...] | Columns:
+    """``shards`` in a form that can be kept and sent: a string, a tuple of strings, or Columns.
 
     A name may also be bytes, or a scalar of numpy or a tensor of TensorFlow that holds one. Raises OptionError for
     what is no path, glob, URI or iterable of these; NoShardsError for an empty iterable.
     """
     shards = _without_array(shards)
+    if isinstance(shards, Columns):
+        return shards
     if isinstance(shards, (str, bytes, os.PathLike)):
         return _checked_name(shards)
     if isinstance(shards, Mapping) or not isinstance(shards, Iterable):
@@ -37,8 +80,10 @@ def checked_names(shards: Any) -> str | tuple[str, ...]:
     return tuple(sorted(names)) if isinstance(shards, Set) else names
 
 
-def absolute_names(shards: str | tuple[str, ...]) -> str | tuple[str, ...]:
+def absolute_names(shards: str | tuple[str, ...] | Columns) -> str | tuple[str, ...] | Columns:
     """The same names, relative ones made absolute: the process that uses them may have another working directory."""
+    if isinstance(shards, Columns):
+        return Columns(**{name: absolute_names(pattern) for name, pattern in shards.globs.items()})
     if isinstance(shards, tuple):
         return tuple(name if is_remote(name) else absolute(name) for name in shards)
     return shards if is_remote(shards) else absolute(shards)

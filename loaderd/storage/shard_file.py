@@ -25,13 +25,13 @@ _HINT_READ = "Check that the file exists and that this user may read it."
 _HINT_CHANGED = "Make a new loader: it will index the file as it is now."
 
 
-Compression = Literal["none", "gzip", "zlib", "zstd", "tar", "npz", "npy", "parquet", "arrow"]
+Compression = Literal["none", "gzip", "zlib", "zstd", "tar", "npz", "npy", "parquet", "arrow", "columns"]
 """How a shard wraps its records: the first three are of TFRecord; ``fixed`` has those of fixed records."""
 
 PLAIN: tuple[Compression, ...] = ("none", "npy")
 """Those whose records lie one behind the other as they are, so that a block may begin at any of them."""
 
-TABLES: tuple[Compression, ...] = ("npz", "parquet", "arrow")
+TABLES: tuple[Compression, ...] = ("npz", "parquet", "arrow", "columns")
 """Those that are made of columns (``formats.table``)."""
 
 ReadAt = Callable[[int, memoryview], int]
@@ -47,9 +47,22 @@ class ShardFile(NamedTuple):
     uri: str
     size_bytes: int
     mtime_ns: int
+    columns: tuple[tuple[str, str, int, int], ...] = ()
+    """Of files that belong together (``storage.columns``), the name, URI, size and time of each. Then the URI is that
+    of the first, the size that of all together, and the time that of the newest."""
 
     def __repr__(self) -> str:
         return f"ShardFile({redacted(self.uri)!r}, {self.size_bytes}, {self.mtime_ns})"
+
+    @property
+    def parts(self) -> tuple[ShardFile, ...]:
+        """The files that it is made of: mostly itself alone."""
+        return tuple(ShardFile(*part[1:]) for part in self.columns) or (self,)
+
+    @property
+    def is_far_away(self) -> bool:
+        """Whether storage far away has any of it."""
+        return any(is_remote(part.uri) for part in self.parts)
 
     @property
     def name(self) -> str:
@@ -68,7 +81,7 @@ class ShardFile(NamedTuple):
     @property
     def has_version(self) -> bool:
         """Whether its size and time tell it from another object in its place; if not, no index of it is kept."""
-        return not is_remote(self.uri) or self.mtime_ns != 0
+        return not self.is_far_away or self.mtime_ns != 0
 
 
 class Block(NamedTuple):

@@ -147,8 +147,9 @@ class Worker:
             self._streams[task.stream].runner.rows.begin(task)
         elif isinstance(task, IndexTask):
             for file in task.group:
-                if is_remote(file.uri):
-                    self._access_of(task.storage).fetch_ahead(file)
+                for part in file.parts:
+                    if is_remote(part.uri):
+                        self._access_of(task.storage).fetch_ahead(part)
 
     def _access_of(self, pickled: bytes) -> Access:
         """One for all tasks and streams with the same options: they share its threads and its connections.

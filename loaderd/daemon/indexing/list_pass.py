@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from loaderd.daemon.pool.tasks import Task, TaskSource
 from loaderd.errors import LoaderdError, ShardReadError, WorkerError
 from loaderd.ipc.worker_messages import ListTask
+from loaderd.storage.names import Columns
 from loaderd.storage.shard_file import HINT_STORAGE, ShardFile
 
 
@@ -24,14 +25,15 @@ class ListPass(TaskSource):
     """
 
     def __init__(
-        self, sets: Sequence[str | Sequence[str]], stall_timeout: float | None, storage: bytes = b""
+        self, sets: Sequence[str | Sequence[str] | Columns], stall_timeout: float | None, storage: bytes = b""
     ) -> None:
         self.files: list[list[ShardFile]] | None = None
         """Those of each set; None: it is not finished, or failed."""
         self.error: LoaderdError | None = None
         self.num_found = 0
+        named = [[names] if isinstance(names, str) else names for names in sets]
         self._work: ListTask | None = ListTask(
-            [[names] if isinstance(names, str) else list(names) for names in sets], storage
+            [names if isinstance(names, Columns) else list(names) for names in named], storage
         )
         self._stall_timeout = stall_timeout
 

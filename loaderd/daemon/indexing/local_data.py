@@ -28,7 +28,7 @@ from loaderd.redaction import redacted
 from loaderd.schema.record_values import RecordValues
 from loaderd.storage.files import path_order
 from loaderd.storage.names import some_of
-from loaderd.storage.shard_file import ShardFile, is_remote
+from loaderd.storage.shard_file import ShardFile
 
 _MOST_NAMED = 3
 _UNKNOWN = -1
@@ -97,7 +97,7 @@ class LocalData:
         known: Indexes | None = None,
     ) -> None:
         self.files = [file for files in sets for file in files]
-        self.is_far_away = any(is_remote(file.uri) for file in self.files)
+        self.is_far_away = any(file.is_far_away for file in self.files)
         self.storage = options.storage
         leaves = dataset.leaves()
         by_file = [indexes_of[leaf.record_values] for leaf in leaves]

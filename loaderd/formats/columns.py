@@ -1,0 +1,105 @@
+"""Files that belong together, row by row, as a table: each is read by a reader of its own.
+
+::
+
+    read_at   ████ a.detection.b8 ████▒▒ a.obs.b8 ▒▒     the files of a shard, one behind the other
+    record    [ features │ labels ]                       row n of each
+
+Where all of them can be entered anywhere, so can the shard. Else a block ends where a block ends in each of them.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+
+from loaderd.formats import npy
+from loaderd.formats.compression import OnRead, no_callback
+from loaderd.formats.fixed import detect_wrapping, part_of
+from loaderd.formats.table import PIECE_BYTES, Table, bad_table, open_table
+from loaderd.kernels.crc import Bytes1D
+from loaderd.schema import FixedRecords
+from loaderd.storage.shard_file import TABLES, ReadAt, ShardFile
+
+_HINT_LENGTHS = "Write them anew: row n of each belongs to the same record."
+
+
+class ColumnsTable:
+    """See ``Table``. Raises ShardReadError where the files have unequal numbers of rows, or one is damaged."""
+
+    digest = None
+
+    def __init__(
+        self, file: ShardFile, read_at: ReadAt, records: FixedRecords, on_read: OnRead = no_callback
+    ) -> None:
+        self._file, self._records, self._on_read = file, records, on_read
+        self._parts: list[tuple[FixedRecords, Table]] = []
+        of_parts = records.by_columns([name for name, *_ in file.columns])
+        begin = 0
+        for (name, *_), part in zip(file.columns, file.parts, strict=True):
+            own, read_part = of_parts[name], part_of(read_at, begin, part.size_bytes)
+            self._parts.append((own, _open(part, read_part, own)))
+            begin += part.size_bytes
+        ends = [list(accumulate(count for _, _, count in table.blocks)) for _, table in self._parts]
+        lengths = [of_part[-1] if of_part else 0 for of_part in ends]
+        for part, length in zip(file.parts, lengths, strict=True):
+            if length != lengths[0]:
+                expected = f"as many rows as {file.parts[0].uri}, which belongs to it, {lengths[0]:,}"
+                raise bad_table(part.uri, 0, expected, f"{length:,} rows", _HINT_LENGTHS)
+        fixed = [set(end) for end, (_, table) in zip(ends, self._parts, strict=True) if not table.is_plain]
+        self.is_plain = not fixed
+        common = sorted(set.intersection(*fixed) if fixed else {lengths[0]})
+        counts = np.diff([0, *common]).tolist()
+        self.blocks = [(0, file.size_bytes, count) for count in counts if count]
+        self._num_rows = lengths[0]
+        self._rows = max(1, PIECE_BYTES // records.record_bytes)
+
+    def read(self, first: int, most: int) -> Bytes1D:
+        """As in ``Table``."""
+        out = np.zeros(min(most, self._rows), self._records.dtype)
+        for own, table in self._parts:
+            done = 0
+            while done < len(out):
+                rows = np.frombuffer(table.read(first + done, len(out) - done), own.dtype)
+                for name in own:
+                    out[name][done : done + len(rows)] = rows[name]
+                done += len(rows)
+        self._on_read(self._file.size_bytes * (first + len(out)) // max(1, self._num_rows))
+        return out.view(np.uint8).reshape(-1)
+
+
+class _PlainTable:
+    """Rows one behind the other as they are: a plain file, or the values of an npy."""
+
+    digest, is_plain = None, True
+
+    def __init__(self, file: ShardFile, read_at: ReadAt, record_bytes: int, start: int, num_rows: int) -> None:
+        self._file, self._read_at, self._record_bytes, self._start = file, read_at, record_bytes, start
+        rows, left = divmod(file.size_bytes - start, record_bytes)
+        if left or rows != num_rows:
+            expected = f"{num_rows:,} whole rows of {record_bytes} bytes"
+            raise bad_table(file.uri, start, expected, f"{rows:,} rows and {left} bytes")
+        self.blocks = [(start, file.size_bytes - start, num_rows)]
+
+    def read(self, first: int, most: int) -> Bytes1D:
+        data = np.empty(min(most * self._record_bytes, max(PIECE_BYTES, self._record_bytes)), np.uint8)
+        data = data[: len(data) // self._record_bytes * self._record_bytes]
+        offset = self._start + first * self._record_bytes
+        got = self._read_at(offset, data.data)
+        if got < len(data):
+            raise bad_table(self._file.uri, offset, f"{len(data)} bytes", f"{got}", record=first)
+        return data
+
+
+def _open(file: ShardFile, read_at: ReadAt, records: FixedRecords) -> Table:
+    kind = detect_wrapping(file.uri, read_at, file.size_bytes, records)
+    if kind in TABLES:
+        return open_table(kind, file, read_at, records)
+    size = records.record_bytes
+    if kind == "npy":
+        return _PlainTable(file, read_at, size, *npy.rows_in(file, read_at, records))
+    if kind == "none":
+        return _PlainTable(file, read_at, size, 0, file.size_bytes // size)
+    expected = "a column in a plain file, an npy, npz, Parquet or Arrow"
+    raise bad_table(file.uri, 0, expected, kind, "Decompress it: its rows must be found by their number.")
