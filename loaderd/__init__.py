@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from loaderd.schema import (
         Array,
         Bits,
+        CFunction,
         Derived,
         Fill,
         FixedRecords,
@@ -49,6 +50,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
     "Array",
     "Batch",
     "Bits",
+    "CFunction",
     "Columns",
     "Concat",
     "Dataset",
@@ -85,7 +87,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
 _HOME = {
     **dict.fromkeys(
         [
-            *("Array", "Bits", "Derived", "Fill", "FixedRecords", "Float", "Int64", "Length"),
+            *("Array", "Bits", "CFunction", "Derived", "Fill", "FixedRecords", "Float", "Int64", "Length"),
             *("Packed", "PackedBits", "Planes", "Raw", "Schema", "Sparse", "Spread"),
         ],
         "schema",

@@ -8,7 +8,7 @@
                           ├── Array ────► CastValues or LookUpValues
                           ├── Spread, Fill, Planes ──► loaderd.decode.planes
                           └── other fields ── Derived ──► loaderd.decode.derive_field: the user's function
-                              (and the record's key)
+                              (and the record's key)            or C function
 
 A batch is decoded a chunk of records at a time, all fields of a chunk before the next chunk. So scratch memory is
 small, and what one step leaves there or in ``out`` is still in the cache when the next one reads it. Intermediate
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.decode.derive_field import DeriveField, put_result
+from loaderd.decode.derive_field import CallCFunction, DeriveField, put_result
 from loaderd.decode.planes import FillValue, JoinPlanes, SpreadPlanes
 from loaderd.errors import WorkerError
 from loaderd.kernels.bits import BitLayout, bits_engine
@@ -33,6 +33,7 @@ from loaderd.kernels.sparse import SparseLayout, sparse_engine
 from loaderd.schema import (
     Array,
     Bits,
+    CFunction,
     Derived,
     Field,
     FieldSpec,
@@ -167,6 +168,8 @@ def _engine_of(schema: Schema, name: str, what: str, definition: Field, fields: 
     """The engine of field ``name``, or of a part of it; ``what``: what it is called in errors."""
     assert not isinstance(definition, (Planes, Permuted))
     if isinstance(definition, Derived):
+        if isinstance(definition.function, CFunction):
+            return CallCFunction(what, definition, schema, fields)
         return DeriveField(what, definition, name, schema, fields)
     if isinstance(definition, Fill):
         return FillValue(definition)

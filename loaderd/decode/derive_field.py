@@ -11,7 +11,7 @@ import numpy as np
 from loaderd.errors import WorkerError
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
 from loaderd.randomness import RecordRandom
-from loaderd.schema import Derived, Schema
+from loaderd.schema import CFunction, Derived, Schema
 from loaderd.schema.exact import ExactCast, is_cast, is_shaped, text_of
 from loaderd.schema.representable import integer_limits
 
@@ -29,6 +29,7 @@ class DeriveField(Engine):
         ``stream``: the name of the random stream, unless ``definition`` has another one.
         """
         self._what = what
+        assert not isinstance(definition.function, CFunction)
         self._function = definition.function
         self._inputs = tuple(definition.inputs)
         self._fields = fields
@@ -64,6 +65,32 @@ class DeriveField(Engine):
         )
         random = "" if self._stream is None else " and a RecordRandom"
         return f"It was called with read-only arrays ({given}){random}; the first dimension is any number of records."
+
+
+class CallCFunction(Engine):
+    """The engine of a field that a :class:`~loaderd.CFunction` makes."""
+
+    def __init__(self, what: str, definition: Derived, schema: Schema, fields: Mapping[str, AnyArray]) -> None:
+        """``what``, ``fields``: as of :class:`DeriveField`. Raises SchemaError if the function is not there."""
+        assert isinstance(definition.function, CFunction)
+        self._what = what
+        self._inputs = tuple(definition.inputs)
+        self._fields = fields
+        self._function = definition.function.load(
+            [schema.spec_of(name).dtype for name in self._inputs], definition.dtype
+        )
+
+    def decode(self, rows: Bytes, out: AnyArray) -> None:
+        """Let the function write to ``out``. Raises WorkerError where it returns anything but 0."""
+        inputs = [self._fields[name] for name in self._inputs]
+        assert all(array.flags.c_contiguous for array in (*inputs, out))  # whose memory the function takes
+        returned = self._function(*(array.ctypes.data for array in (*inputs, out)), len(rows))
+        if returned:
+            raise WorkerError(
+                f"derived {self._what}: expected 0 of its C function, but it returned {returned}, called with "
+                f"{len(rows)} records",
+                hint="It returns the number of the first record that it cannot make, counted from 1.",
+            )
 
 
 def put_result(result: AnyArray, out: AnyArray) -> tuple[str, str, str] | None:

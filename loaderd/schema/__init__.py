@@ -1,5 +1,6 @@
 """Descriptions of what a record stores, and of what a batch holds. Nothing is decoded here."""
 
+from loaderd.schema.c_function import CFunction
 from loaderd.schema.features import Feature, Float, Int64, Length, PackedBits, Raw, Shape, resolve_dtype
 from loaderd.schema.field_spec import FieldSpec
 from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread
@@ -11,6 +12,7 @@ from loaderd.schema.sparse import Sparse
 __all__ = [
     "Array",
     "Bits",
+    "CFunction",
     "Derived",
     "Feature",
     "Field",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
+from loaderd.schema.c_function import CFunction
 from loaderd.schema.exact import is_cast
 from loaderd.schema.features import (
     ByValue,
@@ -300,7 +301,7 @@ class Derived:
     ``inputs`` names other fields or intermediates; each arrives as an array of shape (n, …), n being any number
     of records. ``function`` returns an array of shape ``(n, *shape)``; axes of length 1 more or less don't matter. It
     may be a lambda. It must depend only on its arguments: a batch that has to be made again must come out the same.
-    Where it raises, it is called again with fewer records, to find at which.
+    Where it raises, it is called again with fewer records, to find at which. It may also be a :class:`CFunction`.
 
     ``shape`` and ``dtype``: those of what the function returns. Where one of them is left out, the function is called
     when the :class:`Schema` is made, with two and then three records of zeros. Text needs a ``dtype``, such as "S16".
@@ -315,7 +316,7 @@ class Derived:
     row and 35 ns a record (20 for each further field), before anything is drawn.
     """
 
-    function: Callable[..., Any]
+    function: Any
     inputs: Sequence[str]
     shape: Shape | None = None
     dtype: Any = None
@@ -330,8 +331,11 @@ class Derived:
             object.__setattr__(self, "shape", check_shape(self.shape, "Derived"))
         if self.dtype is not None:
             object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
-        if not callable(self.function):
-            raise SchemaError(f"Derived: function must be callable, got {self.function!r}")
+        if isinstance(self.function, CFunction):
+            if self.shape is None or self.dtype is None or self.random:
+                raise SchemaError("Derived: a CFunction needs both, shape and dtype, and cannot be random")
+        elif not callable(self.function):
+            raise SchemaError(f"Derived: function must be callable, or a CFunction, got {self.function!r}")
         if not isinstance(self.random, (bool, str)) or self.random == "":
             raise SchemaError(f"Derived: random must be True, False or the name of a stream, got {self.random!r}")
 
@@ -345,7 +349,10 @@ class Derived:
             return NotImplemented
         names = ("inputs", "shape", "dtype", "random")
         alike = all(getattr(self, name) == getattr(other, name) for name in names)
-        return alike and same_function(self.function, other.function)
+        one, another = self.function, other.function
+        if isinstance(one, CFunction) or isinstance(another, CFunction):
+            return alike and one == another
+        return alike and same_function(one, another)
 
     def __hash__(self) -> int:
         return hash((self.inputs, self.shape, self.random))

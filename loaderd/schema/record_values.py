@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import PackedBits
+from loaderd.schema.c_function import CFunction
+from loaderd.schema.features import Length, PackedBits
 from loaderd.schema.fields import Array, Derived, Field, Packed, derived_in, features_of, parts_of
 from loaderd.schema.functions import function_key
 from loaderd.schema.schema import Schema
@@ -35,6 +36,8 @@ class RecordValues:
                 f"where must return a bool for each record, and draw nothing: shape () and dtype bool may be left "
                 f"out; got shape {where.shape}, dtype {where.dtype}, random={where.random!r}"
             )
+        if isinstance(where.function, CFunction):
+            raise SchemaError("where must be a function of arrays, and a field that it reads may be a CFunction's")
         return cls(_reading_schema(schema, where.inputs), where)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,5 +92,6 @@ def _reading_schema(schema: Schema, inputs: Sequence[str]) -> Schema:
     read = {feature for name in needed for feature in features_of(known[name])}
     features = schema.features
     if schema.records is None and read:  # records of a fixed size are copied as a whole
+        read |= {each.feature for name, each in features.items() if name in read and isinstance(each, Length)}
         features = {name: feature for name, feature in features.items() if name in read}
     return Schema(features, fields, intermediates)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from loaderd.errors import SchemaError
 from loaderd.randomness import RecordRandom
+from loaderd.schema.c_function import CFunction
 from loaderd.schema.exact import is_cast, is_shaped
 from loaderd.schema.features import Shape, check_shape
 from loaderd.schema.field_spec import FieldSpec
@@ -61,6 +62,7 @@ def _call(
         inputs[-1].flags.writeable = False
     if definition.random:
         inputs.append(RecordRandom(np.arange(count), stream))
+    assert not isinstance(definition.function, CFunction)  # which has both, a shape and a dtype
     try:
         with np.errstate(all="ignore"):  # it may divide by its inputs
             return np.asarray(definition.function(*inputs))

@@ -81,6 +81,14 @@ def test_a_loader(folder: Path, kernels: str, monkeypatch: pytest.MonkeyPatch) -
         assert sorted(number for batch in loader for number in check(batch)) == [*range(600)]
 
 
+def test_records_are_chosen_by_a_length(folder: Path) -> None:
+    where = loaderd.Derived(lambda n: n > 2, "num_words")
+    data = loaderd.Dataset(folder / "shards/*", SCHEMA, where=where)
+    with loaderd.Loader(data, batch_size=50, workers=1) as loader:
+        found = sorted(number for batch in loader for number in check(batch))
+    assert found == [number for number in range(600) if number % 5 > 2]
+
+
 def test_a_server(folder: Path) -> None:
     server = Server(folder, "mine:data", network=True)
     try:

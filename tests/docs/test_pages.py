@@ -13,6 +13,7 @@ import importlib.util
 import io
 import itertools
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -46,7 +47,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def is_here(needed: str) -> bool:
-    return not needed or importlib.util.find_spec(needed) is not None
+    return not needed or importlib.util.find_spec(needed) is not None or shutil.which(needed) is not None
 
 
 PROGRAMS = [name for name, text in PAGES.items() if not _ELSEWHERE.match(text) and blocks(text)]

@@ -287,7 +287,7 @@ def test_casts_work_or_are_refused(stored: Any, dtype: Any, is_cast: bool):
         (lambda: Bits("b", dtype="U3"), "real number of up to 64 bits or bool, got <U3"),
         (lambda: Bits("b", shape=(3,), channel_order=(0, 1, 1)), r"permutation of 0…2 .* got \(0, 1, 1\)"),
         (lambda: Bits("b", shape=(3,), scale=(1, 2)), r"a number or 3 numbers .* got 2"),
-        (lambda: Derived(3, "x"), "function must be callable, got 3"),
+        (lambda: Derived(3, "x"), "function must be callable, or a CFunction, got 3"),
         (lambda: Derived(abs, "x", random=""), "random must be True, False or the name of a stream, got ''"),
         (lambda: Schema(BITS, {"x": Bits("c")}), r"reads feature 'c', which is none of \['b'\]"),
         (lambda: Schema(BITS, {"x": Bits("b", shape=(33,))}), "bits 0…32 of feature 'b', which has 32"),
