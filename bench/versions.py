@@ -88,7 +88,7 @@ def _schema() -> Any:
     return loaderd.schemas.chess_eval(value_a=0.8, value_k=600.0, value_b=50.0)
 
 
-def _cpu_s() -> dict[str, float]:
+def cpu_s() -> dict[str, float]:
     """Seconds of user and system time so far: of this process, and of each kind of its descendants."""
     found = {"consumer": time.process_time()}
     parents = {os.getpid()}
@@ -111,12 +111,12 @@ def measure(consumer: str, shards: str, batch_size: int, workers: int, seconds: 
     until_s = time.perf_counter() + _WARMUP_S
     while time.perf_counter() < until_s:
         next(loop)
-    began_s, before, count = time.perf_counter(), _cpu_s(), 0
+    began_s, before, count = time.perf_counter(), cpu_s(), 0
     while time.perf_counter() - began_s < seconds:
         next(loop)
         count += 1
-    took_s, cpu_s = time.perf_counter() - began_s, _cpu_s()
-    used_s = {kind: now_s - before.get(kind, 0.0) for kind, now_s in cpu_s.items()}
+    took_s, now = time.perf_counter() - began_s, cpu_s()
+    used_s = {kind: now_s - before.get(kind, 0.0) for kind, now_s in now.items()}
     return {
         "examples_per_s": count * batch_size / took_s,
         "consumer_us_a_batch": 1e6 * used_s.pop("consumer") / count,
