@@ -183,7 +183,7 @@ def run(
     if options.gpu and meter.reason:
         print(f"How busy the GPU is cannot be told: {meter.reason}.")
     made = {name: nets[name]() for name in options.nets}
-    with feeds["floats"]() as batches:
+    with feeds["packed"]() as batches:
         held = hold(batches)
     held_step_s = {}
     for name, net in made.items():

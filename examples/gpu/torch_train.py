@@ -10,7 +10,7 @@ unpack; ``packed`` is loaderd with ``unpack="device"``. On a GPU, the networks a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -120,7 +120,8 @@ def own() -> Iterator[Iterator[Any]]:
         pin_memory=OPTIONS.gpu is not None,
         prefetch_factor=4,
     )
-    yield map(to_device, loader)
+    with closing(to_device(batch) for batch in loader) as batches:  # and so its workers end
+        yield batches
 
 
 def to_device(batch: Any) -> Any:
