@@ -9,6 +9,7 @@ unpack; ``packed`` is loaderd with ``unpack="device"``. On a GPU, the networks a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise, repeat
@@ -171,6 +172,8 @@ def take(batches: Iterator[Any], clock: measure.Clock) -> None:
 
 if __name__ == "__main__":
     torch.set_float32_matmul_precision("high")
+    if OPTIONS.gpu is None:  # what feeds needs the other cores: PyTorch's threads would spin where they cannot run
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - OPTIONS.workers))
     measure.run(
         f"PyTorch {torch.__version__}",
         OPTIONS,
