@@ -247,11 +247,12 @@ def tfdata_steps(kind: str, options: argparse.Namespace) -> Iterator[int]:
 
 
 def copy_rows(row_bytes: int, batch_size: int, memory: SharedMemory, number: int, workers: int) -> None:
-    """Copy rows from a window to slots, for ever; count them in ``memory``."""
+    """Copy rows from a window to slots, as long as the parent lives; count them in ``memory``."""
+    parent = os.getppid()
     counts = memory.bytes.view(np.int64)
     window = np.ones((max(262_144, batch_size), row_bytes), np.uint8)
     slots = np.ones((4, batch_size, row_bytes), np.uint8)
-    while True:
+    while os.getppid() == parent:
         for start in range(0, len(window) - batch_size + 1, batch_size):
             slots[start // batch_size % 4] = window[start : start + batch_size]
             counts[number] += batch_size
@@ -336,7 +337,7 @@ def main() -> None:
         found = stages(kind, options) if way == "stages" else rate(way, kind, options)
         rounded = {name: round(value, 1) for name, value in found.items()}
         print(json.dumps({"case": options.measure, "cores": os.cpu_count(), **rounded}), flush=True)
-        os._exit(0)  # tf.data's threads, and the bound's processes, go on for ever
+        os._exit(0)  # tf.data's threads go on for ever
     for kind in options.kinds:
         check(kind, options)
     cases = [f"{way}:{kind}:{size}" for kind in options.kinds for way in options.ways for size in options.batch_sizes]
