@@ -47,6 +47,15 @@ def serialized_batches(config: Config) -> tf.data.Dataset:
 def decoded(config: Config, decode: Callable[[Tensors], Tensors]) -> tf.data.Dataset:
     """``decode`` mapped over parsed batches: it is given the stored features, as :func:`parser` says."""
     parse = parser(config.delivered())
+    if config.one_in is not None:
+        passing = (
+            serialized_batches(config)
+            .map(parse, tf.data.AUTOTUNE, deterministic=False)
+            .unbatch()
+            .filter(lambda stored: stored["s"] % config.one_in == 0)
+            .batch(config.batch_size)
+        )
+        return passing.map(decode, tf.data.AUTOTUNE, deterministic=False).prefetch(tf.data.AUTOTUNE)
     return (
         serialized_batches(config)
         .map(lambda serialized: decode(parse(serialized)), tf.data.AUTOTUNE, deterministic=False)

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from loaderd import Schema, Shuffle
+from loaderd import Derived, Schema, Shuffle
 
 CHESS = "harness.reference:chess"
 
@@ -48,7 +48,8 @@ class Config:
     ``loaderd.Schema``, or of a function that returns one. If the function has parameters of these names, it is given
     ``dtype``, what bits become, and ``record_size``, the bytes of bits in a synthetic record. ``packed``: deliver the
     stored features instead of the fields. ``window_records``: for candidates that shuffle in windows; None: they
-    choose. ``compiled``: loaderd may unpack with compiled code, if llvmlite is installed.
+    choose. ``compiled``: loaderd may unpack with compiled code, if llvmlite is installed. ``one_in``: deliver only
+    the chess records whose stored score is a multiple of it; loaderd and the tf.data candidates can.
     """
 
     shards: tuple[str, ...]
@@ -64,6 +65,7 @@ class Config:
     packed: bool = False
     window_records: int | None = None
     compiled: bool = True
+    one_in: int | None = None
 
     def delivered(self) -> Schema:
         """The schema whose fields a batch has. Raises ImportError, AttributeError or TypeError if there is none."""
@@ -86,7 +88,10 @@ class Config:
     def loader_options(self) -> dict[str, Any]:
         """The arguments of ``loaderd.Loader`` and of ``loaderd_tf.make_dataset``."""
         shuffle = Shuffle(window_records=self.window_records) if self.window_records else True
+        one_in = self.one_in
+        where = None if one_in is None else Derived(lambda score: score % one_in == 0, "s")
         return {
+            **({} if where is None else {"where": where}),
             "shards": list(self.shards),
             "schema": self.delivered(),
             "batch_size": self.batch_size,

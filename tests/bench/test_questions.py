@@ -27,6 +27,11 @@ ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
         "dtype",
         {"bfloat16": "bfloat16", "bool": "bool", "packed": "float32"},
     ),
+    "filter": (
+        "",
+        "one_in",
+        {"tf.data, 1 in 10": 10, "loaderd, 1 in 10": 10, "tf.data, all": None, "loaderd, all": None},
+    ),
     "window": ("--sizes 1024 4096", "window_records", {"1,024": 1024, "4,096": 4096}),
     "workers": (
         "",
