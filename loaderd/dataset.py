@@ -35,11 +35,12 @@ from loaderd.plan.rows import ConcatRows, MixRows, RowSequence
 from loaderd.plan.selection import HASHES, HashSplit, Operation, Range, Selection
 from loaderd.redaction import redacted, shown
 from loaderd.schema import Derived, Schema, packed_schema
-from loaderd.schema.record_values import RecordValues
 from loaderd.storage.names import Columns, absolute_names, checked_names
 
 if TYPE_CHECKING:
     from fractions import Fraction
+
+    from loaderd.schema.record_values import RecordValues
 
 _COMMON = ("schema", "shuffle", "seed", "on_corrupt", "index_cache", "storage")
 
@@ -153,7 +154,11 @@ class Dataset:
     @cached_property
     def record_values(self) -> RecordValues | None:
         """What is computed of each record when its shard is indexed. Raises SchemaError if it cannot be."""
-        return None if self.where is None else RecordValues.of(self.schema, self.where)
+        if self.where is None:
+            return None
+        from loaderd.schema.record_values import RecordValues  # for those who need it
+
+        return RecordValues.of(self.schema, self.where)
 
     @property
     def grows(self) -> bool:
