@@ -5,7 +5,7 @@
     python bench/compressed.py
 
 The same records in plain, GZIP and ZLIB shards, few large ones and many small ones, consumed in Python. A compressed
-shard cannot be entered in the middle: it is inflated from its start for each window that it reaches into.
+shard is inflated once an epoch, from one restart point of its index to the next.
 """
 
 from __future__ import annotations

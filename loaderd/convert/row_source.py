@@ -56,12 +56,12 @@ class RowSource:
                     yield at_damage(CorruptRecordError, piece, hint=_HINT)
 
     def _pieces_of(self, span: BlockSpan) -> Iterable[RecordChunk | Damage]:
-        """A plain TFRecord block at once, if nothing is wrong in it: ``Reader.read`` would read and walk it twice."""
-        block = span.block
-        run = self._reader.read_together([block]) if block.anchors else None
+        """A block at once, if it can be and nothing is wrong in it: ``Reader.read`` would read and walk it twice."""
+        block, reader = span.block, self._reader
+        run = reader.read_together([block]) if reader.can_read_together(block) else None
         if run is None:
-            return self._reader.read(block, span.first, span.stop)
-        return [RecordChunk(*run, block.offset, block.first_record)]
+            return reader.read(block, span.first, span.stop)
+        return [RecordChunk(*run, block.offset, block.first_record, (), reader.header_bytes, reader.footer_bytes)]
 
     def _rows_of(self, span: BlockSpan, piece: RecordChunk) -> Iterator[RowsOrFault]:
         first = piece.first_record - span.block.first_record

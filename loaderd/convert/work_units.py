@@ -6,10 +6,11 @@
     shards      [ 0: 250 ][ 1: 250 ][ 2: 250 ][ 3: 250 ]  of ``records_per_shard``
     units       [ 0, 1, 2                   ][ 3     ]    what one process does
 
-A shard may begin anywhere in a plain source. A compressed block cannot be entered in the middle; so shards that lie
-in one make one **unit**, are written one after the other, and the block is inflated once. Only where a shard ends in
-another block than it began in, as shard 2 does, does the unit end too, and this block is inflated twice: files
-seldom end where a shard does, and otherwise one process would write everything.
+A shard may begin anywhere in a plain source, and in a compressed one that has restart points. Any other compressed
+block cannot be entered in the middle; so shards that lie in one make one **unit**, are written one after the other,
+and the block is inflated once. Only where a shard ends in another block than it began in, as shard 2 does, does the
+unit end too, and this block is inflated twice: files seldom end where a shard does, and otherwise one process would
+write everything.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def plan_units(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterato
     """The units, in order; their shards are numbered from 0 on, through all units."""
     first_shard, sizes, parts, room = 0, [], list[BlockSpan](), records_per_shard
     for number, index in enumerate(indexes):
-        can_be_entered = index.compression in PLAIN
+        can_be_entered = index.compression in PLAIN or index.points is not None
         for span in spans_of(number, index):
             first = span.first
             while first < span.stop:

@@ -1,10 +1,11 @@
 """Reads the blocks of an index again, and checks their records.
 
-Several plain blocks are read in one call (:meth:`BlockReader.read_together`), because many steps have a cost for each
-call and not for each record. Other blocks come in pieces (:meth:`BlockReader.read`): compressed ones, which are
-inflated from the start of their shard, and plain ones in which something is wrong. Records may have been damaged
-since the index pass. Then the records before and behind the damage are still found, with their old numbers, and those
-between are named as damaged: in a plain block at most those between two anchors.
+Several blocks are read in one call (:meth:`BlockReader.read_together`), because many steps have a cost for each call
+and not for each record; compressed ones are inflated from their restart points. Other blocks come in pieces
+(:meth:`BlockReader.read`): those in which something is wrong, and those of a compressed shard without restart points,
+which is inflated from its start. Records may have been damaged since the index pass. Then the records before and
+behind the damage are still found, with their old numbers, and those between are named as damaged: in a plain block at
+most those between two anchors.
 
 A file whose size or time has changed is not read, even if records were only appended: there may be other records at
 the old places, with right CRCs of their own. So size and time are compared after each read. A worker that has a file
@@ -23,6 +24,7 @@ import numpy as np
 from loaderd.errors import Damage
 from loaderd.formats.compression import ByteStream, most_record_bytes, open_stream
 from loaderd.formats.framing import RecordChunk, scan
+from loaderd.formats.inflate import MAX_WHOLE_BYTES
 from loaderd.formats.reader import Reader
 from loaderd.formats.shard_index import ANCHOR_RECORDS
 from loaderd.kernels.crc import FOOTER_BYTES, HEADER_BYTES, Bytes1D, chain_crcs, check_data_crcs
@@ -44,7 +46,7 @@ class BlockReader(Reader):
         return chain_crcs(piece.buffer, piece.ends, crc)
 
     def memory_bytes(self, block: Block) -> int:
-        return block.num_bytes
+        return block.num_bytes + (block.stored_range[1] if block.point is not None else 0)
 
     def narrowed(self, block: Block, first: int, stop: int) -> Block:
         """From one anchor to another; all of a block that has a CRC."""
@@ -62,6 +64,7 @@ class BlockReader(Reader):
             min(end * ANCHOR_RECORDS, block.num_records) - skipped,
             block.first_record + skipped,
             (offsets[begin:end] - np.uint32(start_byte)).tobytes(),
+            point=block.point,
         )
 
     def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
@@ -72,7 +75,8 @@ class BlockReader(Reader):
             yield from self._compared(block, pieces)
             self._check_unchanged(block)
             return
-        is_whole = not block.anchors or self._find_frames([block]) is not None
+        # To inflate a part takes as long as all in front of it.
+        is_whole = not block.anchors or block.point is not None or self._find_frames([block]) is not None
         for part in [block] if is_whole else _parts(block):
             begin = part.first_record - block.first_record
             if begin + part.num_records <= first or begin >= stop:
@@ -92,7 +96,7 @@ class BlockReader(Reader):
             yield piece
 
     def can_read_together(self, block: Block) -> bool:
-        return bool(block.anchors)
+        return bool(block.anchors) and (block.point is None or self.memory_bytes(block) <= MAX_WHOLE_BYTES)
 
     def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
         """As in ``Reader``; both CRCs of each record are checked. About 90 ns a record."""
@@ -173,10 +177,11 @@ class BlockReader(Reader):
 
     def _scan(self, part: Block, offset: int, record: int) -> tuple[ByteStream, Iterator[RecordChunk | Damage]]:
         """The shard's stream, and what it holds from ``offset``, where ``record`` begins, to the end of ``part``."""
-        uri = self._files[part.shard].uri
-        stream = open_stream(uri, self._read_at(part.shard), self._compressions[part.shard], self._on_read)
+        uri, point = self._files[part.shard].uri, part.point
+        compression = self._compressions[part.shard]
+        stream = open_stream(uri, self._read_at(part.shard), compression, self._on_read, point=point)
         with self._inflating():
-            stream.skip(offset)
+            stream.skip(offset if point is None else offset - point.offset)
         left = part.offset + part.num_bytes - offset
 
         def read_into(view: memoryview) -> int:
@@ -186,7 +191,7 @@ class BlockReader(Reader):
             left -= got
             return got
 
-        most_bytes = most_record_bytes(self._compressions[part.shard], self._files[part.shard].size_bytes)
+        most_bytes = most_record_bytes(compression, self._files[part.shard].size_bytes)
         return stream, scan(uri, read_into, first_record=record, first_offset=offset, most_bytes=most_bytes)
 
 

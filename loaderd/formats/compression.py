@@ -13,8 +13,10 @@ from loaderd.errors import Damage, LoaderdError
 from loaderd.formats.framing import MAX_RECORD_BYTES
 from loaderd.formats.inflate import MOST_INFLATED, READ_BYTES, open_inflater
 from loaderd.formats.kinds import GZIP_MAGIC, HEAD_BYTES, Content, is_frame, kind_of, refused
+from loaderd.formats.point_finder import open_finder
+from loaderd.formats.restart_points import RestartPoints
 from loaderd.kernels.crc import HEADER_BYTES
-from loaderd.storage.shard_file import Compression, ReadAt
+from loaderd.storage.shard_file import Compression, ReadAt, RestartPoint
 
 OnRead = Callable[[int], None]
 """Called after each read of a shard from front to back, with the offset in the file that the reading has reached."""
@@ -78,15 +80,22 @@ def most_record_bytes(compression: Compression, size_bytes: int) -> int:
 
 
 def open_stream(
-    shard: str, read_at: ReadAt, compression: Compression, on_read: OnRead = no_callback, record_bytes: int = 0
+    shard: str,
+    read_at: ReadAt,
+    compression: Compression,
+    on_read: OnRead = no_callback,
+    record_bytes: int = 0,
+    point: RestartPoint | None = None,
+    finds_points: bool = False,
 ) -> ByteStream:
-    """The bytes of a shard from front to back, without their compression; ``shard`` is its name.
+    """The bytes of a shard from its front, or from ``point``, to its end, without their compression.
 
-    ``record_bytes``: of records of a fixed size, which have no CRCs; 0: TFRecord.
+    ``shard`` is its name. ``record_bytes``: of records of a fixed size, which have no CRCs; 0: TFRecord.
+    ``finds_points``: whether the stream, from the front, is to have ``points``.
     """
     if compression == "none":
         return ByteStream(read_at, on_read)
-    return InflatedStream(shard, read_at, compression, on_read, record_bytes)
+    return InflatedStream(shard, read_at, compression, on_read, record_bytes, point, finds_points)
 
 
 class ByteStream:
@@ -97,6 +106,8 @@ class ByteStream:
 
     damage: Damage | None = None
     is_garbled = False
+    point_offsets: list[int] | None = None
+    """Of the restart points so far, in what is inflated; None: none are looked for."""
 
     def __init__(self, read_at: ReadAt, on_read: OnRead = no_callback) -> None:
         self._read_at, self._on_read = read_at, on_read
@@ -108,6 +119,10 @@ class ByteStream:
         self._offset += got
         self._on_read(self._offset)
         return got
+
+    def points(self) -> RestartPoints | None:
+        """The restart points of what was read; None: none were looked for."""
+        return None
 
     def fill(self, view: memoryview) -> int:
         """Fill ``view``; returns the bytes written, fewer only at the end."""
@@ -140,11 +155,21 @@ class InflatedStream(ByteStream):
         compression: Compression,
         on_read: OnRead = no_callback,
         record_bytes: int = 0,
+        point: RestartPoint | None = None,
+        finds_points: bool = False,
     ) -> None:
         super().__init__(read_at, on_read)
         self._shard, self._record_bytes = shard, record_bytes
         self._is_zstd = compression == "zstd"
-        self._inflater = open_inflater(self._read, compression, is_exact=True)
+        self._finder = open_finder(self._read, compression) if finds_points else None
+        self._inflater = self._finder or open_inflater(self._read, compression, is_exact=True, point=point)
+        if self._finder is not None:
+            self.point_offsets = self._finder.offsets
+        if point is not None:
+            self._offset = point.offset
+
+    def points(self) -> RestartPoints | None:
+        return None if self._finder is None else self._finder.points()
 
     def _read(self, offset: int, view: memoryview) -> int:
         got = self._read_at(offset, view)

@@ -5,8 +5,8 @@ kind     its first bytes                                    blocks
 =======  =================================================  =====================================================
 npz      ``PK``, as every zip                               one: its arrays are inflated whole (``npz``)
 tar      ``ustar`` at byte 257, or a header's checksum      one a member (``tar``)
-gzip     ``1f 8b 08``                                       one: it cannot be entered in the middle
-zstd     ``28 b5 2f fd``                                    one
+gzip     ``1f 8b 08``                                       from one restart point to the next (``restart_points``)
+zstd     ``28 b5 2f fd``                                    likewise; one, if it is one frame
 npy      ``93 NUMPY``                                       as many as ``block_records`` says (``npy``)
 parquet  ``PAR1``, and at the end or in front of a page     one a row group (``parquet``)
 arrow    ``ARROW1``                                         one a record batch (``arrow_file``)
@@ -57,8 +57,6 @@ _MAGIC: dict[bytes, Compression] = {
 }
 _WITH_COLUMNS: tuple[Compression, ...] = ("parquet", "arrow")
 _PIECE_BYTES = 1 << 20
-MAX_WHOLE_BYTES = 32 << 20
-"""What needs more memory, inflated, comes in pieces."""
 
 
 def detect_wrapping(shard: str, read_at: ReadAt, size_bytes: int, records: FixedRecords) -> Compression:
@@ -149,10 +147,16 @@ def open_fixed(
     compression: Compression,
     record_bytes: int,
     on_read: OnRead = no_callback,
+    finds_points: bool = False,
 ) -> ByteStream:
-    """The records in a part of a file, as a stream; ``compression``: for a member of a tar, that of the member."""
+    """The records in a part of a file, as a stream; ``compression``: for a member of a tar, that of the member.
+
+    ``finds_points``: as of ``open_stream``, for a part that is the whole file.
+    """
     part = part_of(read_at, start, num_bytes)
-    return open_stream(shard, part, compression, lambda offset: on_read(start + offset), record_bytes)
+    return open_stream(
+        shard, part, compression, lambda offset: on_read(start + offset), record_bytes, finds_points=finds_points
+    )
 
 
 def compression_of_member(shard: str, read_at: ReadAt, start: int, num_bytes: int) -> Compression | Damage:
@@ -172,18 +176,19 @@ def scan_fixed(
     first_record: int,
     first_offset: int,
     multiple_of: int = 1,
+    most_records: int = 1 << 62,
 ) -> Iterator[RecordChunk | Damage]:
     """The whole records of a stream, in order, and at the end a Damage if the stream is cut or damaged.
 
     The stream stands at record ``first_record`` of the shard, ``first_offset`` bytes from its start. ``multiple_of``:
-    so is the number of records of each piece but the last.
+    so is the number of records of each piece but the last. Behind ``most_records``, nothing is read.
     """
     size = records.record_bytes
     unit_bytes = multiple_of * size
     buffer: Bytes1D = np.empty(max(1, _PIECE_BYTES // unit_bytes) * unit_bytes, dtype=np.uint8)
     record, offset, left, contradiction = first_record, first_offset, 0, ""
-    while not left:
-        filled = stream.fill(buffer.data)
+    while not left and record - first_record < most_records:
+        filled = stream.fill(buffer.data[: (most_records + first_record - record) * size])
         count, left = divmod(filled, size)
         if count:
             if record == first_record:

@@ -2,7 +2,8 @@
 
 Several blocks are read together, each as a whole: plain ones straight to where their records are wanted, compressed
 ones by inflating them to there. A block that is large, damaged or of a table (``table``) comes in pieces. The table
-that was read last stays open where reading stopped, because the next read mostly goes on there.
+that was read last stays open where reading stopped, and so does the last large stream that has no restart points
+(zstd in one frame): the next read mostly goes on there.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from loaderd.errors import Damage, ShardReadError
-from loaderd.formats.compression import ALL_BYTES, ByteStream
+from loaderd.formats.compression import ALL_BYTES, ByteStream, open_stream
 from loaderd.formats.fixed import (
-    MAX_WHOLE_BYTES,
     compression_of_member,
     fixed_piece,
     inflate_records,
@@ -24,6 +24,7 @@ from loaderd.formats.fixed import (
     scan_fixed,
 )
 from loaderd.formats.framing import RecordChunk
+from loaderd.formats.inflate import MAX_WHOLE_BYTES
 from loaderd.formats.reader import Reader, Reading
 from loaderd.formats.table import Table, open_table
 from loaderd.kernels.crc import Bytes1D, crc32c
@@ -45,16 +46,18 @@ class FixedBlockReader(Reader):
         super().__init__(files, compressions, reading)
         self._records = records
         self._table: tuple[int, Table] | None = None
+        self._kept: tuple[int, int, int, ByteStream] | None = None
+        """(shard, offset of the block, record, stream) of a large compressed one, which stands at that record."""
 
     def close(self) -> None:
         super().close()
-        self._table = None
+        self._table = self._kept = None
 
     def crc_of(self, piece: RecordChunk, crc: int) -> int:
         return crc32c(piece.buffer[: piece.num_records * self._records.record_bytes].data, crc)
 
     def memory_bytes(self, block: Block) -> int:
-        stored = 0 if self._is_plain(block) else block.num_bytes
+        stored = 0 if self._is_plain(block) else block.stored_range[1]
         return stored + block.num_records * self._records.record_bytes
 
     def narrowed(self, block: Block, first: int, stop: int) -> Block:
@@ -85,7 +88,7 @@ class FixedBlockReader(Reader):
         stored: dict[int, memoryview] = {
             number: memoryview(bytearray(block.num_bytes))
             for number, block in enumerate(blocks)
-            if not self._is_plain(block)
+            if not self._is_plain(block) and block.point is None
         }
         if not self._read_bytes(blocks, lambda number: stored.get(number, places[number])):
             return None
@@ -153,19 +156,29 @@ class FixedBlockReader(Reader):
             yield from self._lost(block, first, stop, replace(compression, lost_bytes=0))
             return
         # Only the end shows whether it is garbled. One too large to be read twice was checked when it was indexed.
-        if not is_plain and self.can_read_together(block):
+        if not is_plain and block.point is None and self.can_read_together(block):
             whole = self._stream(block, compression)
             whole.skip(ALL_BYTES)
             if whole.is_garbled and whole.damage is not None:
                 yield from self._lost(block, first, stop, replace(whole.damage, lost_bytes=0))
                 return
-        stream = self._stream(block, compression)
-        stream.skip(first * size)
+        is_kept = not is_plain and block.point is None and not self.can_read_together(block)
+        stream = self._stream_at(block, compression, first)
         # Offsets count from the start of a compressed stream, or of a plain file.
-        start = block.offset if is_plain else 0
+        start = block.offset if is_plain or block.point is not None else 0
         expected = f"{block.num_records} records (the count when it was indexed)"
         reached = first
-        for piece in scan_fixed(uri, stream, self._records, block.first_record + first, start + first * size):
+        # What is behind the last record shows whether it is the file that was indexed.
+        most_records = stop - first if block.point is not None or (is_kept and stop < block.num_records) else 1 << 62
+        pieces = scan_fixed(
+            uri,
+            stream,
+            self._records,
+            block.first_record + first,
+            start + first * size,
+            most_records=most_records,
+        )
+        for piece in pieces:
             if isinstance(piece, Damage):
                 yield from self._lost(block, reached, stop, piece)
                 return
@@ -179,7 +192,9 @@ class FixedBlockReader(Reader):
         else:
             found = Damage(uri, 0, start + reached * size, expected, f"{reached} records")
             yield from self._lost(block, reached, stop, found)
-        if stop == block.num_records:
+        if is_kept and stop < block.num_records:
+            self._kept = block.shard, block.offset, stop, stream
+        if stop == block.num_records and block.point is None:
             stream.skip(ALL_BYTES)
             if stream.damage is not None and stream.is_garbled:  # the CRC at its end says so
                 raise _error(self._named(stream.damage, block))
@@ -200,9 +215,25 @@ class FixedBlockReader(Reader):
             return "none" if compression in PLAIN else compression
         return compression_of_member(uri, self._read_at(block.shard), block.offset, block.num_bytes)
 
+    def _stream_at(self, block: Block, compression: Compression, first: int) -> ByteStream:
+        """The stream of a block, standing at its record ``first``."""
+        kept, self._kept = self._kept, None
+        if kept is not None and kept[:2] == (block.shard, block.offset) and kept[2] <= first:
+            record, stream = kept[2:]
+        else:
+            del kept
+            record, stream = 0, self._stream(block, compression)
+        with self._inflating():
+            stream.skip((first - record) * self._records.record_bytes)
+        return stream
+
     def _stream(self, block: Block, compression: Compression) -> ByteStream:
         uri, size = self._files[block.shard].uri, self._records.record_bytes
         read_at = self._read_at(block.shard)
+        if block.point is not None:
+            stream = open_stream(uri, read_at, compression, self._on_read, size, block.point)
+            stream.skip(block.offset - block.point.offset)
+            return stream
         return open_fixed(uri, read_at, block.offset, block.num_bytes, compression, size, self._on_read)
 
 

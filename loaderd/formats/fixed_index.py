@@ -1,12 +1,15 @@
 """The index of a shard of records of fixed size. ``fixed`` says how a shard wraps them.
 
-In the terms of ``shard_index``: a block of a plain file is the bytes of its records. Any other block is a whole
-compressed stream: the file itself, or a member of a tar. It begins with the stream's first record, and ``num_bytes``
-are those that the stream takes in the file. There are no runs, because the place of each record is known.
+In the terms of ``shard_index``: a block of a plain file is the bytes of its records; one of a compressed file that
+has restart points, the bytes of its records as they are inflated. Any other block is a whole compressed stream: the
+file itself, or a member of a tar. It begins with the stream's first record, and ``num_bytes`` are those that the
+stream takes in the file. There are no runs, because the place of each record is known. Where a block begins at a
+restart point, a check at the end of the stream says nothing of it, so it always has a CRC.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +20,6 @@ from loaderd.errors import Damage, ShardFormatError
 from loaderd.formats import npy
 from loaderd.formats.compression import ByteStream, OnRead, front_of, no_callback
 from loaderd.formats.fixed import (
-    MAX_WHOLE_BYTES,
     compression_of_member,
     detect_wrapping,
     fixed_piece,
@@ -28,7 +30,9 @@ from loaderd.formats.fixed import (
     scan_fixed,
 )
 from loaderd.formats.framing import RecordChunk
+from loaderd.formats.inflate import MAX_WHOLE_BYTES
 from loaderd.formats.kinds import Content
+from loaderd.formats.restart_points import RestartPoints
 from loaderd.formats.shard_index import MAX_BLOCK_BYTES, ShardIndex, add_damage, shrunk
 from loaderd.formats.table import open_table
 from loaderd.formats.tar import find_members
@@ -83,6 +87,7 @@ class _FixedIndexBuilder:
         self._damages: list[Damage] = []
         self._crcs: list[int] = []
         self._next_record = self._digest = 0
+        self._points: RestartPoints | None = None
         self._other: ShardFormatError | None = None
         """What the first member of another kind is."""
 
@@ -124,10 +129,11 @@ class _FixedIndexBuilder:
         if whole is not None:
             pieces = [fixed_piece(whole, len(whole) // size, size, 0, self._next_record)]
         else:
-            stream = self._stream(start, num_bytes, compression)
+            stream = self._stream(start, num_bytes, compression, finds_points=not of)
             pieces = scan_fixed(self._file.uri, stream, self._records, self._next_record, 0)
         count = crc = 0
         damage = None
+        blocks = _PointedBlocks(size, [0] if stream is None else stream.point_offsets or [0])
         for piece in pieces:
             if isinstance(piece, Damage):
                 damage = piece
@@ -135,17 +141,25 @@ class _FixedIndexBuilder:
             data = piece.buffer[: piece.num_records * size]
             self._add_digest(data)
             crc, count = self._crc(data, crc), count + piece.num_records
+            if stream is not None and stream.point_offsets is not None:
+                blocks.add(piece.offset, data)
         if stream is not None and stream.is_garbled:
             self._digest, count = digest, 0
-        if count:
+        if count and stream is not None and stream.point_offsets is not None and len(stream.point_offsets) > 1:
+            self._points, self._has_crcs = stream.points(), True
+            for offset, of_block, crc in blocks.rows:
+                self._add_block(offset, of_block * size, of_block, crc)
+        elif count:
             self._add_block(start, num_bytes, count, crc)
         if damage is not None:
             self._add_damage(damage, of)
         self._on_read(start + num_bytes)
 
-    def _stream(self, start: int, num_bytes: int, compression: Compression) -> ByteStream:
+    def _stream(self, start: int, num_bytes: int, compression: Compression, finds_points: bool = False) -> ByteStream:
         size = self._records.record_bytes
-        return open_fixed(self._file.uri, self._read_at, start, num_bytes, compression, size, self._on_read)
+        return open_fixed(
+            self._file.uri, self._read_at, start, num_bytes, compression, size, self._on_read, finds_points
+        )
 
     def _crc(self, data: Bytes1D, crc: int) -> int:
         return crc32c(data.data, crc) if self._has_crcs else 0
@@ -230,4 +244,31 @@ class _FixedIndexBuilder:
         table = np.array(self._rows, dtype=np.int64).reshape(-1, 4)
         no_runs = np.zeros(0, dtype=np.uint8)
         arrays = [*(shrunk(column) for column in table.T), no_runs, shrunk(np.array(self._crcs, dtype=np.uint32))]
-        return ShardIndex(self._file, compression, self._digest, tuple(self._damages), *arrays)
+        return ShardIndex(self._file, compression, self._digest, tuple(self._damages), *arrays, points=self._points)
+
+
+class _PointedBlocks:
+    """Cuts the records of a compressed stream into blocks, where it has restart points."""
+
+    def __init__(self, record_bytes: int, cuts: list[int]) -> None:
+        """``cuts``: where the points are, as far as it was read."""
+        self._record_bytes, self._cuts = record_bytes, cuts
+        self.rows: list[tuple[int, int, int]] = []
+        """(offset in what is inflated, records, CRC32C) of each block."""
+
+    def add(self, offset: int, data: Bytes1D) -> None:
+        """Take in the records that begin at ``offset``."""
+        while len(data):
+            if not self.rows or offset >= self._limit():
+                self.rows.append((offset, 0, 0))
+            start, count, crc = self.rows[-1]
+            take = min(len(data) // self._record_bytes, -(-(self._limit() - offset) // self._record_bytes))
+            part, data = data[: take * self._record_bytes], data[take * self._record_bytes :]
+            self.rows[-1] = (start, count + take, crc32c(part.data, crc))
+            offset += len(part)
+
+    def _limit(self) -> int:
+        """Where the first record begins, at the earliest, that is not in the last block any more."""
+        start = self.rows[-1][0]
+        number = bisect_right(self._cuts, start)
+        return min(self._cuts[number] if number < len(self._cuts) else 1 << 62, start + MAX_BLOCK_BYTES)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import io
 import zlib
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from loaderd.errors import LoaderdError
-from loaderd.storage.shard_file import ReadAt
+from loaderd.formats.restart_points import from_bit, window_of
+from loaderd.storage.shard_file import ReadAt, RestartPoint
 
 READ_BYTES = 1 << 18
 # Little at a time: an inflater returns what it has not used yet as a copy.
@@ -22,12 +23,16 @@ _MOST_AT_ONCE_BYTES = 1 << 20
 _STEP_RATIO = 64
 _GZIP_BITS = 31
 _WINDOW_BITS = {"gzip": _GZIP_BITS, "zlib": 15, "deflate": -15}
+_CHECK_BYTES = {_GZIP_BITS: 8, 15: 4}
+"""Behind the deflate stream of a gzip member, or of a zlib one."""
+MAX_WHOLE_BYTES = 32 << 20
+"""What needs more memory, inflated, comes in pieces."""
 MOST_INFLATED = 1032
 """Bytes that deflate can make of one (zlib.net/zlib_tech.html)."""
 
 
 @cache
-def _fast_library() -> Any:
+def fast_library() -> Any:
     """A module that is like ``zlib``."""
     try:
         from isal import isal_zlib
@@ -62,13 +67,40 @@ def inflate_whole(stored: memoryview, compression: str, most_bytes: int) -> byte
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def inflate_into(view: memoryview, stored: memoryview, compression: str, point: RestartPoint, skipped: int) -> bool:
+    """Fill ``view`` with what is inflated from ``point`` on, without its first ``skipped`` bytes.
+
+    ``stored``: the file from the byte on in which the point is. False where it is damaged, or too short.
+    """
+    inflater = open_inflater(read_at_of(stored), compression, False, point=point._replace(bit=point.bit % 8))
+    place = -skipped
+    try:
+        while place < len(view):
+            part = memoryview(inflater.read(min(len(view) - place, _MOST_AT_ONCE_BYTES)))
+            if not part:
+                return False
+            wanted = part[max(0, -place) :]
+            place += len(part)
+            view[place - len(wanted) : place] = wanted
+    except Exception:  # each library has errors of its own
+        return False
+    return True
+
+
 def open_inflater(
-    read_at: ReadAt, compression: str, is_exact: bool, read_bytes: int = READ_BYTES
+    read_at: ReadAt,
+    compression: str,
+    is_exact: bool,
+    read_bytes: int = READ_BYTES,
+    point: RestartPoint | None = None,
 ) -> DeflateReader | ZstdReader:
-    """Inflates a file from front to back. ``is_exact``: where it is damaged, all comes that is in front of that."""
+    """Inflates a file from its front, or from a point, to its end.
+
+    ``is_exact``: where it is damaged, all comes that is in front of that.
+    """
     if compression == "zstd":
-        return ZstdReader(read_at, is_exact)
-    return DeflateReader(read_at, is_exact, _WINDOW_BITS[compression], read_bytes)
+        return ZstdReader(read_at, is_exact, 0 if point is None else point.bit >> 3)
+    return DeflateReader(read_at, is_exact, _WINDOW_BITS[compression], read_bytes, point)
 
 
 class DeflateReader:
@@ -78,13 +110,15 @@ class DeflateReader:
     call is repeated from the state before it with half of the input, down to the single byte that is damaged.
     """
 
-    def __init__(self, read_at: ReadAt, is_exact: bool, window_bits: int, read_bytes: int) -> None:
+    def __init__(
+        self, read_at: ReadAt, is_exact: bool, window_bits: int, read_bytes: int, point: RestartPoint | None = None
+    ) -> None:
         self._read_at, self._read_bytes = read_at, read_bytes
         self._is_exact, self._window_bits = is_exact, window_bits
-        library = zlib if is_exact else _fast_library()
-        self._begin = partial(library.decompressobj, wbits=window_bits)
+        self._library = zlib if is_exact else fast_library()
+        self._point = point if point is not None and point.window else None
         self._inflater: Any = None
-        self._offset = 0
+        self._offset = 0 if point is None else point.bit >> 3
         self._pending = memoryview(b"")
         self._most_fed = _FED_BYTES
 
@@ -125,15 +159,36 @@ class DeflateReader:
 
     def _has_stream(self) -> bool:
         """Whether a stream is not at its end, or another one begins behind it."""
+        if self._inflater is None and self._point is not None:
+            self._enter(self._point)
         if self._inflater is not None and (not self._inflater.eof or self._window_bits < 0):
             return not self._inflater.eof
+        if self._point is not None:
+            self._pass_check()
         while self._pending or self._refill():
             is_padding = self._inflater is not None and self._window_bits == _GZIP_BITS and not self._pending[0]
             if not is_padding:
-                self._inflater = self._begin()
+                self._inflater = self._library.decompressobj(wbits=self._window_bits)
                 return True
             self._pending = self._pending[len(self._pending) - len(bytes(self._pending).lstrip(b"\0")) :]
         return False
+
+    def _enter(self, point: RestartPoint) -> None:
+        """Begin in the middle of a member."""
+        self._inflater = self._library.decompressobj(wbits=-15, zdict=window_of(point))
+        if point.bit % 8 and self._refill():
+            self._inflater.decompress(from_bit(point.bit % 8, self._pending[0]))
+            self._pending = self._pending[1:]
+
+    def _pass_check(self) -> None:
+        """Pass over the check of the member that was entered in the middle: nobody can compare it."""
+        self._point = None
+        left = _CHECK_BYTES[self._window_bits]
+        while left and (self._pending or self._refill()):
+            passed = min(left, len(self._pending))
+            self._pending, left = self._pending[passed:], left - passed
+        if left:
+            raise EOFError("the end of the file")
 
     def _refill(self) -> int:
         stored = memoryview(bytearray(self._read_bytes))
@@ -146,8 +201,8 @@ class DeflateReader:
 class ZstdReader:
     """What a zstd file holds. To get all that is in front of damage, it begins again, in ever shorter steps."""
 
-    def __init__(self, read_at: ReadAt, is_exact: bool) -> None:
-        self._read_at = read_at
+    def __init__(self, read_at: ReadAt, is_exact: bool, first_byte: int = 0) -> None:
+        self._read_at, self._first_byte = read_at, first_byte
         self._step_bytes = READ_BYTES if is_exact else 1 << 62
         self._is_exact = is_exact
         self._done_bytes = self._again_bytes = 0
@@ -156,7 +211,7 @@ class ZstdReader:
     def _begin(self) -> None:
         import pyarrow as pa
 
-        self._file = FileReader(self._read_at)
+        self._file = FileReader(self._read_at, first_byte=self._first_byte)
         self._stream = pa.CompressedInputStream(pa.PythonFile(self._file, mode="r"), "zstd")
 
     def tell(self) -> int:
@@ -196,15 +251,17 @@ def read_at_of(data: memoryview) -> ReadAt:
 
 def crc32(data: bytes, crc: int) -> int:
     """The CRC, as gzip and zip files have it, of earlier data whose CRC is ``crc`` and of ``data`` behind it."""
-    value: int = _fast_library().crc32(data, crc)
+    value: int = fast_library().crc32(data, crc)
     return value
 
 
 class FileReader(io.RawIOBase):
     """What ``read_at`` reads as a file object, for the libraries of others."""
 
-    def __init__(self, read_at: ReadAt, size_bytes: int = 0, most_at_once: int = _MOST_AT_ONCE_BYTES) -> None:
-        self._read_at, self._size_bytes, self._offset = read_at, size_bytes, 0
+    def __init__(
+        self, read_at: ReadAt, size_bytes: int = 0, most_at_once: int = _MOST_AT_ONCE_BYTES, first_byte: int = 0
+    ) -> None:
+        self._read_at, self._size_bytes, self._offset = read_at, size_bytes, first_byte
         self._most_at_once = most_at_once
 
     def readable(self) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from loaderd.errors import Damage, ShardReadError
 from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.framing import RecordChunk
+from loaderd.formats.inflate import inflate_into
 from loaderd.kernels.crc import Bytes1D
 from loaderd.kernels.frames import Ends
 from loaderd.machine import max_open_files
@@ -143,26 +144,40 @@ class Reader:
     # ---------------------------------------------------------------------------------------------- the bytes
 
     def _read_bytes(self, blocks: list[Block], part_of: Callable[[int], memoryview]) -> bool:
-        """Read the bytes of block i into ``part_of(i)``; False where a file has become shorter."""
+        """Read the bytes of block i into ``part_of(i)``; from a restart point on, they are inflated.
+
+        False where a file has become shorter, or is damaged.
+        """
         remote: list[tuple[tuple[int, int, int], memoryview]] = []
+        stored: list[tuple[Block, memoryview, memoryview]] = []
         began_ns = time.monotonic_ns()
         for number, block in enumerate(blocks):
+            part = part_of(number)
+            if block.point is not None:
+                stored.append((block, memoryview(bytearray(block.stored_range[1])), part))
+                part = stored[-1][1]
             if block.shard in self._remote:
-                remote.append((_key(block), part_of(number)))
-            elif not self._read_local(block, part_of(number)):
+                remote.append((_key(block), part))
+            elif not self._read_local(block, part):
                 return False
         if remote:
             self._fetches.take_into([key for key, _ in remote], [part for _, part in remote])
         self._spent[Stage.READ] += time.monotonic_ns() - began_ns
+        with self._inflating():
+            for block, read, part in stored:
+                assert block.point is not None
+                skipped = block.offset - block.point.offset
+                if not inflate_into(part, read, self._compressions[block.shard], block.point, skipped):
+                    return False
         return True
 
     def _read_local(self, block: Block, part: memoryview) -> bool:
         """False where the file has become shorter."""
-        listed = self._files[block.shard]
-        if self._are_many and block.num_bytes == listed.size_bytes:  # it would be closed before it is read again
+        listed, (offset, num_bytes) = self._files[block.shard], block.stored_range
+        if self._are_many and num_bytes == listed.size_bytes:  # it would be closed before it is read again
             return read_shard(listed, part, self._access, _close_all)
         file = self._file(block.shard)
-        whole = file.read_at(block.offset, part) == block.num_bytes
+        whole = file.read_at(offset, part) == num_bytes
         if whole:
             file.check_unchanged()
         return whole
@@ -244,4 +259,4 @@ def _close_all() -> None:
 
 
 def _key(block: Block) -> tuple[int, int, int]:
-    return block.shard, block.offset, block.num_bytes
+    return block.shard, *block.stored_range

@@ -1,8 +1,9 @@
 """The index of a shard: where its blocks of consecutive, healthy records are, and what of it is damaged.
 
 A block is up to ``block_records`` consecutive records; a damaged record ends one block, and the next begins behind
-it, so a block holds no damage that was there when the index was made. A compressed shard cannot be entered in the
-middle: each healthy stretch of it is one block.
+it, so a block holds no damage that was there when the index was made. A compressed shard can be entered at its
+restart points alone (``restart_points``): a block of it is the records from one point to the next. Where it has none,
+each healthy stretch of it is one block.
 
 ::
 
@@ -11,9 +12,9 @@ middle: each healthy stretch of it is one block.
     counts         (blocks,)  records
     first_records  (blocks,)  number of the block's first record in the shard
     runs           (…)        for each block, one behind the other: 0, then the bytes of each run of 32 records but
-                              the last; none for a compressed shard
-    crcs           (blocks,)  CRC32C of what the block's records hold; none for a shard on this machine, nor for one
-                              whose blocks are not read together
+                              the last; none for a compressed shard without restart points
+    crcs           (blocks,)  CRC32C of what the block's records hold; none for a TFRecord shard on this machine, nor
+                              for one whose blocks are not read together
     passing        (bytes,)   a bit for each record by its number, the lowest of a byte first: whether it meets the
                               ``where=`` of the data set; none where there is no such condition
 
@@ -29,6 +30,7 @@ looked at after each read. For an object in a bucket, that would take a request;
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -51,6 +53,7 @@ from loaderd.formats.compression import (
 )
 from loaderd.formats.framing import RecordChunk, scan
 from loaderd.formats.inflate import MOST_INFLATED
+from loaderd.formats.restart_points import RestartPoints
 from loaderd.kernels.crc import (
     Bytes1D,
     chain_crcs,
@@ -65,7 +68,7 @@ from loaderd.redaction import redacted
 from loaderd.schema.record_values import RecordValues
 from loaderd.storage.access import Access
 from loaderd.storage.files import open_shard, read_shard
-from loaderd.storage.shard_file import PLAIN, Compression, ShardFile, is_remote
+from loaderd.storage.shard_file import PLAIN, Compression, RestartPoint, ShardFile, is_remote
 
 INDEX_VERSION = 6
 ANCHOR_RECORDS = 32
@@ -98,6 +101,7 @@ class ShardIndex:
     """Blocks and damage of one shard; the arrays are drawn in the module's docstring.
 
     ``digest``: a CRC32C of what its records hold; the same for the same records, however they are compressed.
+    ``points``: where it can be entered, if it is compressed and can; then all of its blocks are in what is inflated.
     ``error``: why the shard could not be indexed; then it has no blocks. Never encoded.
     """
 
@@ -112,6 +116,7 @@ class ShardIndex:
     runs: Uints
     crcs: Uints = field(default_factory=_NONE.copy)
     passing: Uints = field(default_factory=_NONE.copy)
+    points: RestartPoints | None = field(default=None, kw_only=True)
     error: LoaderdError | None = field(default=None, kw_only=True)
 
     @classmethod
@@ -145,8 +150,8 @@ class ShardIndex:
         """(blocks,): where in ``batch_range`` those of each block end."""
         return shrunk(np.cumsum(-(-self.counts.astype(np.int64) // ANCHOR_RECORDS)))
 
-    def block(self, number: int) -> tuple[int, int, int, int, bytes, int | None]:
-        """(offset, num_bytes, count, first_record, anchors, CRC) of a block, as ``Block`` has them. 2 µs."""
+    def block(self, number: int) -> tuple[int, int, int, int, bytes, int | None, RestartPoint | None]:
+        """(offset, num_bytes, count, first_record, anchors, CRC, point) of a block, as ``Block`` has them. 2 µs."""
         anchors = b""
         if len(self.runs) == 1:
             anchors = _ANCHOR
@@ -162,6 +167,7 @@ class ShardIndex:
             self.first_records.item(number),
             anchors,
             self.crcs.item(number) if len(self.crcs) else None,
+            None if self.points is None else self.points.at(self.offsets.item(number)),
         )
 
     @property
@@ -193,6 +199,7 @@ def encode_indexes(indexes: Sequence[ShardIndex]) -> bytes:
             "num_runs": [len(index.runs) for index in indexes],
             "num_crcs": [len(index.crcs) for index in indexes],
             "num_passing": [len(index.passing) for index in indexes],
+            "points": [index.points and index.points.to_wire() for index in indexes],
             **{name: _array_to_wire(array) for name, array in zip(_ARRAYS, joined, strict=True)},
         },
         unicode_errors=_UNICODE_ERRORS,
@@ -224,7 +231,12 @@ def decode_indexes(data: bytes, files: Sequence[ShardFile] | None = None) -> lis
             number in (0, of_shard) for number, of_shard in zip(fields["num_crcs"], fields["blocks"], strict=True)
         ):
             raise ValueError("it has no CRC of some blocks")
-        _check_blocks(files, fields["compressions"], np.diff(bounds[0]), *arrays[:4])
+        times = [
+            (1 << 20 if points else 1) if compression not in ("gzip", "zlib") else MOST_INFLATED
+            for compression, points in zip(fields["compressions"], fields["points"], strict=True)
+        ]
+        sizes = [file.size_bytes * factor for file, factor in zip(files, times, strict=True)]
+        _check_blocks(fields["compressions"], sizes, np.diff(bounds[0]), *arrays[:4])
         indexes = [
             ShardIndex(
                 file,
@@ -232,10 +244,11 @@ def decode_indexes(data: bytes, files: Sequence[ShardFile] | None = None) -> lis
                 digest,
                 tuple(map(_damage_of, damages)) if damages else (),
                 *[array[slice(*own)] for array, own in zip(arrays, owns, strict=True)],
+                points=points and RestartPoints.from_wire(points, file.size_bytes),
             )
-            for file, compression, digest, damages, *owns in zip(
+            for file, compression, digest, damages, points, *owns in zip(
                 files,
-                *[fields[name] for name in ("compressions", "digests", "damages")],
+                *[fields[name] for name in ("compressions", "digests", "damages", "points")],
                 *map(pairwise, [bounds[0]] * 3 + bounds),
                 strict=True,
             )
@@ -255,19 +268,18 @@ def _damage_of(wire: dict[str, Any]) -> Damage:
 
 
 def _check_blocks(
-    files: Sequence[ShardFile], compressions: Sequence[Any], blocks: npt.NDArray[Any], *of_blocks: Uints
+    compressions: Sequence[Any], most_bytes: Sequence[int], blocks: npt.NDArray[Any], *of_blocks: Uints
 ) -> None:
     """Raise ValueError where blocks lie outside of their shards, or hold more records than there can be.
 
-    An index may be forged: memory is taken for the numbers in it.
+    ``most_bytes``: of each shard, inflated. An index may be forged: memory is taken for the numbers in it.
     """
     if not all(isinstance(each, str) and each in _COMPRESSIONS for each in compressions):
         raise ValueError("its compressions are unknown")
     if any(len(column) and column.max() > _MOST_NUMBER for column in of_blocks):
         raise ValueError("its numbers are too large")
     offsets, num_bytes, counts, _ = (column.astype(np.int64) for column in of_blocks)
-    inflated = [MOST_INFLATED if compression in ("gzip", "zlib") else 1 for compression in compressions]
-    sizes = np.repeat([file.size_bytes * times for file, times in zip(files, inflated, strict=True)], blocks)
+    sizes = np.repeat(most_bytes, blocks)
     # A block of zstd, of a tar and of an npz holds more than its bytes in the file.
     is_plain = np.repeat([compression in PLAIN for compression in compressions], blocks)
     most = np.where(is_plain, num_bytes, _ANY_COUNT + 1000 * np.minimum(sizes, 1 << 50))
@@ -303,10 +315,10 @@ def build_index(
     """
     with closing(open_shard(file, access)) as opened:
         compression = detect_compression(file.uri, opened.read_at, file.size_bytes)
-        blocks = _Blocks(block_records if compression == "none" else None, is_remote(file.uri))
         damages: list[Damage] = []
         next_record = digest = 0
-        stream = open_stream(file.uri, opened.read_at, compression, on_read)
+        stream = open_stream(file.uri, opened.read_at, compression, on_read, finds_points=True)
+        blocks = _Blocks(block_records if compression == "none" else None, is_remote(file.uri), stream.point_offsets)
         most_bytes = most_record_bytes(compression, file.size_bytes)
         for piece in scan(file.uri, stream.read_into, most_bytes=most_bytes, jump_to=stream.jump_to):
             if isinstance(piece, Damage):
@@ -319,7 +331,7 @@ def build_index(
         if stream.damage is not None:
             damages.append(_place(stream.damage, next_record, damages))
         opened.check_unchanged()
-    return ShardIndex(file, compression, digest, tuple(damages), *blocks.arrays())
+    return ShardIndex(file, compression, digest, tuple(damages), *blocks.arrays(), points=stream.points())
 
 
 def add_damage(damages: list[Damage], damage: Damage) -> None:
@@ -378,9 +390,11 @@ def _place(ended: Damage, next_record: int, damages: list[Damage]) -> Damage:
 class _Blocks:
     """Cuts healthy stretches of records into blocks."""
 
-    def __init__(self, block_records: int | None, has_crcs: bool) -> None:
-        self._block_records = block_records
-        self._crcs: list[int] | None = [] if has_crcs and block_records is not None else None
+    def __init__(self, block_records: int | None, has_crcs: bool, cuts: list[int] | None = None) -> None:
+        """``block_records``: None: compressed. ``cuts``: where that can be entered, as far as it was read."""
+        self._block_records, self._cuts = block_records, cuts
+        self._has_anchors = block_records is not None or cuts is not None
+        self._crcs: list[int] | None = [] if has_crcs and self._has_anchors else None
         self._rows: list[tuple[int, int, int, int]] = []
         self._anchors: list[npt.NDArray[np.uint32]] = []
 
@@ -402,10 +416,12 @@ class _Blocks:
                 self._rows.append((offset, 0, 0, record))
                 if self._crcs is not None:
                     self._crcs.append(0)
-                room = end if self._block_records is None else self._block_records
+                room = self._room(offset)
             take = min(end - begin, room)
+            if self._cuts is not None:
+                take = min(take, 1 + self._starts_before_cut(base + ends[begin + 1 : begin + take]))
             start, num_bytes, count, first = self._rows[-1]
-            if self._block_records is not None:
+            if self._has_anchors:
                 due = ends[begin + -count % ANCHOR_RECORDS : begin + take : ANCHOR_RECORDS]
                 self._anchors.append((due - (start - base)).astype(np.uint32))
             if self._crcs is not None:
@@ -419,11 +435,22 @@ class _Blocks:
         if not self._rows:
             return 0
         start, num_bytes, count, _ = self._rows[-1]
-        if start + num_bytes != offset:
+        if start + num_bytes != offset or (self._has_anchors and num_bytes >= MAX_BLOCK_BYTES):
             return 0
-        if self._block_records is None:
-            return 1 << 62
-        return 0 if num_bytes >= MAX_BLOCK_BYTES else self._block_records - count
+        if self._block_records is not None:
+            return self._block_records - count
+        return 1 << 62 if self._cuts is None or self._next_cut() > offset else 0
+
+    def _next_cut(self) -> int:
+        """The first cut behind the start of the last block."""
+        assert self._cuts is not None
+        number = bisect_right(self._cuts, self._rows[-1][0])
+        return self._cuts[number] if number < len(self._cuts) else 1 << 62
+
+    def _starts_before_cut(self, starts: Ends) -> int:
+        """How many of the records that begin there still belong to the last block."""
+        start = self._rows[-1][0]
+        return int(np.searchsorted(starts, min(self._next_cut(), start + MAX_BLOCK_BYTES)))
 
     def arrays(self) -> tuple[Uints, ...]:
         """The arrays of :class:`ShardIndex`, in its order."""

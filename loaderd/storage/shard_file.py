@@ -84,6 +84,19 @@ class ShardFile(NamedTuple):
         return not self.is_far_away or self.mtime_ns != 0
 
 
+class RestartPoint(NamedTuple):
+    """Where a compressed shard is entered, to read what is inflated from ``offset`` on.
+
+    That begins at ``bit`` of the file (from the lowest bit of its first byte on). What is inflated up to 32 KiB
+    behind the next point is in the bytes before ``stop``. ``window``: what it refers to, compressed; empty: nothing.
+    """
+
+    offset: int
+    bit: int
+    stop: int
+    window: bytes
+
+
 class Block(NamedTuple):
     """Where a block is. ``shard`` counts the data set's files from 0; the rest is as in ShardIndex."""
 
@@ -96,6 +109,16 @@ class Block(NamedTuple):
     """uint32, little-endian: the offset in the block of every ``ANCHOR_RECORDS``-th record."""
     crc: int | None = None
     """CRC32C of what its records hold; None: it is not known."""
+    point: RestartPoint | None = None
+    """Where inflating begins; then ``offset`` and ``num_bytes`` are of what is inflated. None: there is no need."""
+
+    @property
+    def stored_range(self) -> tuple[int, int]:
+        """(offset, bytes) of the part of the file that is read for it."""
+        if self.point is None:
+            return self.offset, self.num_bytes
+        begin = self.point.bit >> 3
+        return begin, self.point.stop - begin
 
 
 def is_remote(name: str) -> bool:

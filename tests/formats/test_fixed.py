@@ -82,10 +82,10 @@ def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "zlib":
         monkeypatch.setitem(sys.modules, "isal", None)
         monkeypatch.setitem(sys.modules, "zlib_ng", None)
-    inflate._fast_library.cache_clear()
-    assert inflate._fast_library().__name__ == ("isal.isal_zlib" if request.param == "isal" else "zlib")
+    inflate.fast_library.cache_clear()
+    assert inflate.fast_library().__name__ == ("isal.isal_zlib" if request.param == "isal" else "zlib")
     yield
-    inflate._fast_library.cache_clear()
+    inflate.fast_library.cache_clear()
 
 
 @pytest.mark.parametrize("how", WRAPPINGS)

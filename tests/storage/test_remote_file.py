@@ -124,7 +124,7 @@ def test_pieces_of_one_file_at_a_time_are_kept(access: Access, tmp_path: Path):
     indexes = [build_index(file, 8, access=access) for file in files]
     reader = BlockReader(files, ["gzip"] * 3, Reading(access=access))
     for number in (0, 1, 2, 0):
-        (block,) = blocks_of(indexes[number], number)
+        block = blocks_of(indexes[number], number)[0]
         records: Records = {}
         for found in reader.read(block, 10, 20):
             assert not isinstance(found, Damage)

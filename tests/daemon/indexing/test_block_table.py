@@ -51,7 +51,7 @@ def check_table(table: BlockTable, indexes: list[ShardIndex], kept: list[int]) -
         for offset, num_bytes, count, first in zip(
             index.offsets, index.num_bytes, index.counts, index.first_records, strict=True
         ):
-            (*place, anchors, _), left, _ = table.place(number)
+            (*place, anchors, _, _), left, _ = table.place(number)
             assert left is None
             assert place == [shard, offset, num_bytes, count, first]
             assert all(type(value) is int for value in place), "as msgpack wants it"
@@ -102,7 +102,7 @@ def records_of(table: BlockTable) -> list[Record]:
     """What the blocks of a table hold, as a worker finds it."""
     found = []
     for number, expected in enumerate(table.counts):
-        (shard, offset, num_bytes, count, first, anchors, _), left, _ = table.place(number)
+        (shard, offset, num_bytes, count, first, anchors, *_), left, _ = table.place(number)
         assert (offset, num_bytes) == (10 * first, 10 * count)
         assert np.frombuffer(anchors, "<u4").tolist() == list(range(0, num_bytes, 10 * ANCHOR_RECORDS))
         low, high, conditions = left or (first, first + count, [])
