@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from numbers import Rational, Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from loaderd.errors import OptionError
 from loaderd.options import (
@@ -32,7 +32,7 @@ from loaderd.options import (
     require_choice,
 )
 from loaderd.plan.rows import ConcatRows, MixRows, RowSequence
-from loaderd.plan.selection import HASHES, HashSplit, Operation, Range, Selection
+from loaderd.plan.selection import HASHES, HashSplit, NewestShards, Operation, Range, Selection
 from loaderd.redaction import redacted, shown
 from loaderd.schema import Derived, Schema, packed_schema
 from loaderd.storage.names import Columns, absolute_names, checked_names
@@ -115,15 +115,21 @@ class Dataset:
         """All but the first ``count`` records, counted as in :meth:`take`."""
         return self._with(Range("skip", count))
 
-    def newest(self, count: int) -> Dataset:
-        """The last ``count`` records, counted as in :meth:`take`, or all if there are fewer.
+    def newest(self, count: int | None = None, *, shards: int | None = None) -> Dataset:
+        """The last ``count`` records, counted as in :meth:`take`, or of the last ``shards`` shards; all if fewer.
 
         With ``refresh="epoch"`` and shards whose paths sort by age, each epoch has the records that are newest then.
+        Shards are counted that hold a record of this data set. Raises OptionError unless just one of both is given.
         """
-        return self._with(Range("newest", count))
+        if (count is None) == (shards is None):
+            raise OptionError(
+                f"newest takes a number of records or shards=, got {count} and shards={shards}",
+                hint="newest(500_000), or newest(shards=20).",
+            )
+        return self._with(Range("newest", count) if count is not None else NewestShards(cast("int", shards)))
 
     def split(
-        self, *fractions: float, by: Literal["record", "shard"] = "record", seed: int = 0
+        self, *fractions: float, by: Literal["record", "member", "shard"] = "record", seed: int = 0
     ) -> tuple[Dataset, ...]:
         """One data set (a side) for each of ``fractions``; each record is on exactly one side, always the same one.
 
@@ -133,7 +139,8 @@ class Dataset:
 
         ``by="shard"`` puts each shard on one side as a whole. Then the records of a game stay together, and only
         loaders of that side read the shard, while a split by records leaves some of every block to each side. With
-        few shards, a side may get none: making a loader of it raises NoShardsError.
+        few shards, a side may get none: making a loader of it raises NoShardsError. ``by="member"`` does so with each
+        member of a tar: a game stays together, and each tar is on all sides. Shards of other kinds stay whole.
 
         A side may be split again, into parts that are independent of this split. Raises OptionError where the
         fractions are not all above 0, or don't sum to 1.
@@ -142,7 +149,8 @@ class Dataset:
             require(isinstance(fraction, Real) and fraction > 0, "each fraction of split", "above 0", fraction)
             require(fraction <= 1, "each fraction of split", "at most 1", fraction)
         require(abs(sum(fractions) - 1) < 1e-9, "the sum of the fractions of split", "1", sum(fractions))
-        require(isinstance(by, str) and by in ("record", "shard"), "by", "record or shard", by)
+        is_known = isinstance(by, str) and by in ("record", "member", "shard")
+        require(is_known, "by", "record, member or shard", by)
         seed = as_seed(seed)
         level = sum(isinstance(operation, HashSplit) for operation in self.selection)
         edges = [0, *(round(part * HASHES) for part in accumulate(fractions[:-1])), HASHES]

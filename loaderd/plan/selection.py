@@ -67,13 +67,13 @@ Condition = HashCondition | BitCondition
 
 
 class HashSplit(NamedTuple):
-    """The records, or the shards, whose hash is in ``start`` .. ``stop - 1``, of ``HASHES`` equally likely ones.
+    """The records, members or shards whose hash is in ``start`` .. ``stop - 1``, of ``HASHES`` equally likely ones.
 
     ``level``: how many splits were made before. Each split has hashes of its own, so that it divides what the one
     before left in the same proportions.
     """
 
-    by: Literal["record", "shard"]
+    by: Literal["record", "member", "shard"]
     seed: int
     level: int
     start: int
@@ -89,7 +89,11 @@ class HashSplit(NamedTuple):
 
     def has_shard(self, shard: str) -> bool:
         """With ``by="shard"``: whether the shard of that name is in."""
-        return len(numbers_that([self.condition(shard)], 0, 1)) == 1
+        return self.has_member(shard, 0)
+
+    def has_member(self, shard: str, first_record: int) -> bool:
+        """With ``by="member"``: whether the member is in that begins with this record of the shard of that name."""
+        return len(numbers_that([self.condition(shard)], first_record, first_record + 1)) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,20 @@ class Range:
         return {"take": (0, count), "skip": (count, total), "newest": (total - count, total)}[self.kind]
 
 
-Operation = HashSplit | Range
+@dataclass(frozen=True, slots=True)
+class NewestShards:
+    """The last ``count`` shards of those that hold a record of the list."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", as_count(self.count, "the shards of newest", "an integer of at least 1"))
+
+    def __str__(self) -> str:
+        return f"newest(shards={self.count})"
+
+
+Operation = HashSplit | Range | NewestShards
 Selection = tuple[Operation, ...]
 
 

@@ -99,6 +99,25 @@ def test_growing_data_as_an_option_and_in_a_mix(numbered: Numbered, tmp_path: Pa
     assert len(set(of_games)) == 60, "a set that does not grow goes on where it was"
 
 
+def test_the_newest_shards_of_each_epoch(numbered: Numbered, tmp_path: Path):
+    paths = numbered.write([50, 50, 60])
+    folder = tmp_path / "growing"
+    folder.mkdir()
+    grow(paths, folder, 2)
+    tail = Dataset(str(folder / "*.tfrecord"), numbered.schema, shuffle=SMALL, refresh="epoch").newest(shards=2)
+    with loaderd.Loader(tail, batch_size=10, epochs=2, workers=1) as loader:
+        batches = iter(loader)
+        assert sorted(flat([numbered.check(next(batches)) for _ in range(9)])) != list(range(100))
+        grow(paths, folder, 1)
+        numbered.check(next(batches))
+        position = loader.position
+        second = [numbered.check(batch) for batch in batches]
+    assert sorted(flat(second)) == list(range(50, 160)) and position.epoch == 1
+    (folder / sorted(path.name for path in folder.iterdir())[0]).unlink()
+    with loaderd.Loader(tail, batch_size=10, epochs=1, workers=1, start=position) as loader:
+        assert numbered.batches(loader) == second, "older shards may be deleted"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("newest", [1000, 130])
 def test_growing_data_of_several_writers(numbered: Numbered, tmp_path: Path, newest: int):

@@ -26,6 +26,7 @@ from loaderd.plan.selection import (
     Condition,
     HashCondition,
     HashSplit,
+    NewestShards,
     Operation,
     Selection,
     counts_that,
@@ -36,6 +37,7 @@ from loaderd.storage.shard_file import Block
 
 _HINTS = {
     "shard": 'Give more shards, or another seed, or split by="record".',
+    "member": 'Give more games, or another seed, or split by="record".',
     "record": "Give more records, or another seed, or a larger fraction.",
 }
 
@@ -177,17 +179,21 @@ class _Selection:
     def apply(self, operation: Operation) -> None:
         """Apply ``operation``; raises NoShardsError if there were records, and it leaves none."""
         before = self.counts
-        if not isinstance(operation, HashSplit):
+        if isinstance(operation, NewestShards):
+            self.counts = self._of_newest(operation.count)
+        elif not isinstance(operation, HashSplit):
             self.counts = self._clip(*operation.range_of(int(before.sum())))
         elif operation.by == "shard":
             self.counts = self._of_shards(operation)
+        elif operation.by == "member":
+            self.counts = self._of_members(operation)
         else:
             self.conditions.by_record.append(operation)
             self.counts = self._counts_again()
         self._drop_empty()
         if before.any() and not self.counts.any():
             num_shards = sum(bool(before[own].any()) for _, own in self.by_shard())
-            what = "shard" if isinstance(operation, HashSplit) and operation.by == "shard" else "record"
+            what = operation.by if isinstance(operation, HashSplit) else "record"
             raise NoShardsError(
                 f"{operation} holds no {what}, of {before.sum()} records in {num_shards} shards",
                 hint=_HINTS[what] if isinstance(operation, HashSplit) else "Choose a number that leaves some.",
@@ -202,6 +208,22 @@ class _Selection:
         for index, own in self.by_shard():
             if not operation.has_shard(index.file.name):
                 counts[own] = 0
+        return counts
+
+    def _of_members(self, operation: HashSplit) -> Int64s:
+        counts: Int64s = self.counts.copy()
+        for index, own in self.by_shard():
+            if index.compression != "tar":
+                counts[own] *= operation.has_shard(index.file.name)
+                continue
+            for block, first in enumerate(index.first_records.tolist(), own.start):  # each is a member
+                counts[block] *= operation.has_member(index.file.name, first)
+        return counts
+
+    def _of_newest(self, num_shards: int) -> Int64s:
+        counts: Int64s = self.counts.copy()
+        starts = [own.start for _, own in self.by_shard() if counts[own].any()]
+        counts[: starts[-num_shards] if len(starts) > num_shards else 0] = 0
         return counts
 
     def _counts_again(self) -> Int64s:

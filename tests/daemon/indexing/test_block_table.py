@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.daemon.indexing.block_table import BlockTable
-from loaderd.errors import NoShardsError
+from loaderd.errors import NoShardsError, OptionError
 from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, shrunk
-from loaderd.plan.selection import HASHES, HashSplit, Operation, Range, numbers_that
+from loaderd.plan.selection import HASHES, HashSplit, NewestShards, Operation, Range, numbers_that
 from loaderd.randomness import key_of
 from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile
@@ -269,3 +269,41 @@ def test_what_does_not_change_the_digest():
     assert digest([made_up("elsewhere/a", blocks, 7), shards[1]], HALF) == digest(shards, HALF), "folders"
     assert digest(shards, Range("take", 140)) == digest(shards), "what leaves everything"
     assert digest(shards, Range("take", 70)) == digest(shards[:1]), "what is not in the data set"
+
+
+def test_a_split_by_member_keeps_each_together():
+    """Of tars: other shards stay whole."""
+    tars = [made_up(f"{number}.tar", [(7, 0)] * 40) for number in range(3)]
+    for index in tars:
+        index.compression = "tar"
+    indexes = [*tars, made_up("plain", [(50, 0)] * 4)]
+    sides = [
+        BlockTable(indexes, "raise", (HashSplit("member", 0, 0, start, stop),))
+        for start, stop in ((0, HASHES // 4), (HASHES // 4, HASHES))
+    ]
+    blocks = [
+        {(place.block.shard, place.block.first_record) for place in map(side.place, range(len(side.counts)))}
+        for side in sides
+    ]
+    everything = {(shard, int(first)) for shard, index in enumerate(indexes) for first in index.first_records}
+    assert not blocks[0] & blocks[1] and blocks[0] | blocks[1] == everything
+    assert 15 < len([block for block in blocks[0] if block[0] < 3]) < 45, "a quarter of 120 games"
+    assert len({3 in {shard for shard, _ in side} for side in blocks}) == 2, "the plain one is on one side"
+    assert BlockTable(indexes[:2], "raise", (HashSplit("member", 0, 0, 0, HASHES // 4),)).num_records == 7 * len(
+        [block for block in blocks[0] if block[0] < 2]
+    ), "also when a shard comes or goes"
+
+
+def test_the_newest_shards_are_those_with_records():
+    indexes = [made_up(str(number), [(number % 3, 0)] * (number % 3 > 0)) for number in range(9)]  # 3 and 6 are empty
+
+    def shards_of(*operations: Operation) -> list[int]:
+        table = BlockTable(indexes, "raise", operations)
+        return [table.place(number).block.shard for number in range(len(table.counts))]
+
+    assert shards_of(NewestShards(3)) == [5, 7, 8] and shards_of(NewestShards(100)) == shards_of()
+    assert shards_of(Range("take", 4), NewestShards(1)) == [4], "of what is left"
+    assert str(NewestShards(3)) == "newest(shards=3)"
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(OptionError, match="shards of newest"):
+            NewestShards(wrong)  # type: ignore[arg-type]
