@@ -70,7 +70,7 @@ from loaderd.storage.access import Access
 from loaderd.storage.files import open_shard, read_shard
 from loaderd.storage.shard_file import PLAIN, Compression, RestartPoint, ShardFile, is_remote
 
-INDEX_VERSION = 6
+INDEX_VERSION = 7
 ANCHOR_RECORDS = 32
 MAX_BLOCK_BYTES = 8 << 20
 # A damage takes some 300 bytes of memory, and may be of 16 bytes in the shard.
