@@ -164,7 +164,7 @@ def test_what_a_loader_does_not_import():
     imported = modules_of("import numpy; before |= set(sys.modules); from loaderd import Loader")
     assert "loaderd.client.loader" in imported
     assert [each for each in imported if each.startswith(tuple(NOT_IN_A_LOADER))] == []
-    assert len([each for each in imported if each.split(".")[0] == "loaderd"]) <= 59, "each costs a start 0.2 ms"
+    assert len([each for each in imported if each.split(".")[0] == "loaderd"]) <= 62, "each costs a start 0.2 ms"
 
 
 @pytest.mark.parametrize("name", ["loaderd", *BINDINGS])

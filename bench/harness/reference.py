@@ -20,7 +20,6 @@ from loaderd.errors import Damage
 from loaderd.formats.compression import detect_compression, open_stream
 from loaderd.formats.framing import scan
 from loaderd.schema import Field
-from loaderd.schema.fields import Permuted
 from loaderd.storage.files import open_shard
 from loaderd.storage.shard_file import ShardFile
 
@@ -87,7 +86,7 @@ def _decode_field(
         return np.concatenate([part.reshape(len(part), -1).repeat(num_records // len(part), 0) for part in parts], 1)
     if isinstance(field, Fill):
         return np.full((1, *field.shape), field.value, field.dtype)
-    assert not isinstance(field, Permuted), "of no user's schema"
+    assert isinstance(field, (Bits, Array, Spread)), "a field of the schemas of benchmarks"
     values = stored[field.feature]
     if isinstance(field, Bits):
         if field.plane_bytes is not None:

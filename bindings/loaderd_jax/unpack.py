@@ -15,7 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.schema.device_program import Cast, Collect, Constant, DeviceProgram, ExpandBits, LookUp, Step, inputs_of
+from loaderd.schema.device_program import (
+    Cast,
+    Collect,
+    Constant,
+    DeviceProgram,
+    ExpandBits,
+    LookUp,
+    LookUpCodes,
+    OneHotOf,
+    Put,
+    Step,
+    inputs_of,
+)
 
 Arrays = dict[str, jax.Array]
 PlacedField = tuple[str, tuple[int, np.dtype[Any], tuple[int, ...]]]
@@ -81,6 +93,15 @@ def _made(step: Step, stored: jax.Array, *others: jax.Array) -> jax.Array:
     """(n, values)"""
     if isinstance(step, Collect):
         return _collected(step, stored, *(jax.lax.bitcast_convert_type(each, jnp.uint8) for each in others))
+    if isinstance(step, LookUpCodes):
+        words = stored[:, step.high].astype(jnp.int32) << 8 | stored[:, step.low]
+        return _as(jnp.asarray(_as_integers(step.table))[words >> step.shift & step.mask], step.table.dtype)
+    if isinstance(step, Put):
+        return _put(step, _signed(stored), _made(step.values, *others).reshape(stored.shape))
+    if isinstance(step, OneHotOf):
+        is_class = _signed(stored)[:, :, None] == np.arange(step.classes)
+        one = _as_integers(step.one)
+        return _as(jnp.where(is_class, one, np.zeros_like(one)), step.one.dtype)
     if isinstance(step, ExpandBits):
         is_set = (stored[:, step.byte] & step.mask) != 0
         integers = _as_integers(step.value)
@@ -121,6 +142,21 @@ def _collected(step: Collect, bits: jax.Array, *others: jax.Array) -> jax.Array:
     found = (ends[:, None, :] < jnp.arange(1, step.k + 1)[:, None]).sum(axis=2, dtype=jnp.int32)
     chosen = jnp.take_along_axis(index, jnp.minimum(found, len(step.byte) - 1), axis=1)
     return jnp.where(found < len(step.byte), chosen, -1)
+
+
+def _put(step: Put, index: jax.Array, values: jax.Array) -> jax.Array:
+    """Where several values have one index, and where it is -1, all but the last go to a place that is not kept."""
+    integers = jax.lax.bitcast_convert_type(values, jnp.dtype(f"u{step.dtype.itemsize}"))
+    is_same = index[:, :, None] == index[:, None, :]
+    is_last = ~(is_same & np.triu(np.ones(is_same.shape[1:], bool), 1)).any(axis=2)
+    place = jnp.where(is_last & (index >= 0), index, step.size)
+    made = jnp.zeros((len(index), step.size), integers.dtype)
+    return _as(made.at[jnp.arange(len(index))[:, None], place].set(integers, mode="drop"), step.dtype)
+
+
+def _signed(values: jax.Array) -> jax.Array:
+    """In 32 bits, or in 64 where it has these. What is too large is below 0 then."""
+    return values.astype(jnp.int64 if values.dtype.itemsize == 8 else jnp.int32)
 
 
 def _firsts(flags: jax.Array) -> jax.Array:

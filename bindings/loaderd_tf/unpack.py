@@ -31,7 +31,10 @@ from loaderd.schema.device_program import (
     Constant,
     ExpandBits,
     LookUp,
+    LookUpCodes,
+    OneHotOf,
     Permute,
+    Put,
     Step,
     as_int64,
 )
@@ -145,7 +148,18 @@ def _made(flat: Tensors, step: Step, n: tf.Tensor) -> tf.Tensor:
         return tf.fill([n, *step.shape], tf.constant(step.value))
     if isinstance(step, Collect):
         return _collect(step, n, *(tf.bitcast(flat[feature], tf.uint8) for feature in step.features))
+    if isinstance(step, Put):
+        return _put(step, n, flat[step.features[0]], _made(flat, step.values, n))
     stored = flat[step.feature]
+    if isinstance(step, LookUpCodes):
+        high, low = (tf.cast(tf.gather(stored, each, axis=1), tf.int32) for each in (step.high, step.low))
+        words = tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, np.int32(8)), low)
+        codes = tf.bitwise.bitwise_and(tf.bitwise.right_shift(words, step.shift), np.int32(step.mask))
+        return _as(tf.gather(_as_integers(step.table), codes), step.table.dtype)
+    if isinstance(step, OneHotOf):
+        is_class = tf.cast(stored, tf.int64)[:, :, None] == tf.range(step.classes, dtype=tf.int64)
+        one = _as_integers(step.one)
+        return _as(tf.where(is_class, one, np.zeros_like(one)), step.one.dtype)
     if isinstance(step, ExpandBits):
         return _expand_bits(stored, step)
     if isinstance(step, LookUp):
@@ -197,6 +211,21 @@ def _collect(step: Collect, n: tf.Tensor, bits: tf.Tensor, *others: tf.Tensor) -
     found = tf.searchsorted(ends, tf.broadcast_to(tf.range(1, step.k + 1), [n, step.k]))
     chosen = tf.gather(index, tf.minimum(found, num_bits - 1), axis=1, batch_dims=1)
     return tf.where(found < num_bits, chosen, tf.constant(-1, index.dtype))
+
+
+def _put(step: Put, n: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Where several values have one index, and where it is -1, all but the last go to a place behind the others."""
+    num_values, integer = step.values.count, np.dtype(f"i{step.dtype.itemsize}")
+    integers = tf.bitcast(tf.reshape(values, [n, num_values]), integer)
+    index = tf.reshape(tf.cast(indices, tf.int64), [n, num_values])
+    is_later = np.triu(np.ones((num_values, num_values), bool), 1)
+    is_last = ~tf.reduce_any((index[:, :, None] == index[:, None, :]) & is_later, axis=2)
+    place = tf.where(is_last & (index >= 0), index, np.int64(step.size))
+    row = tf.broadcast_to(tf.range(tf.cast(n, tf.int64))[:, None], tf.shape(place))
+    made = tf.tensor_scatter_nd_update(
+        tf.zeros([n, step.size + 1], integer), tf.stack([row, place], axis=2), integers
+    )
+    return _as(made[:, : step.size], step.dtype)
 
 
 def _chosen(values: tf.Tensor, step: LookUp | Cast) -> tf.Tensor:

@@ -23,6 +23,9 @@ from loaderd.schema.device_program import (
     DeviceProgram,
     ExpandBits,
     LookUp,
+    LookUpCodes,
+    OneHotOf,
+    Put,
     Step,
     as_int64,
     inputs_of,
@@ -33,6 +36,7 @@ Tensors = dict[str, torch.Tensor]
 _logger = logging.getLogger("loaderd")
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _Operation = Callable[..., torch.Tensor]
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Unpacker:
@@ -117,6 +121,15 @@ def _operation(step: Step, device: torch.device) -> _Operation:
         arrays = (step.byte, step.mask, step.nibble_byte, step.nibble_shift, step.table)
         tensors = [None if each is None else torch.from_numpy(each).to(device) for each in arrays]
         return partial(_collect, step=step, tensors=tensors)
+    if isinstance(step, LookUpCodes):
+        tensors = [torch.from_numpy(each).to(device) for each in (step.high, step.low, step.shift)]
+        table, dtype = _as_integers(step.table).to(device), torch_dtype_of(step.table.dtype)
+        return partial(_look_up_codes, step=step, tensors=tensors, table=table, dtype=dtype)
+    if isinstance(step, Put):
+        return partial(_put, step=step, values_of=_operation(step.values, device), dtype=torch_dtype_of(step.dtype))
+    if isinstance(step, OneHotOf):
+        one, dtype = _as_integers(step.one[None]).to(device), torch_dtype_of(step.one.dtype)
+        return partial(_one_hot, step=step, one=one, dtype=dtype)
     if isinstance(step, Cast):
         return partial(_cast, step=step, dtype=torch_dtype_of(step.dtype))
     return partial(
@@ -201,11 +214,42 @@ def _collect(bits: torch.Tensor, *others: torch.Tensor, step: Collect, tensors: 
     )
 
 
+def _look_up_codes(
+    stored: torch.Tensor, step: LookUpCodes, tensors: list[torch.Tensor], table: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    high, low, shift = tensors
+    words = stored.index_select(1, high).to(torch.int32) << 8 | stored.index_select(1, low)
+    return table[(words >> shift & step.mask).to(torch.int64)].view(dtype).reshape(-1, *step.shape)
+
+
+def _put(
+    indices: torch.Tensor, stored: torch.Tensor, step: Put, values_of: _Operation, dtype: torch.dtype
+) -> torch.Tensor:
+    """Where several values have one index, and where it is -1, all but the last go to a place behind the others."""
+    n, num_values = indices.shape
+    values = values_of(stored).reshape(n, num_values).contiguous().view(_INTEGERS[step.dtype.itemsize])
+    index = _in_64_bits(indices)
+    is_later = torch.ones(num_values, num_values, dtype=torch.bool, device=index.device).triu(1)
+    is_last = ~((index[:, :, None] == index[:, None, :]) & is_later).any(2)
+    place = torch.where(is_last & (index >= 0), index, torch.full_like(index, step.size))
+    made = values.new_zeros(n, step.size + 1).scatter(1, place, values)
+    return made[:, : step.size].contiguous().view(dtype).reshape(-1, *step.shape)
+
+
+def _one_hot(stored: torch.Tensor, step: OneHotOf, one: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    is_class = _in_64_bits(stored)[:, :, None] == torch.arange(step.classes, device=stored.device)
+    return torch.where(is_class, one, torch.zeros_like(one)).view(dtype).reshape(-1, *step.shape)
+
+
+def _in_64_bits(values: torch.Tensor) -> torch.Tensor:
+    return values.view(torch.int64) if values.dtype == torch.uint64 else values.to(torch.int64)
+
+
 def _cast(stored: torch.Tensor, step: Cast, dtype: torch.dtype) -> torch.Tensor:
     values = stored[:, step.first : step.first + step.count]
     if values.dtype != dtype or step.scale is not None or step.offset is not None:
         if step.scale is not None or step.offset is not None or not dtype.is_floating_point:
-            values = values.view(torch.int64) if values.dtype == torch.uint64 else values.to(torch.int64)
+            values = _in_64_bits(values)
         if step.scale is not None:
             values = values * as_int64(step.scale)
         if step.offset is not None:

@@ -4,6 +4,8 @@
 
     rows (n, row_bytes) ──┬── Bits ─────► loaderd.kernels.bits
                           ├── Sparse ───► loaderd.kernels.sparse
+                          ├── Codes, PrefixCodes ──► loaderd.decode.codes
+                          ├── Scatter, OneHot ─────► loaderd.decode.dense
                           ├── Packed ───► CastValues
                           ├── Array ────► CastValues or LookUpValues
                           ├── Spread, Fill, Planes ──► loaderd.decode.planes
@@ -24,6 +26,8 @@ from typing import Any
 
 import numpy as np
 
+from loaderd.decode.codes import LookUpCodes, ReadPrefixCodes
+from loaderd.decode.dense import OneHotValues, ScatterValues
 from loaderd.decode.derive_field import CallCFunction, DeriveField, put_result
 from loaderd.decode.planes import FillValue, JoinPlanes, SpreadPlanes
 from loaderd.errors import WorkerError
@@ -34,13 +38,18 @@ from loaderd.schema import (
     Array,
     Bits,
     CFunction,
+    Codes,
     Derived,
+    Feature,
     Field,
     FieldSpec,
     Fill,
+    OneHot,
     Packed,
     PackedBits,
     Planes,
+    PrefixCodes,
+    Scatter,
     Schema,
     Sparse,
     Spread,
@@ -82,6 +91,7 @@ class BatchDecoder:
         self._spent: StageTimes = [0] * len(self._fields) if spent is None else spent
         self._last_place = len(self._fields) - 1 if spent is None else num_places - 1
         intermediates = {name: schema.spec_of(name) for name in self._fields if name not in self.specs}
+        self._checks = [_engine(schema, name, self._values) for name in schema.checked_fields]
         engines = list(self._fields.values())
         scratch_record_bytes = sum(engine.scratch_record_bytes for engine in engines)
         scratch_record_bytes += sum(spec.record_bytes for spec in intermediates.values())
@@ -121,6 +131,8 @@ class BatchDecoder:
 
     def _decode_chunk(self, rows: Bytes, stands_for: int) -> None:
         """``stands_for``: for how many calls the times of this one count; 0: it is not timed."""
+        for checked in self._checks:
+            checked.check(rows)
         spent, last_place = self._spent, self._last_place
         began_ns = time.monotonic_ns() if stands_for else 0
         for number, (name, engine) in enumerate(self._fields.items()):
@@ -173,12 +185,24 @@ def _engine_of(schema: Schema, name: str, what: str, definition: Field, fields: 
         return DeriveField(what, definition, name, schema, fields)
     if isinstance(definition, Fill):
         return FillValue(definition)
+    starts = _starts(schema)
+    if isinstance(definition, Scatter):
+        both = (definition.indices, definition.values)
+        columns_of = [_columns(schema.features[each], starts[each]) for each in both]
+        return ScatterValues(what, definition, *columns_of)
     feature = schema.features[definition.feature]
-    start = _starts(schema)[definition.feature]
+    start = starts[definition.feature]
     if isinstance(definition, Bits):
         return bits_engine(layout_of(definition, start))
     if isinstance(definition, Sparse):
-        return sparse_engine(_sparse_layout(what, definition, schema, _starts(schema)), definition.dtype.itemsize)
+        return sparse_engine(_sparse_layout(what, definition, schema, starts))
+    if isinstance(definition, Codes):
+        return LookUpCodes(what, definition, 8 * start + definition.start)
+    if isinstance(definition, PrefixCodes):
+        assert isinstance(feature, PackedBits)
+        return ReadPrefixCodes(what, definition, start, feature.num_bits)
+    if isinstance(definition, OneHot):
+        return OneHotValues(what, definition, *_columns(feature, start))
     if isinstance(definition, Spread):
         return SpreadPlanes(what, definition, feature, start)
     stored = feature.row_dtype.base
@@ -209,6 +233,11 @@ def layout_of(field: Bits, feature_offset: int) -> BitLayout:
     )
 
 
+def _columns(feature: Feature, start: int) -> tuple[slice, np.dtype[Any]]:
+    """The columns of rows where a feature is that begins at byte ``start``, and the dtype of its values."""
+    return slice(start, start + feature.num_bytes), feature.row_dtype.base
+
+
 def _sparse_layout(what: str, field: Sparse, schema: Schema, starts: Mapping[str, int]) -> SparseLayout:
     """``starts``: the byte of a row where each feature begins."""
     feature = schema.features[field.feature]
@@ -218,6 +247,7 @@ def _sparse_layout(what: str, field: Sparse, schema: Schema, starts: Mapping[str
         first_bit=8 * starts[field.feature] + field.start,
         table=field.indices_of(feature.num_bits),
         k=field.k,
+        dtype=field.dtype,
         is_little=field.bit_order == "little",
         codes_byte=-1 if field.codes is None else starts[field.codes],
         num_codes=0 if field.codes is None else field.num_codes(schema.features),

@@ -27,6 +27,10 @@ class Engine:
     def reserve(self, max_records: int) -> None:
         """Allocate the scratch memory: from then on ``decode`` takes up to ``max_records`` records a call."""
 
+    def check(self, rows: Bytes) -> None:
+        """Raise WorkerError where ``decode`` would, without an ``out``; for what ``Schema.checked_fields`` has."""
+        raise NotImplementedError
+
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         """Write the field of ``rows``, uint8 (n, row_bytes), to ``out`` (n, *shape). Both must be C-contiguous.
 

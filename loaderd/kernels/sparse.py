@@ -44,6 +44,7 @@ class SparseLayout:
     first_bit: int
     table: npt.NDArray[np.int32]
     k: int
+    dtype: np.dtype[Any]
     is_little: bool
     codes_byte: int = -1
     num_codes: int = 0
@@ -56,13 +57,21 @@ class SparseLayout:
         return int(self.table.shape[2] if self.codes_byte >= 0 else self.table.shape[1] * self.table.shape[2])
 
 
-def sparse_engine(layout: SparseLayout, itemsize: int) -> Engine:
-    """The fastest engine for ``layout``, for indices of ``itemsize`` bytes."""
-    loop = compiled(collect_code(itemsize)) if sys.byteorder == "little" else None
+def sparse_engine(layout: SparseLayout) -> Engine:
+    """The fastest engine for ``layout``."""
+    loop = compiled(collect_code(layout.dtype.itemsize)) if sys.byteorder == "little" else None
     return SparseByNumpy(layout) if loop is None else SparseByLoop(layout, loop)
 
 
-class SparseByNumpy(Engine):
+class _SparseEngine(Engine):
+    _layout: SparseLayout
+
+    def check(self, rows: Bytes) -> None:
+        items = () if self._layout.counts else (self._layout.k,)
+        self.decode(rows, np.empty((len(rows), *items), self._layout.dtype))
+
+
+class SparseByNumpy(_SparseEngine):
     """All pieces of all records of a chunk at once."""
 
     def __init__(self, layout: SparseLayout) -> None:
@@ -324,13 +333,13 @@ def collect_code(itemsize: int) -> str:
     return code.replace("CAST", cast).replace("COUNT", count)
 
 
-class SparseByLoop(Engine):
+class SparseByLoop(_SparseEngine):
     """By the loop. Of a record that it finds to be damaged, numpy says what is wrong."""
 
     is_compiled = True
 
     def __init__(self, layout: SparseLayout, loop: Any) -> None:
-        self._loop, self._plain = loop, SparseByNumpy(layout)
+        self._layout, self._loop, self._plain = layout, loop, SparseByNumpy(layout)
         self._words = _words(layout)
         self._table = np.ascontiguousarray(layout.table, np.int32)
         num_buckets, num_codes, squares = self._table.shape

@@ -1,6 +1,8 @@
 """Descriptions of what a record stores, and of what a batch holds. Nothing is decoded here."""
 
 from loaderd.schema.c_function import CFunction
+from loaderd.schema.codes import Codes, PrefixCodes
+from loaderd.schema.dense import OneHot, Scatter
 from loaderd.schema.features import Feature, Float, Int64, Length, PackedBits, Raw, Shape, resolve_dtype
 from loaderd.schema.field_spec import FieldSpec
 from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Planes, Spread
@@ -13,6 +15,7 @@ __all__ = [
     "Array",
     "Bits",
     "CFunction",
+    "Codes",
     "Derived",
     "Feature",
     "Field",
@@ -22,10 +25,13 @@ __all__ = [
     "Float",
     "Int64",
     "Length",
+    "OneHot",
     "Packed",
     "PackedBits",
     "Planes",
+    "PrefixCodes",
     "Raw",
+    "Scatter",
     "Schema",
     "Shape",
     "Sparse",

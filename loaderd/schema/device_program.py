@@ -14,6 +14,9 @@ A step takes a feature, ``(n, values)``, or several, and makes a field of it, or
 ``LookUp``      a value of one or two bytes, as an unsigned integer, is an index into ``table``, which numpy made
 ``Cast``        a value as it is, or cast: integers to integers, which wrap, or exactly rounded to float32 or float64
 ``Collect``     the indices of set bits, or of pieces on them, from a table
+``LookUpCodes``  codes of a few bits are indices into ``table``
+``Put``         values at their indices, 0 elsewhere
+``OneHotOf``    1 at the place that an integer names, 0 elsewhere
 ``Constant``    the same everywhere
 ==============  ====================================================================================================
 
@@ -21,8 +24,8 @@ At last, a ``Permute`` may take the values of a field from other places, by a ta
 
 No step computes in floats: a library may round ``x * scale + offset`` once, where numpy rounds twice, and take
 subnormal numbers for 0. So all make the bits that the workers make. What would need such arithmetic, or a check of
-its values, the workers finish, and so they do with ``Derived``. Of what ``Collect`` makes, the workers have found out
-that it can be made: they make it, too, and send what it is made of.
+its values, the workers finish, and so they do with ``Derived``. Codes, indices and integers that there may not be,
+the workers look at (``Schema.checked_fields``), and send them as they are stored.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderd.schema.codes import Codes, PrefixCodes
+from loaderd.schema.dense import OneHot, Scatter
 from loaderd.schema.exact import ArrayValues, ExactCast, SpreadValues, is_cast
 from loaderd.schema.features import Feature, PackedBits, Shape
 from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Permuted, Planes, Spread, parts_of
@@ -45,6 +50,7 @@ from loaderd.schema.sparse import Sparse
 AnyArray = npt.NDArray[Any]
 _MOST_COLLECTED_BITS = 2048  # a device takes several bytes for each
 _MOST_PERMUTED = 1 << 24  # values of all tables together: 8 bytes each, of a schema that anybody may have sent
+_MOST_PUT_BYTES = 1024  # a device compares each index of a record with all of them
 _MAX_TABLE_ITEMSIZE = 2  # bytes of a stored value; the table has an entry for each possible one
 
 
@@ -152,9 +158,9 @@ class Collect:
     shape: Shape
 
     def __str__(self) -> str:
-        what = "count" if self.counts else f"the first {self.k} of"
+        what = "count what is kept" if self.counts else f"collect the first {self.k}"
         return (
-            f"collect {what} {len(self.byte)} bits of {self.features[0]!r} by a table of {self.table.shape} -> "
+            f"{what} of {len(self.byte)} bits of {self.features[0]!r} by a table of {self.table.shape} -> "
             f"{self.table.dtype} {self.shape}"
         )
 
@@ -174,14 +180,64 @@ class Permute:
         return f"permute all of them by the table of {len(self.source)} that {self.feature!r} names -> {self.shape}"
 
 
-Step = ExpandBits | LookUp | Cast | Collect | Constant
+@dataclass(frozen=True, eq=False)
+class LookUpCodes:
+    """``table``, (codes, values of each), of the codes (bytes[high[i]] << 8 | bytes[low[i]]) >> shift[i] & mask."""
+
+    feature: str
+    high: npt.NDArray[np.intp]
+    low: npt.NDArray[np.intp]
+    shift: npt.NDArray[np.int32]
+    mask: int
+    table: AnyArray
+    shape: Shape
+
+    def __str__(self) -> str:
+        return (
+            f"look up {len(self.shift)} codes in {self.feature!r} in a table of {len(self.table)} -> "
+            f"{self.table.dtype} {self.shape}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Put:
+    """What ``values`` makes, (n, values) of ``dtype``, at the places that the first of ``features`` names.
+
+    Of values with one index, the last one counts; those with an index of -1 are left out. ``size``: how many places
+    there are.
+    """
+
+    features: tuple[str, ...]
+    values: LookUp | Cast
+    dtype: np.dtype[Any]
+    size: int
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"put values at {self.features[0]!r} -> {self.dtype} {self.shape}: {self.values}"
+
+
+@dataclass(frozen=True, eq=False)
+class OneHotOf:
+    """``one``, of the field's dtype, (), where a value of the feature is the number of a class; else 0."""
+
+    feature: str
+    classes: int
+    one: AnyArray
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"compare {self.feature!r} with {self.classes} classes -> {self.one.dtype} {self.shape}"
+
+
+Step = ExpandBits | LookUp | Cast | Collect | LookUpCodes | Put | OneHotOf | Constant
 
 
 def inputs_of(step: Step | Permute) -> tuple[str, ...]:
     """The packed fields that a step takes, in the order in which it names them."""
     if isinstance(step, Constant):
         return ()
-    return step.features if isinstance(step, Collect) else (step.feature,)
+    return step.features if isinstance(step, (Collect, Put)) else (step.feature,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,10 +297,18 @@ def _step(name: str, part: Field, features: Mapping[str, Feature]) -> Step | Non
         return Constant(in_dtype(part.value, part.dtype), spec.shape)
     if isinstance(part, Sparse):
         return _collect(part, features, spec.shape)
+    if isinstance(part, Scatter):
+        return _put(part, features)
     feature = features[part.feature]
     if isinstance(part, Bits):
         return _bits(part)
+    if isinstance(part, PrefixCodes):
+        return None  # each one says where the next one begins
+    if isinstance(part, Codes):
+        return _look_up_codes(part, feature, spec.shape)
     stored = feature.row_dtype.base.newbyteorder("=")
+    if isinstance(part, OneHot):
+        return OneHotOf(part.feature, part.classes, in_dtype(1, part.dtype), spec.shape)
     if isinstance(part, Spread):
         return _spread(part, feature, stored, spec.shape)
     if isinstance(part, Packed):
@@ -292,6 +356,29 @@ def _collect(part: Sparse, features: Mapping[str, Feature], shape: Shape) -> Col
         part.count,
         shape,
     )
+
+
+def _look_up_codes(part: Codes, feature: Feature, shape: Shape) -> LookUpCodes:
+    place = part.start + part.width * np.arange(part.num_places)
+    high, low, shift, mask = part.words_of(place, feature.num_bytes)
+    table = part.table.reshape(len(part.values), -1)
+    whole = np.zeros((mask + 1, table.shape[1]), table.dtype)
+    whole[: len(table)] = table
+    return LookUpCodes(part.feature, high, low, shift.astype(np.int32), mask, whole, shape)
+
+
+def _put(part: Scatter, features: Mapping[str, Feature]) -> Put | None:
+    """None also where sums are to be made, which floats round in another order."""
+    stored = features[part.values]
+    is_known = part.dtype.kind in "iu" or (part.dtype.itemsize > 1 and part.dtype.kind != "b")
+    if part.duplicates != "last" or not is_known or stored.num_bytes > _MOST_PUT_BYTES:
+        return None
+    values = Array(part.values, part.dtype)
+    shape = stored.row_dtype.shape
+    step = _array(values, stored.row_dtype.base.newbyteorder("="), part.dtype, shape)
+    if not isinstance(step, (LookUp, Cast)):
+        return None
+    return Put((part.indices, part.values), step, part.dtype, math.prod(part.shape), part.shape)
 
 
 def _mask(bit: npt.NDArray[np.intp], bit_order: str) -> npt.NDArray[np.uint8]:

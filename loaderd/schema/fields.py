@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from loaderd.errors import SchemaError
 from loaderd.schema.c_function import CFunction
+from loaderd.schema.codes import Codes, PrefixCodes
+from loaderd.schema.dense import OneHot, Scatter
 from loaderd.schema.exact import is_cast
 from loaderd.schema.features import (
     ByValue,
@@ -434,7 +436,7 @@ class Permuted(ByValue):
         return FieldSpec(shape, self.dtype)
 
 
-Single = Bits | Packed | Array | Spread | Fill | Sparse | Derived
+Single = Bits | Packed | Array | Spread | Fill | Sparse | Codes | PrefixCodes | Scatter | OneHot | Derived
 Field = Single | Planes | Permuted
 
 
@@ -473,7 +475,7 @@ def _reads(part: Single) -> tuple[str, ...]:
     """The arguments that name features."""
     if isinstance(part, (Fill, Derived)):
         return ()
-    return part.reads if isinstance(part, Sparse) else ("feature",)
+    return part.reads if isinstance(part, (Sparse, Scatter)) else ("feature",)
 
 
 def _numbers(value: Any, what: str) -> Number | tuple[Number, ...]:

@@ -25,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
+from loaderd.schema.codes import Codes, PrefixCodes
+from loaderd.schema.dense import OneHot, Scatter
 from loaderd.schema.features import Feature, Float, Int64, Length, PackedBits, Raw
 from loaderd.schema.field_spec import FieldSpec, check_name
 from loaderd.schema.fields import (
@@ -202,18 +204,20 @@ class Schema:
 
     @property
     def made_fields(self) -> list[str]:
-        """The delivered fields and what they are derived from, each behind its inputs; and those that are only
-        checked.
-
-        A Sparse that is not delivered is one that a device makes: it cannot say that a record is damaged, workers
-        can.
-        """
-        needed = set(self.fields) | {name for name, each in self.intermediates.items() if isinstance(each, Sparse)}
+        """The delivered fields and what they are derived from, each behind its inputs."""
+        needed = set(self.fields)
         order = self.evaluation_order
         for name in reversed(order):
             if name in needed:
                 needed.update(source for derived in derived_in(self.definition_of(name)) for source in derived.inputs)
         return [name for name in order if name in needed]
+
+    @property
+    def checked_fields(self) -> list[str]:
+        """Those that a device makes, which cannot say that a record is damaged: so workers look at what they read."""
+        made = self.made_fields
+        kept = [name for name in self.intermediates if name not in made]
+        return [name for name in kept if isinstance(self.intermediates[name], _CHECKED_KINDS)]
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
@@ -298,7 +302,22 @@ def _check_length(name: str, counted: str, features: Mapping[str, Feature]) -> N
 
 
 _FEATURE_KINDS = (PackedBits, Raw, Int64, Float, Length)
-_FIELD_KINDS = (Bits, Packed, Array, Spread, Fill, Sparse, Planes, Permuted, Derived)
+_FIELD_KINDS = (
+    Bits,
+    Packed,
+    Array,
+    Spread,
+    Fill,
+    Sparse,
+    Codes,
+    PrefixCodes,
+    Scatter,
+    OneHot,
+    Planes,
+    Permuted,
+    Derived,
+)
+_CHECKED_KINDS = (Sparse, Codes, Scatter, OneHot)
 _HINT_FEATURES = "What is stored; what comes out of it belongs in fields. See loaderd_tf.schema_from_features, too."
 _HINT_FIELDS = "What comes out; what is stored in a record belongs in features."
 _PARTS: tuple[tuple[str, tuple[type, ...], str], ...] = (

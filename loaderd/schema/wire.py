@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from loaderd.errors import SchemaError
+from loaderd.schema.codes import Codes, PrefixCodes
+from loaderd.schema.dense import OneHot, Scatter
 from loaderd.schema.features import Float, Int64, Length, PackedBits, Raw, is_numpys, resolve_dtype
 from loaderd.schema.fields import Array, Bits, Derived, Fill, Packed, Permuted, Planes, Spread
 from loaderd.schema.schema import Schema
@@ -30,7 +32,8 @@ _DTYPE = re.compile(
 )
 _FEATURES = {kind.__name__: kind for kind in (PackedBits, Raw, Int64, Float)}
 _PARTS_OF_PLANES = {kind.__name__: kind for kind in (Bits, Array, Spread, Fill)}
-_FIELDS = {**_PARTS_OF_PLANES, **{kind.__name__: kind for kind in (Packed, Planes, Permuted, Sparse)}}
+_OTHER_FIELDS = (Packed, Planes, Permuted, Sparse, Codes, PrefixCodes, Scatter, OneHot)
+_FIELDS = {**_PARTS_OF_PLANES, **{kind.__name__: kind for kind in _OTHER_FIELDS}}
 _OF_WORKERS = ("default", "pad", "cut", "as_list")
 # Sent only where they differ from these values: so an older version understands all other schemas.
 _SELDOM = {"bit_order": "big", "plane_bytes": None, "first": None, "wrap": False}

@@ -189,7 +189,7 @@ def test_structure_names_what_is_sent(numbered: Numbered):
         loaderd_tf.make_dataset(numbered.write([9]), SCHEMA, structure="bits", **options)
 
 
-def test_sparse_inputs_of_boards(tmp_path: Path):
+def test_fields_of_boards(tmp_path: Path):
     records, schema = boards.boards(300), boards.schema()
     options: dict[str, Any] = {"batch_size": 64, "workers": 1}
     path = str(boards.write(tmp_path / "a.bin", records))

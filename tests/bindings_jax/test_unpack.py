@@ -96,7 +96,7 @@ def test_integers_that_jax_would_cut_off(write_numbered: Callable[..., list[Path
 
 
 @pytest.mark.parametrize("where", ["worker", "device"])
-def test_sparse_inputs_of_boards(tmp_path: Path, where: Any):
+def test_fields_of_boards(tmp_path: Path, where: Any):
     records = boards.boards(300)
     path = boards.write(tmp_path / "a.bin", records)
     with loaderd.Loader(path, boards.schema(), batch_size=64, unpack=where, workers=1) as loader:

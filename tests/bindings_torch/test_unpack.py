@@ -103,7 +103,7 @@ def test_batches_are_those_of_the_workers(write_numbered: Callable[..., list[Pat
 
 
 @pytest.mark.parametrize("where", ["worker", "device"])
-def test_sparse_inputs_of_boards(tmp_path: Path, where: Any):
+def test_fields_of_boards(tmp_path: Path, where: Any):
     records = boards.boards(300)
     path = boards.write(tmp_path / "a.bin", records)
     with loaderd.Loader(path, boards.schema(), batch_size=64, unpack=where, workers=1) as loader:

@@ -1,4 +1,4 @@
-"""Boards of 32 bytes as bulletformat has them, files of them, and what sparse fields must make of them."""
+"""Boards as bulletformat has them, and codes; files of these, and what Sparse, Codes and others make of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import numpy.typing as npt
 import loaderd
 
 DTYPE = np.dtype(
-    [("occupied", "u1", (8,)), ("pieces", "u1", (16,)), ("number", "<i4"), ("king", "u1"), ("x", "u1", (3,))]
+    [
+        *(("occupied", "u1", (8,)), ("pieces", "u1", (16,)), ("number", "<i4"), ("king", "u1")),
+        *(
+            ("bases", "u1", (4,)),
+            ("huffman", "u1", (4,)),
+            ("moves", "<i2", (5,)),
+            ("chances", "<f2", (5,)),
+            ("x", "u1"),
+        ),
+    ]
 )
 COLOURS, TYPES, SQUARES = 2, 6, np.arange(64)
 
@@ -39,7 +48,7 @@ def schema() -> loaderd.Schema:
     own, other = chess768()
     of = {"feature": "occupied", "codes": "pieces", "bit_order": "little", "k": 32}
     return loaderd.Schema(
-        loaderd.FixedRecords(DTYPE[["occupied", "pieces", "number", "king"]], bits=["occupied", "pieces"]),
+        loaderd.FixedRecords(DTYPE[list(DTYPE.names or ())[:-1]], bits=["occupied", "pieces", "bases", "huffman"]),
         {
             "own": loaderd.Sparse(table=own, dtype="int16", **of),
             "other": loaderd.Sparse(table=other, **of),
@@ -47,6 +56,10 @@ def schema() -> loaderd.Schema:
             "by king": loaderd.Sparse(table=with_buckets(), bucket="king", **of),
             "by piece": loaderd.Sparse(table=with_buckets(), bucket=5, **of),
             "squares": loaderd.Sparse("occupied", 40, bit_order="little"),
+            "bases": loaderd.Codes("bases", 2, 16, np.eye(4)),
+            "symbols": loaderd.PrefixCodes("huffman", ["0", "10", "11"], 16),
+            "policy": loaderd.Scatter("moves", "chances", 40),
+            "one hot": loaderd.OneHot("king", 64, dtype="int8"),
             "number": loaderd.Array("number", "int32"),
         },
     )
@@ -63,6 +76,8 @@ def boards(count: int) -> npt.NDArray[np.void]:
         record["occupied"] = np.packbits(np.isin(SQUARES, squares), bitorder="little")
         record["pieces"] = codes[::2] | codes[1::2] << 4
         record["number"], record["king"] = number, squares[codes[: len(squares)] == 5][0]
+    records["bases"], records["huffman"] = (rng.integers(0, 256, (count, 4)) for _ in range(2))
+    records["moves"], records["chances"] = rng.integers(-1, 40, (count, 5)), rng.random((count, 5))
     return records
 
 
@@ -94,8 +109,22 @@ def expected(record: Any) -> dict[str, Any]:
         "by piece": of_bucket,
         "squares": [square for *_, square in pieces] + [-1] * 8,
     }
+    policy = dict(zip(record["moves"].tolist(), record["chances"].tolist(), strict=True))
+    base = [byte >> shift & 3 for byte in record["bases"].tolist() for shift in (6, 4, 2, 0)]
+    bits, symbols = "".join(f"{byte:08b}"[::-1] for byte in record["huffman"].tolist()), []
+    for _ in range(16):
+        symbols.append(0 if bits[0] == "0" else 1 + int(bits[1]))
+        bits = bits[1 if bits[0] == "0" else 2 :]
+    others = {
+        "bases": [[float(code == each) for code in range(4)] for each in base],
+        "symbols": symbols,
+        "policy": [policy.get(move, 0.0) for move in range(40)],
+        "one hot": [int(square == king) for square in range(64)],
+        "count": len(pieces),
+        "number": int(record["number"]),
+    }
     padded = {name: each + [-1] * (32 - len(pieces)) for name, each in indices.items()}
-    return {**padded, "count": len(pieces), "number": int(record["number"])}
+    return {**padded, **others}
 
 
 def check(batches: Any, records: npt.NDArray[np.void]) -> None:

@@ -10,7 +10,17 @@ import numpy.typing as npt
 
 import loaderd
 from loaderd import schemas
-from loaderd.schema.device_program import Cast, Collect, Constant, DeviceProgram, ExpandBits, Step
+from loaderd.schema.device_program import (
+    Cast,
+    Collect,
+    Constant,
+    DeviceProgram,
+    ExpandBits,
+    LookUpCodes,
+    OneHotOf,
+    Put,
+    Step,
+)
 
 AnyArray = npt.NDArray[Any]
 READY_MADE = [
@@ -53,6 +63,17 @@ def values_of(step: Step, n: int, flat: Mapping[str, AnyArray]) -> AnyArray:
         return np.where(is_set, step.value, np.zeros((), step.value.dtype))
     if isinstance(step, Collect):
         return collected(step, *(flat[feature].view(np.uint8) for feature in step.features))
+    if isinstance(step, LookUpCodes):
+        stored = flat[step.feature].astype(int)
+        return step.table[(stored[:, step.high] << 8 | stored[:, step.low]) >> step.shift & step.mask]
+    if isinstance(step, OneHotOf):
+        is_class = flat[step.feature][..., None] == np.arange(step.classes)
+        return np.where(is_class, step.one, np.zeros((), step.one.dtype))
+    if isinstance(step, Put):
+        found = np.zeros((n, step.size + 1), step.dtype)  # the last place is -1, too
+        for index, values in zip(flat[step.features[0]].T, values_of(step.values, n, flat).T, strict=True):
+            found[np.arange(n), index.astype(int)] = values
+        return found[:, :-1]
     stored = np.ascontiguousarray(flat[step.feature][:, step.first : step.first + step.count])
     if not isinstance(step, Cast):
         return np.repeat(step.table[stored.view(f"u{stored.dtype.itemsize}")], step.repeat, axis=1)

@@ -15,6 +15,7 @@ from loaderd.randomness import RecordRandom
 from loaderd.schema import (
     Array,
     Bits,
+    Codes,
     Derived,
     Feature,
     Field,
@@ -22,10 +23,12 @@ from loaderd.schema import (
     Float,
     Int64,
     Length,
+    OneHot,
     Packed,
     PackedBits,
     Planes,
     Raw,
+    Scatter,
     Schema,
     Sparse,
     Spread,
@@ -67,7 +70,12 @@ def stored_fields(draw: st.DrawFn, stored: dict[str, Feature]) -> Field:
         scaled = Array(name, dtype=dtype, scale=draw(number), offset=draw(number), shape=shape, wrap=True)
         some = draw(shapes().filter(lambda shape: math.prod(shape) <= feature.num_values))
         first = draw(st.integers(0, feature.num_values - math.prod(some)))
-        return draw(st.sampled_from([Array(name), scaled, replace(scaled, shape=some, first=first)]))
+        fields: list[Field] = [Array(name), scaled, replace(scaled, shape=some, first=first)]
+        if feature.value_dtype.kind in "iu":
+            fields.append(OneHot(name, draw(st.sampled_from([2, 300])), "zeros", dtype))
+        if feature.value_dtype == np.uint8:  # of which each value is an index; some come twice
+            fields.append(Scatter(name, name, (256,), dtype=draw(st.sampled_from(["int32", "bfloat16", "float32"]))))
+        return draw(st.sampled_from(fields))
     shape = draw(shapes().filter(lambda shape: math.prod(shape) <= feature.num_bits))
     channels = shape[-1] if shape else 1
     scales = st.sampled_from([0.0, 1.0] if dtype in INTEGERS else [0.5, -1.0])
@@ -80,7 +88,11 @@ def stored_fields(draw: st.DrawFn, stored: dict[str, Feature]) -> Field:
         dtype=dtype,
     )
     sparse = draw(sparse_fields(name, feature.num_bits, stored))
-    return draw(st.sampled_from([Packed(name), bits, bits, sparse, sparse]))
+    width = draw(st.integers(1, min(4, feature.num_bits)))
+    values = np.random.default_rng(width).integers(0, 2, (1 << width, *draw(st.sampled_from([(), (3,)]))))
+    length = draw(st.integers(1, feature.num_bits // width))
+    codes = Codes(name, width, (length,), values, feature.num_bits - width * length, sparse.bit_order, dtype)
+    return draw(st.sampled_from([Packed(name), bits, bits, sparse, sparse, codes]))
 
 
 @st.composite
