@@ -32,6 +32,11 @@ ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
         "one_in",
         {"tf.data, 1 in 10": 10, "loaderd, 1 in 10": 10, "tf.data, all": None, "loaderd, all": None},
     ),
+    "sparse": (
+        "",
+        "records",
+        dict.fromkeys(["copying the output", "compiled", "compiled, by the king's square", "numpy"], 4096),
+    ),
     "window": ("--sizes 1024 4096", "window_records", {"1,024": 1024, "4,096": 4096}),
     "workers": (
         "",
