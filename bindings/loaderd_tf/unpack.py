@@ -167,7 +167,8 @@ def _made(flat: Tensors, step: Step, n: tf.Tensor) -> tf.Tensor:
         index = _chosen(tf.bitcast(stored, unsigned), step)
         return _as(tf.gather(_as_integers(step.table), tf.cast(index, tf.int32)), step.table.dtype)
     values = _chosen(stored, step)
-    return values if values.dtype == step.dtype else _cast(values, step)
+    as_stored = values.dtype == step.dtype and step.scale is None and step.offset is None
+    return values if as_stored else _cast(values, step)
 
 
 def _permuted(values: tf.Tensor, step: Permute, numbers: tf.Tensor, n: tf.Tensor) -> tf.Tensor:

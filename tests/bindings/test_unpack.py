@@ -105,6 +105,13 @@ def test_every_value_of_one_or_two_bytes(mode: str):
     check(schema, mode, rows.view(np.uint8).reshape(len(rows), -1))
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64"])
+def test_wide_integers_that_are_scaled_in_their_own_dtype(dtype: str):
+    scaled = {"doubled": Array("n", scale=2, wrap=True), "next": Array("n", offset=1, wrap=True), "n": Array("n")}
+    schema = Schema({"n": Raw(dtype)}, scaled)
+    check(schema, "eager", random_rows(schema, 9))
+
+
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn"])
 def test_bits_of_float8(dtype: str):
     schema = Schema({"b": PackedBits(64)}, {"b": Bits("b", (8, 8), scale=[-1, 0.5] * 4, dtype=dtype)})
