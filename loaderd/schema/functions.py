@@ -6,12 +6,15 @@ same code and see equal values; NaN equals NaN. Functions of which that is not c
 
 from __future__ import annotations
 
+import builtins
+import dis
 import functools
 import hashlib
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -56,87 +59,116 @@ def _same_array(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 
 def function_key(function: Callable[..., Any]) -> str | None:
-    """A digest, in hex, of the function's name, its code, and all that it sees; None where that cannot be told.
+    """A digest, in hex, of all that says what the function does; None unless that is certain.
 
-    It sees its defaults, its closure, and the globals that it names, and so do functions that it calls. Installed
-    packages count by name and version, modules of the user's by their source. Of an object of a class of the user's,
-    nobody can tell what it does.
+    It is certain of a function whose defaults, attributes, closure and globals are plain values, numpy arrays, names
+    of installed packages, or functions of which it is certain. An installed package counts by its version. It is not
+    of a module of the user's, an import in the function, any other object, or what reads files or the environment.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(sys.version.encode())
+
+    def add(part: str | bytes) -> None:
+        encoded = part.encode(errors="surrogatepass") if isinstance(part, str) else part
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+
     try:
-        _add(digest.update, function, set())
-    except Exception:  # a property of the user's may raise anything
+        _add(add, function, {})
+    except Exception:  # what is not certain, a list in itself, a variable without a value, a property of the user's
         return None
     return digest.hexdigest()
 
 
-def _add(add: Callable[[bytes], object], value: Any, seen: set[int]) -> None:
-    """Add what tells ``value`` from others. Raises TypeError where nothing does. ``seen``: the ids of functions."""
-    add(f"{type(value).__module__}.{type(value).__qualname__}:".encode())
-    if isinstance(value, CodeType):
-        add(repr((value.co_name, value.co_code, value.co_names, value.co_argcount, value.co_flags)).encode())
-        _add(add, value.co_consts, seen)
-    elif value is None or value is Ellipsis or isinstance(value, (bool, int, float, complex, str, bytes, range)):
-        add(repr(value).encode(errors="surrogatepass"))
-    elif isinstance(value, np.dtype):
-        add(repr(value).encode())
-    elif isinstance(value, (np.generic, np.ndarray)) and not value.dtype.hasobject:
-        add(repr((value.dtype, value.shape)).encode() + value.tobytes())
-    elif isinstance(value, (tuple, list)):
-        add(f"{len(value)}".encode())
-        for each in value:
-            _add(add, each, seen)
-    elif isinstance(value, dict):
+_PLAIN = (type(None), type(Ellipsis), bool, int, float, complex, str, bytes, range)
+_READ_ELSEWHERE = {"os", "posix", "sys", "io", "_io", "pathlib", "importlib"}
+_READ_ELSEWHERE |= {f"builtins.{name}" for name in ("__import__", "eval", "exec", "globals", "vars")}
+
+
+def _add(add: Callable[[str | bytes], None], value: Any, seen: dict[int, int]) -> None:
+    """Add what tells ``value`` from others; raises an exception where that is not certain.
+
+    ``seen``: the number of each function that was added, by its id.
+    """
+    kind = type(value)  # a subclass of the user's may do anything
+    add(f"{kind.__module__}.{kind.__qualname__}")
+    if kind in _PLAIN or isinstance(value, np.dtype):
+        add(repr(value))
+    elif isinstance(value, np.generic) or kind is np.ndarray:
+        if value.dtype.hasobject:
+            raise TypeError("an array of objects")
+        add(repr((value.dtype, value.shape)))
+        add(value.tobytes())
+    elif kind in (tuple, list):
+        add(str(len(value)))
+        for item in value:
+            _add(add, item, seen)
+    elif kind is dict:
         _add(add, [*value.items()], seen)
-    elif isinstance(value, frozenset) and all(isinstance(each, (str, int)) for each in value):  # of ``in {…}``
-        add(repr(sorted(map(repr, value))).encode())
-    elif isinstance(value, functools.partial):
+    elif kind in (set, frozenset) and all(type(item) in _PLAIN for item in value):
+        add(repr(sorted(map(repr, value))))
+    elif kind is CodeType:
+        names = (value.co_name, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
+        counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags)
+        add(repr((names, counts, value.co_code, getattr(value, "co_exceptiontable", b""))))
+        _add(add, value.co_consts, seen)
+    elif kind is functools.partial:
         _add(add, (value.func, value.args, value.keywords), seen)
-    elif isinstance(value, ModuleType):
-        _add_module(add, value)
-    elif (package := _installed(getattr(value, "__module__", None))) is not None:
-        name = getattr(value, "__qualname__", None) or value.__name__  # a ufunc has the latter alone
-        add(f"{value.__module__}.{name}".encode())
-        _add_module(add, package)
-    elif isinstance(value, MethodType):
-        _add(add, (value.__func__, value.__self__), seen)
-    elif isinstance(value, FunctionType):
-        add(f"{value.__module__}.{value.__qualname__}".encode())
-        if id(value) not in seen:
-            seen.add(id(value))
-            _add(add, (*_seen_by(value), _globals_of(value)), seen)
-    elif isinstance(py_func := getattr(value, "py_func", None), FunctionType):  # numba's
-        _add(add, py_func, seen)
+    elif (name := _installed_name(value)) is not None:
+        add(name)
+    elif kind is FunctionType and id(value) in seen:
+        add(str(seen[id(value)]))
+    elif kind is FunctionType:
+        seen[id(value)] = len(seen)
+        _add(add, (*_seen_by(value), value.__dict__, _globals_of(value)), seen)
     else:
-        raise TypeError(f"nobody can tell what {value!r:.100} does")
+        raise TypeError(f"nobody can tell what {kind} does")
 
 
 def _globals_of(function: FunctionType) -> list[tuple[str, Any]]:
-    """The globals that the code of a function names, by name; those of the functions in it, too."""
+    """The globals and builtins that a function and those in it load; raises TypeError if they import or set one."""
     names: set[str] = set()
     codes = [function.__code__]
     while codes:
         code = codes.pop()
-        names.update(code.co_names)
-        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-    return [(name, function.__globals__[name]) for name in sorted(names) if name in function.__globals__]
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in ("IMPORT_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
+                raise TypeError(f"{instruction.opname} {instruction.argval}")
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                names.add(instruction.argval)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    known = {**vars(builtins), **function.__globals__}
+    return [(name, known[name]) for name in sorted(names)]
 
 
-def _installed(name: Any) -> ModuleType | None:
-    """The package of the module of this name, if it is installed; None: it may change."""
-    package = sys.modules.get(name.partition(".")[0]) if isinstance(name, str) else None
-    if package is None or package.__name__ == "__main__":
-        return None
-    file = getattr(package, "__file__", None)
-    if package.__name__ in (*sys.builtin_module_names, *sys.stdlib_module_names):
-        return package
-    is_installed = file is not None and {"site-packages", "dist-packages"} & set(Path(file).parts)
-    return package if is_installed else None
+def _installed_name(value: Any) -> str | None:
+    """The name and version of an installed module or of what is in it by its name; None: it is neither.
 
-
-def _add_module(add: Callable[[bytes], object], module: ModuleType) -> None:
-    add(module.__name__.encode())
-    if (package := _installed(module.__name__)) is not None:
-        add(f"{getattr(package, '__version__', '')} {sys.version}".encode())
+    Raises TypeError where a function could reach files, the environment or other modules by it.
+    """
+    name: Any = ""
+    if isinstance(value, ModuleType):
+        module = value
     else:
-        add(Path(str(module.__file__)).read_bytes())
+        found = sys.modules.get(getattr(value, "__module__", None) or "")
+        name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")  # a ufunc has the latter alone
+        if found is None or "<" in name or functools.reduce(_attribute, name.split("."), found) is not value:
+            return None
+        module = found
+    package = sys.modules[module.__name__.partition(".")[0]]
+    is_standard = package.__name__ in sys.stdlib_module_names and _is_in(package, sysconfig.get_path("stdlib"))
+    version: Any = "" if is_standard else getattr(package, "__version__", None)
+    if package.__name__ == "__main__" or not isinstance(version, str):
+        return None
+    if not is_standard and not {"site-packages", "dist-packages"} & set(Path(package.__file__ or "").parts):
+        return None
+    if {package.__name__, f"{module.__name__}.{name}"} & _READ_ELSEWHERE:
+        raise TypeError(f"{module.__name__} {name} reads what is elsewhere")
+    return f"{module.__name__}.{name} {version}"
+
+
+def _attribute(value: Any, name: str) -> Any:
+    return getattr(value, name, None)
+
+
+def _is_in(module: ModuleType, folder: str) -> bool:
+    file = getattr(module, "__file__", None)  # one that is built in has none
+    return file is None or Path(file).is_relative_to(folder)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,23 +45,81 @@ def test_what_a_function_sees_is_part_of_its_key(monkeypatch: pytest.MonkeyPatch
     assert function_key(closed_over(3)) == function_key(closed_over(3))
 
 
-def test_what_an_object_of_a_class_of_the_users_does_cannot_be_told():
+def combined(first: Any, second: Any, third: Any) -> Callable[..., Any]:
+    return lambda numbers: first(numbers) | second(numbers) & third(numbers)
+
+
+def importing(numbers: Any) -> Any:
+    import string
+
+    return numbers > len(string.digits)
+
+
+def marked(limit: int) -> Callable[..., Any]:
+    def function(numbers: Any) -> Any:
+        return numbers > LIMIT
+
+    function.limit = limit  # type: ignore[attr-defined]
+    return function
+
+
+def test_a_function_that_is_seen_again_is_told_from_others():
+    low, high = (lambda numbers: numbers > 1), (lambda numbers: numbers > 9)
+    keys = [function_key(combined(*three)) for three in itertools.product((low, high), repeat=3)]
+    assert None not in keys and len(set(keys)) == 8
+    keys = [function_key(limited) for limited in (above, marked(3), marked(4))]
+    assert None not in keys and len(set(keys)) == 3
+
+
+def test_what_is_not_certain_has_no_key():
     class Limit:
         pass
 
-    assert function_key(closed_over(Limit())) is None
-    assert function_key(closed_over({Limit})) is None
+    module_of_the_users = sys.modules[__name__]
+    uncertain = (
+        Limit(),
+        {Limit},
+        module_of_the_users,
+        np.vectorize(above),
+        np.frompyfunc(above, 1, 1),
+        os,
+        os.getenv,
+    )
+    uncertain = (
+        *uncertain,
+        os.getenv,
+        open,
+        eval,
+        Path,
+        operator.itemgetter(1),
+        "".join,
+        np.random.rand,
+        LIMIT.bit_length,
+    )
+    for value in uncertain:
+        assert function_key(closed_over(value)) is None, value
+    assert function_key(importing) is None
+    assert function_key(np.vectorize(above)) is None
 
 
-PROGRAM = "import sys; sys.path.insert(0, {!r}); import filters; from loaderd.schema.functions import function_key; "
+PROGRAM = "import sys; sys.path[:0] = {!r}; from loaderd.schema.functions import function_key; import filters; "
 
 
-def test_a_key_outlives_the_program_but_not_a_change_of_a_module_that_the_function_names(tmp_path: Path):
-    (tmp_path / "filters.py").write_text("import other\ndef keep(x): return x < other.LIMIT\n")
+def test_a_key_outlives_the_program_but_not_a_change_of_an_installed_package(tmp_path: Path):
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (tmp_path / "filters.py").write_text("from own import make, same\ndef keep(x): return make(3)(x) & same(x)\n")
 
-    def key(limit: int) -> str:
-        (tmp_path / "other.py").write_text(f"LIMIT = {limit}\n")
-        program = PROGRAM.format(str(tmp_path)) + "print(function_key(filters.keep))"
-        return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    def key(version: str | None, limit: int) -> list[str]:
+        (site / "own.py").write_text(
+            f"__version__ = {version!r}\ndef same(x): return x\ndef make(n): return lambda x: x > n + {limit}\n"
+        )
+        program = PROGRAM.format([str(tmp_path), str(site)]) + "print(function_key({}))"
+        keys = [program.format(function) for function in ("filters.keep", "filters.make(4)", "filters.make(5)")]
+        run = functools.partial(subprocess.run, check=True, capture_output=True, text=True)
+        return [run([sys.executable, "-B", "-c", text]).stdout for text in keys]
 
-    assert key(1) == key(1) != key(2)
+    one = key("1.0", 1)
+    assert one == key("1.0", 1) and len({*one}) == 3 and "None\n" not in one
+    assert one[0] not in key("1.1", 1) and not {*one[1:]} & {*key("1.0", 2)}
+    assert key(None, 1)[0] != key(None, 2)[0], "the code of a package without a version counts"
