@@ -145,6 +145,8 @@ def cases() -> Iterator[tuple[str, Callable[[Path], str]]]:
     yield "take and skip", of_set(lambda folder: plain(folder).skip(20).take(150))
     yield "newest", of_set(lambda folder: plain(folder).newest(77))
     yield "split", of_set(lambda folder: plain(folder).split(0.7, 0.3)[1])
+    third = loaderd.Derived(lambda number: number % 3 == 1, "number")
+    yield "where", of_set(lambda folder: plain(folder, where=third).skip(5))
     yield "split by shard", of_set(lambda folder: plain(folder, seed=5).split(0.5, 0.5, by="shard", seed=1)[0])
 
 
