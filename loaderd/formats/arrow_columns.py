@@ -125,6 +125,8 @@ class BatchTable:
                 row = first + fault.row
                 expected = f"column {name!r} of {field}: {fault.expected} in row {row}"
                 self._refuse(row, expected, fault.found, fault.hint)
+            except Exception as error:
+                raise self._failed(f"column {name!r} of {field}", error, self._block) from None
             out[name] = values.reshape(len(out), *field.shape)
         return out.view(np.uint8).reshape(-1)
 
@@ -189,7 +191,8 @@ def _fits(kind: pa.DataType, base: np.dtype[Any], count: int) -> bool:
     while pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_fixed_size_list(kind):
-        return count % max(1, kind.list_size) == 0 and _fits(kind.value_type, base, count // max(1, kind.list_size))
+        size = kind.list_size
+        return size > 0 and count % size == 0 and _fits(kind.value_type, base, count // size)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _fits_in_list(kind.value_type, base)
     if pa.types.is_fixed_size_binary(kind):
