@@ -23,7 +23,8 @@ from loaderd.storage.shard_file import ReadAt, ShardFile
 _MOST_FOOTER_BYTES = 64 << 20
 _MOST_TEXT_BYTES, _MOST_ITEMS = 16 << 20, 1 << 20
 _SAMPLE_BYTES = 1 << 10
-_DELTA_BYTE_ARRAY, _ENCODING_OF_V2 = 7, 4
+_DELTA_BYTE_ARRAY, _DICTIONARY_PAGE = 7, 2
+_OF_PAGE = {0: (5, 2), 2: (7, 2), 3: (8, 4)}  # by type of page: the field with its header, the field of its encoding
 _LEVEL_BYTES = 12  # of each value: a number, and whether and in which list it is
 _MOST_BITS, _MOST_DEPTH = 70, 8
 
@@ -142,15 +143,16 @@ def pages_in(data: bytearray) -> Iterator[Page]:
     at = 0
     while at < len(data):
         try:
-            header, at = _struct(data, at, 0)
-            of = next(header[field] for field in (5, 8, 7) if field in header)
-            page = Page(header[2], 7 in header, of[1], of[_ENCODING_OF_V2 if 8 in header else 2])
+            header, end = _struct(data, at, 0)
+            field, encoding = _OF_PAGE[header[1]]
+            of = header[field]
+            page = Page(header[2], header[1] == _DICTIONARY_PAGE, of[1], of[encoding])
             if min(page.inflated_bytes, header[3], page.num_values) < 0:
                 raise ValueError
-        except (LookupError, RecursionError, StopIteration, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError):
             raise ValueError(f"no header of a page at byte {at} of a column") from None
         yield page
-        at += header[3]
+        at = end + header[3]
 
 
 def _varint(data: bytearray, at: int) -> tuple[int, int]:
@@ -166,7 +168,10 @@ def _varint(data: bytearray, at: int) -> tuple[int, int]:
 
 
 def _struct(data: bytearray, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """(the values by the numbers of their fields, where the struct ends); text and lists are passed over."""
+    """(its i32 and structs by the numbers of their fields, where it ends); what has another type is passed over.
+
+    Thrift takes the last of several fields of one number, of the right type. So such a struct is refused.
+    """
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:
@@ -175,20 +180,24 @@ def _struct(data: bytearray, at: int, depth: int) -> tuple[dict[int, Any], int]:
         if not head >> 4:
             zigzag, at = _varint(data, at)
             number = zigzag >> 1 ^ -(zigzag & 1)
+        if number in fields or not 0 < number < 1 << 15:
+            raise ValueError(f"field {number} twice, or no field")
         kind = head & 15
         # A flag's value is in its type; that of one in a list is a byte.
-        fields[number], at = (kind == 1, at) if kind in (1, 2) else _value(data, at, kind, depth)
+        fields[number], at = (None, at) if kind in (1, 2) else _value(data, at, kind, depth)
     return fields, at + 1
 
 
 def _value(data: bytearray, at: int, kind: int, depth: int) -> tuple[Any, int]:
-    if depth > _MOST_DEPTH:
-        raise ValueError("structs in structs")
+    if depth > _MOST_DEPTH or at >= len(data):
+        raise ValueError("structs in structs, or the end")
     if kind in (1, 2, 3):
-        return data[at], at + 1
+        return None, at + 1
     if kind in (4, 5, 6):
         zigzag, at = _varint(data, at)
-        return zigzag >> 1 ^ -(zigzag & 1), at
+        if kind == 5 and zigzag >> 32:
+            raise ValueError("an i32 of more than 32 bits")
+        return zigzag >> 1 ^ -(zigzag & 1) if kind == 5 else None, at
     if kind == 7:
         return None, at + 8
     if kind == 8:
