@@ -20,13 +20,17 @@ from loaderd.kernels.crc import crc32c
 from loaderd.schema import FixedRecords
 from loaderd.storage.shard_file import ReadAt, ShardFile
 
-_MOST_FOOTER_BYTES = 64 << 20
-_MOST_TEXT_BYTES, _MOST_ITEMS = 16 << 20, 1 << 20
+_MOST_FOOTER_BYTES = 4 << 20  # pyarrow takes up to 240 times as much memory for one
+# In each list: what is said of a column takes more than 32 bytes.
+_LIMITS = {"thrift_string_size_limit": _MOST_FOOTER_BYTES, "thrift_container_size_limit": _MOST_FOOTER_BYTES // 32}
 _SAMPLE_BYTES = 1 << 10
-_DELTA_BYTE_ARRAY, _DICTIONARY_PAGE = 7, 2
+_DELTA_LENGTHS, _DELTA, _OF_DICTIONARY = 6, 7, {2, 8}  # encodings
+_DICTIONARY_PAGE = 2
 _OF_PAGE = {0: (5, 2), 2: (7, 2), 3: (8, 4)}  # by type of page: the field with its header, the field of its encoding
+_BATCH_BYTES = 64 << 20  # that the values of a batch may take beyond what their pages have
 _LEVEL_BYTES = 12  # of each value: a number, and whether and in which list it is
 _MOST_BITS, _MOST_DEPTH = 70, 8
+_HINT_FOOTER = "Write larger row groups, or fewer columns in each file."
 
 
 class ParquetTable(BatchTable):
@@ -39,20 +43,15 @@ class ParquetTable(BatchTable):
         self._read_file, self._stored = read_at, dict[int, bytearray]()
         footer = self._footer()
         try:
-            self._metadata = pq.read_metadata(self._open())
-            schema = self._metadata.schema.to_arrow_schema()
-            self._names = self._names_in(schema)
-            self._file = pq.ParquetFile(
-                self._open(),
-                metadata=self._metadata,
-                read_dictionary=[
-                    name for name in self._names if _is_text(schema.field(name).type)
-                ],  # else one value fills gigabytes
-                pre_buffer=False,
-                page_checksum_verification=True,
-                thrift_string_size_limit=_MOST_TEXT_BYTES,
-                thrift_container_size_limit=_MOST_ITEMS,
-            )
+            self._metadata = pq.ParquetFile(self._open(), **_LIMITS).metadata
+            schema = self._metadata.schema
+            self._names = self._names_in(schema.to_arrow_schema())
+            paths = [schema.column(number).path for number in range(len(schema))]
+            self._columns = [number for number, path in enumerate(paths) if _is_in(path, set(self._names))]
+            self._text = {
+                paths[number] for number in self._columns if schema.column(number).physical_type == "BYTE_ARRAY"
+            }
+            self._file = self._opened(self._text)
             self._chunks = [self._chunks_of(number) for number in range(self._metadata.num_row_groups)]
             self.digest = crc32c(footer)
             for number, chunks in enumerate(self._chunks):
@@ -64,6 +63,17 @@ class ParquetTable(BatchTable):
             raise self._failed("a Parquet file", error) from None
         if any(count < 0 for _, _, count in self.blocks):
             self._refuse(0, "numbers of rows", "some below 0")
+
+    def _opened(self, dictionaries: set[str]) -> pq.ParquetFile:
+        """``dictionaries``: the paths of text to read as a dictionary: else one value of it fills gigabytes."""
+        return pq.ParquetFile(
+            self._open(),
+            metadata=self._metadata,
+            read_dictionary=sorted(dictionaries),
+            pre_buffer=False,
+            page_checksum_verification=True,
+            **_LIMITS,
+        )
 
     def _read_stored(self, offset: int, view: memoryview) -> int:
         """From the columns that were fetched, or else from the file: storage far away is asked once for a column."""
@@ -81,21 +91,18 @@ class ParquetTable(BatchTable):
     def _footer(self) -> bytes:
         size = int.from_bytes(self._bytes(max(0, self._size - 8), min(8, self._size))[:4], "little")
         if not 0 < size <= min(_MOST_FOOTER_BYTES, self._size - 8):
-            self._refuse(0, f"a footer of at most {_MOST_FOOTER_BYTES:,} bytes", f"{size:,}")
+            self._refuse(0, f"a footer of at most {_MOST_FOOTER_BYTES:,} bytes", f"{size:,}", _HINT_FOOTER)
         return bytes(self._bytes(self._size - 8 - size, size))
 
     def _chunks_of(self, group: int) -> list[tuple[int, int, int]]:
         """(number of the column, offset, bytes) of the columns of a row group that are read."""
         of, chunks = self._metadata.row_group(group), []
-        for number in range(of.num_columns):
+        for number in self._columns:
             column = of.column(number)
-            path = column.path_in_schema
-            if not any(path == name or path.startswith(f"{name}.") for name in self._names):
-                continue
             starts = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
             begin, size = min(start for start in starts if start > 0), column.total_compressed_size
             if column.file_path or not 0 <= size <= self._size - begin:
-                self._refuse(0, f"column {path!r} in the file", f"{size} bytes from byte {begin} on")
+                self._refuse(0, f"column {column.path_in_schema!r} in the file", f"{size} bytes from byte {begin} on")
             chunks.append((number, begin, size))
         return chunks
 
@@ -105,28 +112,60 @@ class ParquetTable(BatchTable):
         try:
             for _, begin, size in self._chunks[block]:
                 self._stored[begin] = self._bytes(begin, size)
-            self._check_size(block, sum(self._needed_bytes(block, *chunk) for chunk in self._chunks[block]))
-            yield from self._file.iter_batches(self._rows, row_groups=[block], columns=self._names, use_threads=False)
+            needed = [self._needed(block, *chunk) for chunk in self._chunks[block]]
+            left = self._metadata.row_group(block).num_rows
+            row_bytes = sum(column.row_bytes for column in needed)
+            rows = max(1, min(self._rows, left, _BATCH_BYTES // max(1, row_bytes)))
+            self._check_size(block, sum(column.num_bytes for column in needed) + rows * row_bytes)
+            text = self._text.difference(column.plain_path for column in needed)
+            file = self._file if text == self._text else self._opened(text)
+            batches = file.iter_batches(rows, row_groups=[block], columns=self._names, use_threads=False)
+            for batch in batches:
+                left -= batch.num_rows
+                if left <= 0:  # nobody may ask for what comes after it, and both keep the columns
+                    batches.close()
+                    self._stored.clear()
+                yield batch
         except Exception as error:
             raise self._failed(f"row group {block} of a Parquet file", error, block) from None
         finally:
             self._stored = {}
 
-    def _needed_bytes(self, block: int, number: int, begin: int, size: int) -> int:
+    def _needed(self, block: int, number: int, begin: int, size: int) -> _Needed:
         """How much memory pyarrow may need for a column, by the headers of its pages."""
-        column = self._metadata.row_group(block).column(number)
-        needed = values = 0
+        column, kind = self._metadata.row_group(block).column(number), self._metadata.schema.column(number)
+        num_bytes = values = longest = 0
+        encodings = set()
         for page in pages_in(self._stored[begin]):
-            needed += page.inflated_bytes
+            num_bytes += page.inflated_bytes
+            longest = max(longest, page.inflated_bytes)
             if page.is_dictionary:
                 continue
             values += page.num_values
-            # A value may begin as the one before it does, for no more than a number.
-            if page.encoding == _DELTA_BYTE_ARRAY and column.physical_type == "BYTE_ARRAY":
-                needed += page.num_values * page.inflated_bytes
+            encodings.add(page.encoding)
             if values >= column.num_values:
                 break
-        return needed + _LEVEL_BYTES * values
+        num_bytes += _LEVEL_BYTES * values
+        # A value may be another one, or begin as the one before it does, for no more than a number.
+        has_shared = bool(encodings & {_DELTA, *_OF_DICTIONARY})
+        # pyarrow reads no dictionary from these; else text is in memory once.
+        plain_path = kind.path if encodings & {_DELTA, _DELTA_LENGTHS} else ""
+        value_bytes = 0
+        if kind.physical_type == "FIXED_LEN_BYTE_ARRAY" and has_shared:
+            value_bytes = kind.length
+        elif kind.physical_type == "BYTE_ARRAY" and has_shared and plain_path:
+            value_bytes = longest
+        if kind.max_repetition_level:  # a row may have all of them
+            return _Needed(num_bytes + value_bytes * values, 0, plain_path)
+        return _Needed(num_bytes, value_bytes, plain_path)
+
+
+class _Needed(NamedTuple):
+    """Memory of a column: for the row group, and for each row of a batch. ``plain_path``: it has no dictionary."""
+
+    num_bytes: int
+    row_bytes: int
+    plain_path: str
 
 
 class Page(NamedTuple):
@@ -214,7 +253,7 @@ def _value(data: bytearray, at: int, kind: int, depth: int) -> tuple[Any, int]:
     return None, at
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    while pa.types.is_nested(kind) and kind.num_fields == 1:
-        kind = kind.field(0).type
-    return bool(pa.types.is_binary(kind) or pa.types.is_string(kind))
+def _is_in(path: str, names: set[str]) -> bool:
+    """Whether a column of Parquet, such as ``name.list.element``, is one of these columns, or a part of one."""
+    parts = path.split(".")
+    return any(".".join(parts[:end]) in names for end in range(1, len(parts) + 1))

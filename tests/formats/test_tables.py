@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -140,6 +141,48 @@ def test_what_does_not_fit_is_named(how: str, column: Any, said: str, tmp_path: 
     assert str(caught.value).startswith(f"{file.uri}: record ")
 
 
+@pytest.mark.parametrize("batch_bytes", [1 << 10, 1 << 26])
+@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", None])
+def test_text_is_read_in_lists_and_in_any_encoding(
+    encoding: str | None, batch_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(parquet, "_BATCH_BYTES", batch_bytes)
+    names = [f"{number:016d}" for number in range(2000)]
+    pairs = [[name[-3:], name[-1:]] for name in names]
+    columns = {
+        "name": pa.array(names),
+        "pair": pa.array(pairs),
+        "bytes": pa.array([[name[-3:].encode()] * 2 for name in names], pa.list_(pa.binary(), 2)),
+        "unread": pa.array([[name] * (number % 3) for number, name in enumerate(names)]),
+    }
+    options = {} if encoding is None else {"use_dictionary": False, "column_encoding": encoding}
+    file = make_shard(tmp_path / "a", pq_bytes(columns, data_page_size=1000, **options))
+    row = np.dtype([("name", "S16"), ("pair", "S3", (2,)), ("bytes", "u1", (2, 3))])
+    found = read(file, loaderd.FixedRecords(row), Random(0))
+    assert found["name"].tolist() == [name.encode() for name in names]
+    assert found["pair"].tolist() == [[text.encode() for text in pair] for pair in pairs]
+    assert [each.tobytes() for each in found["bytes"]] == [2 * name[-3:].encode() for name in names]
+    dtype, left_out = columns_of(file) or (np.dtype("V1"), {})
+    assert dtype == row and list(left_out) == ["unread"]
+
+
+def test_a_file_of_arrow_that_points_beyond_its_values_is_refused(tmp_path: Path):
+    """pyarrow takes from a dictionary without looking, and may end the process."""
+    values = pa.array(["aaaa", "bbbb", "cccc", "dddd"])
+    column = pa.DictionaryArray.from_arrays(np.arange(400, dtype="i4") % 4, values)
+    data = bytearray(bytes_of(pa.table({"x": column}), "arrow", 400, "none"))
+    offsets = np.arange(0, 20, 4, "i4")
+    at = data.find(offsets.tobytes())
+    offsets[-1] = 24
+    data[at : at + 20] = offsets.tobytes()
+    with pytest.raises(ShardReadError, match=r"record batch 0 of an Arrow file, found In column 0: .*out of bounds"):
+        read(make_shard(tmp_path / "a", bytes(data)), loaderd.FixedRecords(np.dtype([("x", "S4")])))
+    columns = {"x": np.arange(9), "l": pa.array([[]] * 9, pa.list_(pa.int32(), 0))}
+    file = make_shard(tmp_path / "b", feather_bytes(columns))
+    with pytest.raises(ShardReadError, match=r"column 'l' of int32, found fixed_size_list<item: int32>\[0\]"):
+        read(file, loaderd.FixedRecords(np.dtype([("x", "i8"), ("l", "i4")])))
+
+
 @pytest.mark.parametrize("how", ["parquet", "arrow"])
 def test_damage_costs_a_block_and_is_named(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """The index is made of what the file says of itself: damage shows when the block is read."""
@@ -184,6 +227,12 @@ _BOMBS = {
         use_dictionary=False,
         column_encoding="DELTA_BYTE_ARRAY",
     ),
+    "width": lambda: pq_bytes(
+        {"x": pa.array([bytes(1 << 20)] * 300, pa.binary(1 << 20))},
+        compression="zstd",
+        dictionary_pagesize_limit=1 << 30,
+    ),
+    "footer": lambda: _footer_of_columns(900_000),
     "arrow": lambda: feather_bytes({"x": np.zeros(1 << 27, np.uint8)}),
 }
 
@@ -194,6 +243,18 @@ def pq_bytes(columns: dict[str, Any], **options: Any) -> bytes:
     return out.getvalue()
 
 
+def _footer_of_columns(number: int) -> bytes:
+    """A Parquet file of nothing but a row group of so many columns, in Thrift's compact protocol."""
+    group = b"\x19\xfc" + _varint(number) + b"\x26\0\0" * number + b"\x16\0\x16\0\0"
+    footer = b"\x15\2\x19\x1c\x48\x01a\x15\0\0\x16\0\x19\x1c" + group + b"\0"
+    return b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+def _varint(number: int) -> bytes:
+    low, high = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(high) if high else bytes([low])
+
+
 def feather_bytes(columns: dict[str, Any]) -> bytes:
     out = io.BytesIO()
     feather.write_feather(pa.table(columns), out, compression="zstd", chunksize=1 << 30)
@@ -201,18 +262,23 @@ def feather_bytes(columns: dict[str, Any]) -> bytes:
 
 
 _READ = """
-import resource, sys
+import sys
 import numpy as np, loaderd
 from loaderd.errors import LoaderdError
 from loaderd.formats import arrow_columns
+from loaderd.formats.detect import columns_of
 from loaderd.storage.files import list_shards
 from tests.formats.test_tables import read
+from tests.reliability.fixed_cases import _forget_peak, _peak_mib
 arrow_columns.MAX_BLOCK_BYTES = 64 << 20
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+_forget_peak()  # which getrusage takes over from the process that started this one
+before_mib = _peak_mib()
 try:
-    read(list_shards(sys.argv[1])[0], loaderd.FixedRecords(np.dtype([("x", sys.argv[2])])))
+    file = list_shards(sys.argv[1])[0]
+    columns_of(file)
+    read(file, loaderd.FixedRecords(np.dtype([("x", sys.argv[2])])))
 except LoaderdError as error:
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10, error.message)
+    print(int(_peak_mib() - before_mib), error.message)
 """
 
 
@@ -271,3 +337,38 @@ def test_the_headers_of_pages_are_read_as_pyarrow_writes_them():
         pages = list(parquet.pages_in(data[begin : begin + column.total_compressed_size]))
         assert sum(page.num_values for page in pages if not page.is_dictionary) == 5000 and len(pages) > 2
         assert sum(page.is_dictionary for page in pages) == column.has_dictionary_page
+
+
+_DATA = b"\x15\xd0\x0f\x15\0\x15\6\x15\6\0"  # 1,000 values
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\x15\0\x15\xc8\1\x15\xc8\1\x2c" + _DATA + b"\x85\4\2\0",  # two sizes, of 100 and 1 bytes
+        b"\x15\0\x16\xc8\1\x15\xc8\1\x2c" + _DATA + b"\0",  # a size of 64 bits
+        b"\x15\0\x15\x80\x80\x80\x80\x10\x15\xc8\1\x2c" + _DATA + b"\0",  # of 33 bits
+        b"\x15\0\x15\xc8\1\x15\xc8\1\x2c\x16" + _DATA[1:] + b"\0",  # as many values, of 64 bits
+        b"\x15\6\x15\xc8\1\x15\xc8\1\x2c" + _DATA + b"\0",  # a page of version 2 with a header of version 1
+        b"\x15\0\x15\xc8\1\x15\xc8\1\x2c" + _DATA + b"\5\x84\x80\x08\2\0",  # field 2 again, as 65,538
+        b"\x15\0\x15\xc8\1\x15\xc8\1\x2c" + _DATA + b"\x59\xf7" + b"\xff" * 8 + b"\x0f\0",  # 2^60 numbers
+    ],
+)
+def test_a_header_that_pyarrow_would_read_otherwise_is_refused(header: bytes):
+    """pyarrow passes over a field of another type, and takes the last of several."""
+    plain = b"\x15\0\x15\xc8\1\x15\xc8\1\x2c" + _DATA + b"\0"
+    assert list(parquet.pages_in(bytearray(plain + bytes(100)))) == [(100, False, 1000, 0)]
+    with pytest.raises(ValueError, match="no header of a page at byte 0"):
+        list(parquet.pages_in(bytearray(header + bytes(100))))
+
+
+def test_the_columns_of_a_row_group_are_freed_with_its_last_rows(tmp_path: Path):
+    file = make_shard(tmp_path / "a", pq_bytes({"x": np.random.default_rng(0).random(500_000)}))
+    reader = FixedBlockReader(loaderd.FixedRecords(np.dtype([("x", "<f8")])), [file], ["parquet"])
+    block = Block(0, 4, file.size_bytes - 8, 500_000, 0, b"")
+    tracemalloc.start()
+    assert sum(piece.num_records for piece in reader.read(block, 0, 500_000))
+    held_bytes, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes > 4_000_000 > 1_000_000 + held_bytes
+    reader.close()
