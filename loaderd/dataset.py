@@ -123,7 +123,7 @@ class Dataset:
         """
         if (count is None) == (shards is None):
             raise OptionError(
-                f"newest takes a number of records or shards=, got {count} and shards={shards}",
+                f"what newest takes must be a number of records or shards=, got {count} and shards={shards}",
                 hint="newest(500_000), or newest(shards=20).",
             )
         return self._with(Range("newest", count) if count is not None else NewestShards(cast("int", shards)))

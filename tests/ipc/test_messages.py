@@ -87,7 +87,7 @@ def test_the_numbers_of_what_consumers_and_servers_say():
         StorageUnavailable ShardsFound UseServers
     """
     numbers = {name: number for number, name in enumerate(text.split())}
-    assert (PROTOCOL, numbers) == (7, {cls.__name__: n for n, cls in messages.CLASS_OF.items()})
+    assert (PROTOCOL, numbers) == (8, {cls.__name__: n for n, cls in messages.CLASS_OF.items()})
 
 
 def test_messages_are_named_in_the_drawing():
