@@ -69,7 +69,6 @@ _OTHER_NAMES = {
     "collate_fn": "schema=",
     "transform": "a field Derived of schema=",
     "device": "device= of batches of loaderd_torch, loaderd_jax or loaderd_tf",
-    "unpack": "unpack= of loaderd.Loader",
 }
 
 

@@ -62,8 +62,6 @@ def test_options_of_the_bindings_and_unknown_ones():
     }.items():
         with pytest.raises(TypeError, match=re.escape(f"Loader has no option '{option}': give {meant}")):
             loaderd.Loader("x", **{option: 2})
-    with pytest.raises(TypeError, match=r"batches has no option 'unpack': give unpack= of loaderd\.Loader"):
-        loaderd_tf.batches("x", unpack="device")
     with pytest.raises(TypeError, match=r"^Loader has no option 'xyzzy'; it has shards, schema, batch_size"):
         loaderd.Loader("x", xyzzy=2)
 
