@@ -94,7 +94,7 @@ class BatchTable:
 
     def read(self, first: int, most: int) -> Bytes1D:
         """As in ``Table``."""
-        starts = [0, *accumulate(count for _, _, count in self.blocks)]
+        starts = [0, *accumulate(num_rows for _, _, num_rows in self.blocks)]
         block = bisect_right(starts, first) - 1
         try:
             if block != self._block or first < self._row:
@@ -143,7 +143,7 @@ class BatchTable:
         if isinstance(error, LoaderdError):
             return error
         offset = 0 if block is None else self.blocks[block][0]
-        record = sum(count for _, _, count in self.blocks[: block or 0])
+        record = sum(num_rows for _, _, num_rows in self.blocks[: block or 0])
         return bad_table(self._shard, offset, what, f"{error!s:.500}" or type(error).__name__, record=record)
 
 

@@ -32,6 +32,7 @@ from loaderd.formats.fixed import part_of
 from loaderd.formats.inflate import MOST_INFLATED, READ_BYTES, FileReader, crc32, open_inflater
 from loaderd.formats.kinds import ZIP_MAGIC, refused
 from loaderd.formats.npy import NpyHeader, read_header
+from loaderd.formats.table import PIECE_BYTES
 from loaderd.formats.table import bad_table as _bad
 from loaderd.kernels.crc import Bytes1D
 from loaderd.schema import FixedRecords
@@ -39,7 +40,6 @@ from loaderd.schema.exact import is_shaped
 from loaderd.storage.shard_file import ReadAt, ShardFile, is_remote
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # magic, bytes of the name and of the extra field (PKWARE's APPNOTE, 4.3.7)
-_PIECE_BYTES = 1 << 21
 _MOST_READ_BYTES = 32 << 20
 _MOST_DTYPE_BYTES = (1 << 31) - 1  # of numpy's, which doesn't say so of a structured dtype
 
@@ -54,7 +54,7 @@ class NpzTable:
         self._columns: dict[str, _Column] = {}
         self._begin()
         self.blocks = [(0, file.size_bytes, self._num_rows)]
-        self._buffer = np.zeros(max(1, min(self._num_rows, _PIECE_BYTES // records.record_bytes)), records.dtype)
+        self._buffer = np.zeros(max(1, min(self._num_rows, PIECE_BYTES // records.record_bytes)), records.dtype)
 
     def _begin(self) -> None:
         """Stand in front of the first row. What was read before gives up its memory first."""
@@ -215,7 +215,7 @@ class _Entry:
 
     def _next(self, most: int) -> bytes:
         try:
-            data = self._read(min(most, _PIECE_BYTES))
+            data = self._read(min(most, PIECE_BYTES))
         except LoaderdError:
             raise
         except Exception as error:  # each library has errors of its own

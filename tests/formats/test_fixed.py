@@ -110,7 +110,7 @@ def test_the_digest_is_that_of_the_records(tmp_path: Path):
 
 @pytest.mark.parametrize("how", WRAPPINGS)
 def test_any_range_of_a_block(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(npz, "_PIECE_BYTES", 4 * SIZE)
+    monkeypatch.setattr(npz, "PIECE_BYTES", 4 * SIZE)
     file = make_shard(tmp_path / "a", wrapped(records_from(0, 30), how))
     index = build_fixed_index(file, RECORDS, 30)
     reader = FixedBlockReader(RECORDS, [file], [index.compression])
@@ -136,7 +136,7 @@ def test_an_npz_goes_on_where_the_reading_stopped(tmp_path: Path, monkeypatch: p
     begun: list[None] = []
     make_entry = npz._Entry
     monkeypatch.setattr(npz, "_Entry", lambda *given: begun.append(None) or make_entry(*given))
-    monkeypatch.setattr(npz, "_PIECE_BYTES", 4 * SIZE)
+    monkeypatch.setattr(npz, "PIECE_BYTES", 4 * SIZE)
     file = make_shard(tmp_path / "a", npz_of(records_from(0, 60)))
     index = build_fixed_index(file, RECORDS, 7)
     assert len(begun) == len(RECORDS)
@@ -381,7 +381,7 @@ def game_npz(rows: int, **other: Any) -> bytes:
 
 
 def test_an_npz_with_columns_and_with_values_for_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(npz, "_PIECE_BYTES", 4 * GAME.itemsize)
+    monkeypatch.setattr(npz, "PIECE_BYTES", 4 * GAME.itemsize)
     records = loaderd.FixedRecords(GAME)
     file = make_shard(tmp_path / "a", game_npz(57))
     index = build_fixed_index(file, records, 10)
