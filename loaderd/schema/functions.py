@@ -58,8 +58,8 @@ def _same_array(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
     return stored_alike or np.array_equal(one, other)
 
 
-def function_key(function: Callable[..., Any]) -> str | None:
-    """A digest, in hex, of all that says what the function does; None unless that is certain.
+def digest_of(value: Any) -> str | None:
+    """A digest, in hex, of plain values, arrays, and all that says what functions do; None unless that is certain.
 
     It is certain of a function whose defaults, attributes, closure and globals are plain values, numpy arrays, names
     of installed packages, or functions of which it is certain. An installed package counts by its version. It is not
@@ -72,7 +72,7 @@ def function_key(function: Callable[..., Any]) -> str | None:
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
 
     try:
-        _add(add, function, {})
+        _add(add, value, {})
     except Exception:  # what is not certain, a list in itself, a variable without a value, a property of the user's
         return None
     return digest.hexdigest()

@@ -5,7 +5,6 @@ The function reads fields of the schema, or stored features; no other feature of
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ from loaderd.errors import SchemaError
 from loaderd.schema.c_function import CFunction
 from loaderd.schema.features import Length, PackedBits
 from loaderd.schema.fields import Array, Derived, Field, Packed, derived_in, features_of, parts_of
-from loaderd.schema.functions import function_key
+from loaderd.schema.functions import digest_of
 from loaderd.schema.schema import Schema
 
 
@@ -54,21 +53,12 @@ class RecordValues:
     def key(self) -> str | None:
         """A digest, in hex, that differs where a function or what it reads does; None where that cannot be told."""
         schema = self.schema
-        digest = hashlib.sha256(repr((schema.stored_fingerprint, tuple(self.where.inputs), self.name)).encode())
-        functions = [self.where.function]
+        seen: list[Any] = [schema.stored_fingerprint, self.where.inputs, self.name, self.where.function]
         for name in schema.evaluation_order:
-            definition = schema.definition_of(name)
-            digest.update(
-                f"{name}={[part for part in parts_of(definition) if not isinstance(part, Derived)]!r}".encode()
-            )
-            for derived in derived_in(definition):
-                digest.update(repr((derived.inputs, derived.shape, derived.dtype)).encode())
-                functions.append(derived.function)
-        keys = [function_key(function) for function in functions]
-        if not all(keys):
-            return None
-        digest.update(repr(keys).encode())
-        return digest.hexdigest()[:32]
+            for part in parts_of(schema.definition_of(name)):
+                # All arguments: a repr leaves out the numbers of tables.
+                seen += [name, type(part).__name__, list(vars(part).items())]
+        return digest_of(seen)
 
 
 def _reading_schema(schema: Schema, inputs: Sequence[str]) -> Schema:

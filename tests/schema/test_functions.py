@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderd.schema.functions import function_key
+from loaderd.schema.functions import digest_of
 
 LIMIT, TABLE, ALLOWED = 3, np.arange(4.0), {"a": 1}
 
@@ -33,16 +33,16 @@ def closed_over(limit: Any) -> Callable[..., Any]:
 
 
 def test_what_a_function_sees_is_part_of_its_key(monkeypatch: pytest.MonkeyPatch):
-    keys = [function_key(calling)]
+    keys = [digest_of(calling)]
     for name, value in {"LIMIT": 4, "TABLE": np.arange(5.0), "ALLOWED": {"a": 2}}.items():
         monkeypatch.setattr(sys.modules[__name__], name, value)
-        keys.append(function_key(calling))
-    keys += [function_key(closed_over(limit)) for limit in (3, 3.0, np.float32(3), (3,), None, frozenset({3}))]
-    keys += [function_key(functools.partial(above, *given)) for given in ((), (1,))]
-    keys += [function_key(np.isfinite), function_key(lambda numbers, limit=3: numbers > limit)]
-    keys += [function_key(lambda numbers: numbers in {1, 2}), function_key(lambda numbers: numbers in {1, 3})]
+        keys.append(digest_of(calling))
+    keys += [digest_of(closed_over(limit)) for limit in (3, 3.0, np.float32(3), (3,), None, frozenset({3}))]
+    keys += [digest_of(functools.partial(above, *given)) for given in ((), (1,))]
+    keys += [digest_of(np.isfinite), digest_of(lambda numbers, limit=3: numbers > limit)]
+    keys += [digest_of(lambda numbers: numbers in {1, 2}), digest_of(lambda numbers: numbers in {1, 3})]
     assert None not in keys and len(set(keys)) == len(keys)
-    assert function_key(closed_over(3)) == function_key(closed_over(3))
+    assert digest_of(closed_over(3)) == digest_of(closed_over(3))
 
 
 def combined(first: Any, second: Any, third: Any) -> Callable[..., Any]:
@@ -65,9 +65,9 @@ def marked(limit: int) -> Callable[..., Any]:
 
 def test_a_function_that_is_seen_again_is_told_from_others():
     low, high = (lambda numbers: numbers > 1), (lambda numbers: numbers > 9)
-    keys = [function_key(combined(*three)) for three in itertools.product((low, high), repeat=3)]
+    keys = [digest_of(combined(*three)) for three in itertools.product((low, high), repeat=3)]
     assert None not in keys and len(set(keys)) == 8
-    keys = [function_key(limited) for limited in (above, marked(3), marked(4))]
+    keys = [digest_of(limited) for limited in (above, marked(3), marked(4))]
     assert None not in keys and len(set(keys)) == 3
 
 
@@ -97,12 +97,12 @@ def test_what_is_not_certain_has_no_key():
         LIMIT.bit_length,
     )
     for value in uncertain:
-        assert function_key(closed_over(value)) is None, value
-    assert function_key(importing) is None
-    assert function_key(np.vectorize(above)) is None
+        assert digest_of(closed_over(value)) is None, value
+    assert digest_of(importing) is None
+    assert digest_of(np.vectorize(above)) is None
 
 
-PROGRAM = "import sys; sys.path[:0] = {!r}; from loaderd.schema.functions import function_key; import filters; "
+PROGRAM = "import sys; sys.path[:0] = {!r}; from loaderd.schema.functions import digest_of; import filters; "
 
 
 def test_a_key_outlives_the_program_but_not_a_change_of_an_installed_package(tmp_path: Path):
@@ -114,7 +114,7 @@ def test_a_key_outlives_the_program_but_not_a_change_of_an_installed_package(tmp
         (site / "own.py").write_text(
             f"__version__ = {version!r}\ndef same(x): return x\ndef make(n): return lambda x: x > n + {limit}\n"
         )
-        program = PROGRAM.format([str(tmp_path), str(site)]) + "print(function_key({}))"
+        program = PROGRAM.format([str(tmp_path), str(site)]) + "print(digest_of({}))"
         keys = [program.format(function) for function in ("filters.keep", "filters.make(4)", "filters.make(5)")]
         run = functools.partial(subprocess.run, check=True, capture_output=True, text=True)
         return [run([sys.executable, "-B", "-c", text]).stdout for text in keys]

@@ -127,3 +127,25 @@ def test_inputs_that_do_not_exist_or_are_drawn_at_random_are_refused():
     for wrong in ({"shape": (2,)}, {"dtype": "int8"}, {"random": True}):
         with pytest.raises(SchemaError, match="must return a bool for each record"):
             RecordValues.of(SCHEMA, loaderd.Derived(lambda *_: True, "id", **wrong))
+
+
+def test_the_key_tells_tables_from_others():
+    table = np.arange(4)
+
+    def key(definition: Any) -> str | None:
+        schema = loaderd.Schema({"bits": loaderd.PackedBits(8)}, {"x": definition})
+        return values_of(lambda x: x > 0, "x", schema=schema).key
+
+    fields = [
+        definition
+        for values in (table, table[::-1])
+        for definition in (
+            loaderd.Sparse("bits", 4, values),
+            loaderd.Codes("bits", 2, (4,), values),
+            loaderd.PrefixCodes("bits", ["0", "10", "110", "111"], (2,), values),
+            loaderd.Planes([loaderd.Bits("bits", (4,), scale=values)]),
+        )
+    ]
+    keys = [*map(key, fields)]
+    assert None not in keys and len({*keys}) == len(keys)
+    assert keys == [*map(key, fields)]
