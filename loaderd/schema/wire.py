@@ -35,8 +35,8 @@ _PARTS_OF_PLANES = {kind.__name__: kind for kind in (Bits, Array, Spread, Fill)}
 _OTHER_FIELDS = (Packed, Planes, Permuted, Sparse, Codes, PrefixCodes, Scatter, OneHot)
 _FIELDS = {**_PARTS_OF_PLANES, **{kind.__name__: kind for kind in _OTHER_FIELDS}}
 _OF_WORKERS = ("default", "pad", "cut", "as_list")
-# Sent only where they differ from these values: so an older version understands all other schemas.
-_SELDOM = {"bit_order": "big", "plane_bytes": None, "first": None, "wrap": False}
+# Sent only where they differ from the kind's own default: so an older version understands all other schemas.
+_SELDOM = ("bit_order", "plane_bytes", "first", "wrap")
 
 
 def to_wire(schema: Schema) -> dict[str, Any]:
@@ -60,10 +60,11 @@ def _part_to_wire(name: str, part: Any) -> dict[str, Any]:
         part = Raw(part.value_dtype)
     if isinstance(part, Planes):
         return {"kind": "Planes", "parts": [_part_to_wire(name, each) for each in part.parts]}
+    defaults = {field.name: field.default for field in fields(part)}
     values = {key: getattr(part, key) for key in _keys_of(type(part))}
     if isinstance(part, Permuted):
         values["of"] = _part_to_wire(name, part.of)
-    sent = {key: value for key, value in values.items() if key not in _SELDOM or value != _SELDOM[key]}
+    sent = {key: value for key, value in values.items() if key not in _SELDOM or value != defaults[key]}
     return {"kind": type(part).__name__, **{key: _value_to_wire(value) for key, value in sent.items()}}
 
 

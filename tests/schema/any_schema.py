@@ -27,6 +27,7 @@ from loaderd.schema import (
     Packed,
     PackedBits,
     Planes,
+    PrefixCodes,
     Raw,
     Scatter,
     Schema,
@@ -92,7 +93,11 @@ def stored_fields(draw: st.DrawFn, stored: dict[str, Feature]) -> Field:
     values = np.random.default_rng(width).integers(0, 2, (1 << width, *draw(st.sampled_from([(), (3,)]))))
     length = draw(st.integers(1, feature.num_bits // width))
     codes = Codes(name, width, (length,), values, feature.num_bits - width * length, sparse.bit_order, dtype)
-    return draw(st.sampled_from([Packed(name), bits, bits, sparse, sparse, codes]))
+    fields: list[Field] = [Packed(name), bits, bits, sparse, sparse, codes]
+    if feature.num_bits > 1:  # whatever the bits are, they are codes
+        length, order = (feature.num_bits // 2,), sparse.bit_order
+        fields.append(PrefixCodes(name, ["0", "10", "11"], length, [1, 0, 1], bit_order=order, dtype=dtype))
+    return draw(st.sampled_from(fields))
 
 
 @st.composite
