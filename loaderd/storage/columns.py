@@ -10,17 +10,18 @@ import glob
 import re
 from collections.abc import Callable
 
-from loaderd.errors import NoShardsError
+from loaderd.errors import NoShardsError, OptionError
+from loaderd.redaction import redacted
 from loaderd.storage.names import WILDCARD, Columns, path_pattern
 from loaderd.storage.shard_file import ShardFile
 
 
 def list_columns(columns: Columns, list_files: Callable[[str], list[ShardFile]]) -> list[ShardFile]:
-    """The shards that ``columns`` names, each of several files. ``list_files`` lists one glob, and raises."""
-    found = {
-        name: {_stands_for(pattern, file): file for file in list_files(pattern)}
-        for name, pattern in columns.globs.items()
-    }
+    """The shards that ``columns`` names, each of several files. ``list_files`` lists one glob, and raises.
+
+    The globs are absolute. Raises NoShardsError for a file without a partner, OptionError where it may have several.
+    """
+    found = {name: _by_key(pattern, list_files(pattern)) for name, pattern in columns.globs.items()}
     every = {key: file for files in found.values() for key, file in files.items()}
     for name, files in found.items():
         for key, file in every.items():
@@ -29,6 +30,19 @@ def list_columns(columns: Columns, list_files: Callable[[str], list[ShardFile]])
                 text = f"{file.uri} has no partner: {missing} does not exist, of the column {name!r}"
                 raise NoShardsError(text, hint="Files of Columns belong together: each needs one of every column.")
     return [_joined({name: files[key] for name, files in found.items()}) for key in next(iter(found.values()))]
+
+
+def _by_key(pattern: str, files: list[ShardFile]) -> dict[tuple[str, ...], ShardFile]:
+    by_key: dict[tuple[str, ...], ShardFile] = {}
+    for file in files:
+        other = by_key.setdefault(_stands_for(pattern, file), file)
+        if other is not file:
+            raise OptionError(
+                f"the wildcards of {redacted(pattern)} stand for the same in {redacted(other.uri)} and "
+                f"{redacted(file.uri)}",
+                hint="Files of Columns are matched by what wildcards stand for: write a glob that tells these apart.",
+            )
+    return by_key
 
 
 def _joined(files: dict[str, ShardFile]) -> ShardFile:

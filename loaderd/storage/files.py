@@ -27,7 +27,7 @@ from loaderd.storage.credentials import asked_of
 from loaderd.storage.listing import list_remote
 from loaderd.storage.local import find_files
 from loaderd.storage.local_file import LocalFile, read_whole, retried
-from loaderd.storage.names import Columns, checked_names
+from loaderd.storage.names import Columns, absolute_names, checked_names
 from loaderd.storage.remote_file import RemoteFile
 from loaderd.storage.shard_file import ShardFile, is_remote
 
@@ -82,7 +82,7 @@ def list_shards(
     names = checked_names(shards)
     access = access or Access()
     if isinstance(names, Columns):
-        joined = list_columns(names, lambda pattern: list_shards(pattern, on_found, access))
+        joined = list_columns(absolute_names(names), lambda pattern: list_shards(pattern, on_found, access))
         return sorted(joined, key=path_order)
     files: list[ShardFile] = []
     seen: dict[Any, str] = {}

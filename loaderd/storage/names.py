@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, overload
 from urllib.parse import unquote
 
 import numpy as np
@@ -80,6 +80,10 @@ def checked_names(shards: Any) -> str | tuple[str, ...] | Columns:
     return tuple(sorted(names)) if isinstance(shards, Set) else names
 
 
+@overload
+def absolute_names(shards: Columns) -> Columns: ...
+@overload
+def absolute_names(shards: str | tuple[str, ...] | Columns) -> str | tuple[str, ...] | Columns: ...
 def absolute_names(shards: str | tuple[str, ...] | Columns) -> str | tuple[str, ...] | Columns:
     """The same names, relative ones made absolute: the process that uses them may have another working directory."""
     if isinstance(shards, Columns):

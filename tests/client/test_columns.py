@@ -19,7 +19,9 @@ import loaderd
 from loaderd.cli.main import main
 from loaderd.errors import LoaderdError, NoShardsError, OptionError, SchemaError, ShardReadError
 from loaderd.formats.fixed_index import build_fixed_index
+from loaderd.storage.columns import list_columns
 from loaderd.storage.files import list_shards
+from loaderd.storage.shard_file import ShardFile
 from tests.formats.test_tables import read
 from tests.reliability import fixed_cases
 from tests.reliability.mutate import BYTES
@@ -164,6 +166,26 @@ def test_files_match_by_all_that_wildcards_stand_for(tmp_path: Path):
     assert found == [
         [f"{folder}/{a}{b}.x", f"{folder}/lab-{a}-{b}.y"] for folder in ("r1", "r2/deep") for a, b in ("a1", "b2")
     ]
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "sub/..//", "file://{}/", "{}/./"])
+def test_globs_are_matched_however_they_are_written(tmp_path: Path, monkeypatch: Any, prefix: str):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    for name in "abc":
+        for ending in "xy":
+            (tmp_path / f"{name}.{ending}").write_bytes(bytes(7))
+    prefix = prefix.format(tmp_path)
+    found = list_shards(loaderd.Columns(x=f"{prefix}*.x", y=f"{prefix}*.y"))
+    assert [[part.uri for part in file.parts] for file in found] == [
+        [f"{tmp_path}/{name}.{ending}" for ending in "xy"] for name in "abc"
+    ]
+
+
+def test_files_that_one_key_would_match_are_refused():
+    files = [ShardFile(f"s3://bucket/{name}.x", 7, 0) for name in "ab"]
+    with pytest.raises(OptionError, match=r"stand for the same in s3://bucket/a.x and s3://bucket/b.x"):
+        list_columns(loaderd.Columns(x="s3://bucket//*.x"), lambda pattern: files)
 
 
 def test_a_name_that_is_no_field_has_all_the_others(tmp_path: Path):
