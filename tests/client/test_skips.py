@@ -70,6 +70,19 @@ def test_a_shard_that_does_not_match_is_an_error_before_the_first_batch(
         assert message.startswith("50 of 200 records do not match") and "record 0 at byte 0" in message
 
 
+def test_with_a_filter_mismatches_are_judged_against_all_records(
+    numbered: Numbered, caught: list[warnings.WarningMessage]
+):
+    shards = with_others(numbered.write, [1000, 1000], {1: 18})
+    where = loaderd.Derived(lambda id: id % 10 == 3, "id")
+    options: dict[str, Any] = {"on_corrupt": "skip_record", "where": where}
+    with numbered.loader(shards, **options) as loader:
+        assert loader.statistics().num_records == 216 and len(numbered.records(loader)) == 198
+    shards = with_others(numbered.write, [1000, 1000], {1: 30})
+    with numbered.loader(shards, **options) as loader, pytest.raises(RecordMismatchError, match=r"^30 of 2,000 rec"):
+        next(iter(loader))
+
+
 def test_batches_in_front_of_too_many_mismatches_come(numbered: Numbered):
     """Without shuffling, a window says nothing of those behind it. Here the last of three begins at record 26,667."""
     shards = with_others(numbered.write, [39_000, 1_000], {1: 500})

@@ -61,7 +61,8 @@ def stream_of(
     options = StreamOptions(
         1, workers=num_workers or page.num_seats, on_corrupt="skip_any" if skip_damaged else "raise"
     )
-    data: Any = SimpleNamespace(error_context=error_context, places=lambda slices, seed: (), is_far_away=False)
+    places = lambda slices, seed: ()  # noqa: E731
+    data: Any = SimpleNamespace(error_context=error_context, places=places, is_far_away=False, per_passing=1.0)
     return Stream(number, plan if callable(plan) else lambda _: plan, page, num_arenas, options, data)
 
 

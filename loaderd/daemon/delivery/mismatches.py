@@ -24,9 +24,14 @@ _ENOUGH_RECORDS = 10_000
 
 
 class Mismatches:
-    """The count of one pass: see the module's docstring. ``error`` is set when there are too many."""
+    """The count of one pass: see the module's docstring. ``error`` is set when there are too many.
 
-    def __init__(self) -> None:
+    ``per_passing``: how many records there are for each that ``where`` leaves. Those that do not match all pass it,
+    so they are judged against the records in front of it.
+    """
+
+    def __init__(self, per_passing: float = 1.0) -> None:
+        self._per_passing = per_passing
         self.error: LoaderdError | None = None
         self._next_window = self._num_records = 0
         self._by_shard: Counter[str] = Counter()
@@ -45,7 +50,8 @@ class Mismatches:
         is_epoch = window == plan.last_window or plan.batches.locate(window + 1)[0] != epoch
         if self._num_records < _ENOUGH_RECORDS and not is_epoch:
             return
-        if 100 * self._by_shard.total() > _MOST_IN_A_HUNDRED * self._num_records and self.error is None:
+        most = _MOST_IN_A_HUNDRED * self._num_records * self._per_passing
+        if 100 * self._by_shard.total() > most and self.error is None:
             self.error = self._too_many()
 
     def _add(self, error: RecordMismatchError) -> None:
@@ -58,10 +64,11 @@ class Mismatches:
     def _too_many(self) -> LoaderdError:
         assert self._first is not None
         first = self._first[1]
+        num_records = round(self._num_records * self._per_passing)
         shards = sorted(self._by_shard.items(), key=lambda item: (-item[1], item[0]))
         which = some_of([f"{count:,} in {shard}" for shard, count in shards])
         return RecordMismatchError(
-            f"{self._by_shard.total():,} of {self._num_records:,} records do not match the schema, and only one in a "
+            f"{self._by_shard.total():,} of {num_records:,} records do not match the schema, and only one in a "
             f"hundred may be left out: {which}. The first: {first.message}",
             hint=f'{first.hint} Or pass on_corrupt="skip_any", to leave out all records that do not match. "loaderd '
             'verify --schema" counts them in each shard.',

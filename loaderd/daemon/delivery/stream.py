@@ -110,7 +110,7 @@ class Stream(TaskSource):
         self._tried: set[int] = set()
         self._num_faults: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
-        self._mismatches = Mismatches()
+        self._mismatches = Mismatches(self.data.per_passing)
         self.page.words[WAKE_DAEMON_AT] = NEVER
 
     def start(self, generation: int, pass_: Pass, step: int) -> None:

@@ -71,8 +71,10 @@ class BlockTable:
         self._indexes = [indexes[number] for number in self._shards]
         self._ends: list[int] = np.cumsum([len(index.counts) for index in self._indexes], dtype=np.int64).tolist()
         left = _Selection(self._indexes, self._ends)
+        self.num_before_where = int(left.counts.sum())
         if where:
             left.apply_bits(where)
+        self.num_passing = int(left.counts.sum())
         for operation in selection:
             left.apply(operation)
         self._conditions = left.conditions

@@ -110,8 +110,8 @@ class LocalData:
         if damages and options.on_corrupt == "raise":
             raise damage_error(damages, len(of_files), unreadable, most)
         self.damages: list[Damage] = damages[:most]
-        before = {file for of_values in (known or {}).values() for file in of_values}
-        new = [index for file, index in of_files.items() if index.damages and file not in before]
+        listed_before = {file for of_values in (known or {}).values() for file in of_values}
+        new = [index for file, index in of_files.items() if index.damages and file not in listed_before]
         self.left_out = redacted(_left_out(new, len(of_files), options.on_corrupt))
         """What is left out, in words; "": nothing."""
         first_shards = accumulate((len(files) for files in sets[:-1]), initial=0)
@@ -122,6 +122,9 @@ class LocalData:
             except NoShardsError as error:
                 place = f"the set {name!r} of a {type(dataset).__name__} is empty: " if name else ""
                 raise NoShardsError(place + error.message, hint=error.hint) from None
+        before = sum(table.num_before_where for table in self._tables)
+        self.per_passing = before / sum(table.num_passing for table in self._tables)
+        """How many records there are for each that passes ``where``, at least 1."""
         self._block_ends = list(accumulate(len(table.counts) for table in self._tables))
         self.compressions = [compression for table in self._tables for compression in table.compressions]
         rows = [DatasetRows(table.counts, options.seed, bool(options.shuffle)) for table in self._tables]

@@ -35,6 +35,8 @@ class RemoteData:
     """
 
     is_far_away = True
+    per_passing = 1.0
+    """Servers do not say what ``where`` left out."""
     files: Sequence[ShardFile] = ()
     """The shards that are read here: none."""
     compressions: Sequence[str] = ()
