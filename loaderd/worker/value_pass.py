@@ -1,8 +1,8 @@
 """Computes the values of records (``RecordValues``) that go into the indexes of their shards.
 
 A shard has just been indexed, as a rule: it is read a second time, from memory, block by block, as it will be read
-for the training. A record that cannot be read, or does not fit the schema, counts as one that passes: so the loader
-meets it, and says so or leaves it out, as without the function.
+for the training. A record that cannot be read or decoded, or does not fit the schema, counts as one that passes: so
+the loader meets it, and says so or leaves it out, as without the function.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import accumulate, pairwise, zip_longest
 from traceback import format_exception
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderd.decode.batch_decoder import BatchDecoder
-from loaderd.errors import Damage, LoaderdError, OptionError, ShardReadError
+from loaderd.errors import Damage, LoaderdError, OptionError, ShardReadError, WorkerError
 from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.reader import Reading
 from loaderd.formats.shard_index import ShardIndex
+from loaderd.ipc.worker_messages import MOST_ROW_FAULTS
 from loaderd.redaction import shown
 from loaderd.schema import Schema
 from loaderd.schema.record_values import RecordValues
@@ -62,11 +64,12 @@ def add_values(
             if not len(numbers):
                 continue
             try:
-                passing[numbers] = function.of_rows(rows)
+                passes = function.of_rows(rows)
             except _Failed as failed:
                 number = int(numbers[failed.row])
                 shard = bisect_right(firsts, number) - 1
                 raise failed.at(values.name, files[shard].uri, number - firsts[shard]) from None
+            passing[numbers] = passes
     bits = (np.packbits(passing[slice(*own)], bitorder="little") for own in pairwise(firsts))
     return [
         index if index.error is not None else replace(index, passing=of_shard)
@@ -77,7 +80,7 @@ def add_values(
 def _rows_of(
     loader: WindowLoader, blocks: list[Block], compressions: list[Compression], firsts: list[int], schema: Schema
 ) -> Iterator[tuple[Int64s, Bytes2D]]:
-    """The rows of all blocks, some at a time, without those that cannot be had; and the numbers of their records.
+    """The rows of all blocks, some at a time, without those that cannot be read; and the numbers of their records.
 
     ``firsts``: the number of the first record of each shard.
     """
@@ -91,20 +94,23 @@ def _rows_of(
         if bounds[-1] > len(window):
             window = np.empty((bounds[-1], schema.row_bytes), dtype=np.uint8)
         parts = [BlockPlacement(block, np.arange(*own)) for block, own in zip(group, pairwise(bounds), strict=True)]
-        is_had = np.ones(bounds[-1], dtype=np.bool_)
+        is_valid = np.ones(bounds[-1], dtype=np.bool_)
         for places, error in loader.load(parts, window):
             if isinstance(error, ShardReadError):
                 raise error
-            is_had[places] = False
+            is_valid[places] = False
         starts = [firsts[block.shard] + block.first_record - own for block, own in zip(group, bounds, strict=False)]
         numbers = np.repeat(starts, np.diff(bounds)) + np.arange(bounds[-1])
-        yield _had(numbers, window, is_had)
+        # A block is read whole, and may have many more rows than are to be decoded at a time.
+        for start in range(0, len(numbers), at_a_time):
+            part = slice(start, start + at_a_time)
+            yield _valid(numbers[part], window[part], is_valid[part])
     for block in blocks:
         if not reader.can_read_together(block):
             try:
-                for begin, is_had in loader.read_all(block, window[:at_a_time]):
+                for begin, is_valid in loader.read_all(block, window[:at_a_time]):
                     first = firsts[block.shard] + block.first_record + begin
-                    yield _had(np.arange(first, first + len(is_had)), window, is_had)
+                    yield _valid(np.arange(first, first + len(is_valid)), window, is_valid)
             except ShardReadError as error:
                 if (
                     compressions[block.shard] not in TABLES or error.damage is None
@@ -126,12 +132,12 @@ def _groups(blocks: list[Block], most: int) -> Iterator[list[Block]]:
         yield group
 
 
-def _had(numbers: Int64s, window: Bytes2D, is_had: Bools) -> tuple[Int64s, Bytes2D]:
+def _valid(numbers: Int64s, window: Bytes2D, is_valid: Bools) -> tuple[Int64s, Bytes2D]:
     rows = window[: len(numbers)]
-    return (numbers, rows) if is_had.all() else (numbers[is_had], rows[is_had])
+    return (numbers, rows) if is_valid.all() else (numbers[is_valid], rows[is_valid])
 
 
-class _Misfit(Exception):
+class _WrongResult(Exception):
     """The function has returned something else than a bool for each record."""
 
 
@@ -145,7 +151,7 @@ class _Failed(Exception):
     def at(self, function: str, shard: str, record: int) -> OptionError:
         """The error for the ``record`` of ``shard`` that is in this row."""
         error, trace = self._error, ""
-        if isinstance(error, (LoaderdError, _Misfit)):
+        if isinstance(error, (LoaderdError, _WrongResult)):
             found = error.args[0]
         else:
             found, trace = f"{type(error).__name__}: {error}", "".join(format_exception(error, chain=False))
@@ -163,31 +169,61 @@ class _RecordFunction:
         self._decoder = BatchDecoder(values.schema)
 
     def of_rows(self, rows: Bytes2D) -> Bools:
-        """bool, (n,): whether each record passes. Raises _Failed."""
+        """bool, (n,): whether each record passes; those that cannot be decoded do. Raises _Failed."""
+        passing = np.ones(len(rows), dtype=np.bool_)
+        decodable = np.arange(len(rows))
         try:
-            return self._call(rows)
+            try:
+                columns = self._decode(rows)
+            except WorkerError:
+                decodable = self._decodable(rows)
+                rows = rows[decodable]
+                columns = self._decode(rows) if len(rows) else {}
+            if len(rows):
+                passing[decodable] = self._call(columns, len(rows))
+        except _Failed:
+            raise
         except Exception as error:
-            raise self._first_failure(rows, error) from None
+            raise self._first_failure(rows, decodable, error) from None
+        return passing
 
-    def _first_failure(self, rows: Bytes2D, error: Exception) -> _Failed:
+    def _decodable(self, rows: Bytes2D) -> Int64s:
+        """int64, (decodable,): the rows that can be decoded alone. Raises _Failed if too many cannot."""
+        bad: list[int] = []
         search = HalvingSearch(range(len(rows)))
         while search:
             part = search.next()
             try:
-                self._call(rows[list(part)])
+                self._decode(rows[list(part)])
+            except WorkerError as of_part:
+                if search.failed(part):
+                    bad.append(part[0])
+                if len(bad) > MOST_ROW_FAULTS:
+                    raise _Failed(bad[0], of_part, alone=True) from None
+        return np.delete(np.arange(len(rows)), bad)
+
+    def _first_failure(self, rows: Bytes2D, numbers: Int64s, error: Exception) -> _Failed:
+        search = HalvingSearch(range(len(rows)))
+        while search:
+            part = search.next()
+            try:
+                self._call(self._decode(rows[list(part)]), len(part))
             except Exception as of_part:
                 if search.failed(part):
-                    return _Failed(part[0], of_part, alone=True)
-        return _Failed(0, error, alone=False)
+                    return _Failed(int(numbers[part[0]]), of_part, alone=True)
+        return _Failed(int(numbers[0]), error, alone=False)
 
-    def _call(self, rows: Bytes2D) -> Bools:
+    def _decode(self, rows: Bytes2D) -> dict[str, npt.NDArray[Any]]:
         columns = {name: np.empty((len(rows), *spec.shape), spec.dtype) for name, spec in self._decoder.specs.items()}
         self._decoder.decode(rows, columns)
         for column in columns.values():
             column.flags.writeable = False
+        return columns
+
+    def _call(self, columns: dict[str, npt.NDArray[Any]], num_records: int) -> Bools:
         result = self._function(*(columns[name] for name in self._inputs))
-        if not isinstance(result, np.ndarray) or result.dtype != np.bool_ or result.shape != (len(rows),):
+        if not isinstance(result, np.ndarray) or result.dtype != np.bool_ or result.shape != (num_records,):
             is_array = isinstance(result, np.ndarray)
             what = f"an array of {result.dtype} of shape {result.shape}" if is_array else shown(result, 100)
-            raise _Misfit(f"{what}, which it returned for {len(rows)} record{'s' * (len(rows) > 1)}")
+            raise _WrongResult(f"{what}, which it returned for {num_records} record{'s' * (num_records > 1)}")
         return result

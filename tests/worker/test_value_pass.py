@@ -86,6 +86,46 @@ def test_what_is_damaged_has_no_bit_and_what_does_not_fit_passes(numbered: Numbe
     assert len(passing(add_values(values_of(lambda other: other < 0, "other", schema=other), indexes))[0]) == 60
 
 
+def test_what_cannot_be_decoded_passes_unless_it_is_much(numbered: Numbered):
+    (path,) = numbered.write([300])
+    indexes = make_indexes(list_shards([str(path)]), None, 300)
+
+    def decoded(lowest: int) -> loaderd.Schema:
+        def half(id: Any) -> Any:
+            if (id >= lowest).any():
+                raise ValueError("too large")
+            return id // 2
+
+        return loaderd.Schema(SCHEMA.features, {**SCHEMA.fields, "half": loaderd.Derived(half, "id", (), "int64")})
+
+    expected = [*range(30), *range(290, 300)]
+    assert passing(add_values(values_of(lambda half: half < 15, "half", schema=decoded(290)), indexes)) == [expected]
+    byte = loaderd.Schema(SCHEMA.features, {**SCHEMA.fields, "byte": loaderd.Array("id", dtype="uint8")})
+    expected = [*range(30), *range(256, 288)]
+    (path,) = numbered.write([288], "fewer")
+    fewer = make_indexes(list_shards([str(path)]), None, 300)
+    assert passing(add_values(values_of(lambda byte: byte < 30, "byte", schema=byte), fewer)) == [expected]
+    with pytest.raises(OptionError, match="record 256: expected a bool of where="):
+        add_values(values_of(lambda byte: byte < 30, "byte", schema=byte), indexes)
+
+    def never_seen(half: Any) -> Any:
+        if 2 in half:
+            raise KeyError("never seen")
+        return half > 0
+
+    with pytest.raises(OptionError, match=r"record 4: expected.*never seen"):
+        add_values(values_of(never_seen, "half", schema=decoded(290)), indexes)
+
+
+def test_a_large_block_is_decoded_in_parts(numbered: Numbered, monkeypatch: pytest.MonkeyPatch):
+    (path,) = numbered.write([1000])
+    monkeypatch.setattr(value_pass, "_ROWS_AT_A_TIME", 64)
+    sizes: list[int] = []
+    values = values_of(lambda id: sizes.append(len(id)) or id % 3 == 0, "id")
+    indexes = add_values(values, make_indexes(list_shards([str(path)]), None, 1000))
+    assert passing(indexes) == [[*range(0, 1000, 3)]] and max(sizes) == 64
+
+
 def fails_at(number: int) -> Callable[..., Any]:
     def function(id: Any) -> Any:
         if number in id:
