@@ -43,6 +43,9 @@ class Elements(Iterable[Any]):
         """Batches of a whole iteration, as ``len(loader)``; TypeError if it has no end."""
         return len(self.loader)
 
+    def __bool__(self) -> bool:
+        return True  # also of a loader without a length
+
     def state_dict(self) -> dict[str, Any]:
         """Where the consumer stands: ``loader.position``, as text. What was read or copied ahead does not count."""
         return {"position": self.loader.position.to_json()}

@@ -399,6 +399,9 @@ class Loader:
         """
         return self._known_steps(self._stream.pass_sequence.next_pass(self._next[0]))
 
+    def __bool__(self) -> bool:
+        return True  # also where there is no length to ask for, in ``loader or other``
+
     @property
     def batches_left(self) -> int:
         """Batches of the next iteration: fewer than ``len(loader)`` if it begins in the middle of a pass.

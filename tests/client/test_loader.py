@@ -83,6 +83,7 @@ def test_an_endless_loader_goes_on(numbered: Numbered):
     with numbered.loader([100], batch_size=64, epochs=None, remainder="carry") as loader:
         with pytest.raises(TypeError, match="no length"):
             len(loader)
+        assert loader
         batches = iter(loader)
         numbers = flat([numbered.check(next(batches)) for _ in range(50)])
         for epoch in range(32):
