@@ -10,8 +10,8 @@ and named. The GPU adds up each batch's boards, and the loop waits for the sum o
 jax or tf:
 
 ``LIBRARY_own``
-    floats by the library's own loader: PyTorch's DataLoader and ``.to("cuda")``; threads with numpy and
-    ``jax.device_put``; tf.data compiled by XLA, unshuffled, with ``prefetch_to_device``.
+    floats by the library's own loader: PyTorch's DataLoader that pins, and ``.to("cuda", non_blocking=True)``;
+    threads with numpy and ``jax.device_put``; tf.data compiled by XLA, unshuffled, with ``prefetch_to_device``.
 ``LIBRARY_floats``, ``LIBRARY_packed``
     ``batches(loader, device=…)`` of loaderd's binding: the workers' floats, and with ``unpack="device"``.
 ``LIBRARY_kernel``, ``torch_compiled``
@@ -69,7 +69,7 @@ WAYS |= {"torch_copy", "torch_compiled", "numpy_packed", "numpy_read"}
 CASE_LIMIT_S = 60.0
 READ_BYTES = 4 << 20
 STAGES = ("read", "frames", "check", "parse", "order", "fill", "fields")
-COLUMNS = ("case", "batch", "workers", "records/s", "GB/s as floats", "consumer's CPU µs/batch", "first sum")
+COLUMNS = ("case", "batch", "workers", "records/s", "GB/s if unpacked", "consumer's CPU µs/batch", "first sum")
 NO_GPU = "NO GPU HERE: the CPU took its place, beside what feeds it. Nothing in this table was measured on a GPU"
 
 Run = dict[str, Any]
@@ -288,8 +288,10 @@ def torch_batches(source: Any, device: str) -> Taken:
     if isinstance(source, Config):
         from candidates import torch_dataloader
 
-        stored = (step.batch for step in torch_dataloader.steps(source))
-        batches = ({name: tensor.to(place) for name, tensor in batch.items()} for batch in stored)
+        steps = torch_dataloader.steps(source, pin_memory=device == "gpu")
+        batches = (
+            {name: tensor.to(place, non_blocking=True) for name, tensor in step.batch.items()} for step in steps
+        )
     else:
         import loaderd_torch
 

@@ -29,7 +29,7 @@ class _Batches(IterableDataset[Any]):
             yield {name: torch.from_numpy(array) for name, array in unpack(rows, self.config.dtype).items()}
 
 
-def steps(config: Config) -> Iterator[Step]:
-    loader = DataLoader(_Batches(config), batch_size=None, num_workers=workers_of(config))
+def steps(config: Config, pin_memory: bool = False) -> Iterator[Step]:
+    loader = DataLoader(_Batches(config), batch_size=None, num_workers=workers_of(config), pin_memory=pin_memory)
     for batch in loader:
         yield Step(len(batch["score"]), batch)
