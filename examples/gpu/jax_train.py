@@ -3,9 +3,9 @@
     python make_shards.py --out shards
     python jax_train.py --data 'shards/*/*.tfrecord'
 
-The feeds: ``own`` is a loop as one writes it for JAX, threads that unpack in numpy and copy to the device ahead;
-``floats`` is loaderd, its workers unpack; ``packed`` is loaderd with ``unpack="device"``. A step is one compiled
-function, which computes in bfloat16.
+The feeds: ``framework`` is a loop as one writes it for JAX, threads that unpack in numpy and copy to the device
+ahead; ``floats`` is loaderd, its workers unpack; ``packed`` is loaderd with ``unpack="device"``. A step is one
+compiled function, which computes in bfloat16.
 """
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ def step(apply: Callable[..., jax.Array], state: Any, batch: Any) -> tuple[Any, 
 
 
 @contextmanager
-def own() -> Iterator[Iterator[Any]]:
-    ahead, over = Queue[Any](2 * OPTIONS.own_workers), Event()
+def by_framework() -> Iterator[Iterator[Any]]:
+    ahead, over = Queue[Any](2 * OPTIONS.framework_workers), Event()
 
     def unpack_batches(number: int) -> None:
         try:
-            shards = OPTIONS.shards[number :: OPTIONS.own_workers]
+            shards = OPTIONS.shards[number :: OPTIONS.framework_workers]
             for rows in records.packed_batches(shards, OPTIONS.batch_size, seed=number):
                 ahead.put(jax.device_put(records.unpack(rows), DEVICE))
                 if over.is_set():
@@ -130,7 +130,9 @@ def own() -> Iterator[Iterator[Any]]:
         except BaseException as error:
             ahead.put(error)
 
-    threads = [Thread(target=unpack_batches, args=(number,), daemon=True) for number in range(OPTIONS.own_workers)]
+    threads = [
+        Thread(target=unpack_batches, args=(number,), daemon=True) for number in range(OPTIONS.framework_workers)
+    ]
     for thread in threads:  # numpy lets go of the GIL in what takes long
         thread.start()
     try:
@@ -194,7 +196,11 @@ if __name__ == "__main__":
             "residual": lambda: Trainee(residual, residual_parameters(key)),
             "nnue": lambda: Trainee(nnue, nnue_parameters(key)),
         },
-        feeds={"own": own, "floats": lambda: by_loaderd("worker"), "packed": lambda: by_loaderd("device")},
+        feeds={
+            "framework": by_framework,
+            "floats": lambda: by_loaderd("worker"),
+            "packed": lambda: by_loaderd("device"),
+        },
         train=train,
         take=take,
         hold=lambda batches: repeat(next(batches)),

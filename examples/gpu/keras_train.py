@@ -3,7 +3,7 @@
     python make_shards.py --out shards
     python keras_train.py --data 'shards/*/*.tfrecord'
 
-The feeds: ``own`` is tf.data, with everything in parallel and bits unpacked by a function that XLA compiles;
+The feeds: ``framework`` is tf.data, with everything in parallel and bits unpacked by a function that XLA compiles;
 ``floats`` is loaderd, its workers unpack; ``packed`` is loaderd with ``unpack="device"``, and the model begins with
 the layer ``loaderd_tf.Unpack``. Steps are compiled by XLA, and compute in bfloat16.
 """
@@ -75,14 +75,14 @@ class Trainee:
 
 
 @contextmanager
-def own() -> Iterator[tf.data.Dataset]:
+def by_framework() -> Iterator[tf.data.Dataset]:
     def stream(number: Any) -> tf.data.Dataset:
-        files = tf.data.Dataset.from_tensor_slices(OPTIONS.shards).shard(OPTIONS.own_workers, number)
+        files = tf.data.Dataset.from_tensor_slices(OPTIONS.shards).shard(OPTIONS.framework_workers, number)
         stored = tf.data.TFRecordDataset(files.shuffle(len(OPTIONS.shards)).repeat(), buffer_size=4 << 20)
         return stored.shuffle(10_000).batch(OPTIONS.batch_size, drop_remainder=True)
 
-    dataset = tf.data.Dataset.range(OPTIONS.own_workers).interleave(
-        stream, cycle_length=OPTIONS.own_workers, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False
+    dataset = tf.data.Dataset.range(OPTIONS.framework_workers).interleave(
+        stream, cycle_length=OPTIONS.framework_workers, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False
     )
     dataset = dataset.map(fields_of, tf.data.AUTOTUNE, deterministic=False)
     if DEVICE is None:
@@ -174,7 +174,11 @@ if __name__ == "__main__":
         f"Keras {keras.__version__} with TensorFlow {tf.__version__}",
         OPTIONS,
         nets={"residual": lambda: Trainee(residual), "nnue": lambda: Trainee(nnue)},
-        feeds={"own": own, "floats": lambda: by_loaderd("worker"), "packed": lambda: by_loaderd("device")},
+        feeds={
+            "framework": by_framework,
+            "floats": lambda: by_loaderd("worker"),
+            "packed": lambda: by_loaderd("device"),
+        },
         train=train,
         take=take,
         hold=hold,

@@ -14,10 +14,11 @@ No framework is imported here. A program gives what each framework has in a way 
     gives the first of some batches again and again.
 
 A GPU is **busy** in the share of the time in which a kernel ran, by NVML. A training **waits for data** in the share
-of a step by which it is longer than the same step on a batch that is there already. With a network on the CPU, that
-has in it the cores that feeding takes from the network. **Cores to feed** are those of the training's process alone:
-the CPU time that it needs to take a batch, without a network, times the batches a second of the training. (Where the
-CPU is the device, unpacking there is part of it.)
+of a step by which it is longer than the same step on a batch of this feed that is there already (**records/s at
+hand**). Below 0, the step with the batch at hand took longer, and the share says only how inexact it is. With a
+network on the CPU, waiting has in it the cores that feeding takes from the network. **Cores to feed** are those of
+the training's process alone: the CPU time that it needs to take a batch, without a network, times the batches a
+second of the training. (Where the CPU is the device, unpacking there is part of it.)
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from contextlib import AbstractContextManager
 from statistics import fmean
 from typing import Any
 
-FEEDS = ("own", "floats", "packed")
+FEEDS = ("framework", "floats", "packed")
 NETS = ("residual", "nnue")
-COLUMNS = "{:9} {:7} {:>12} {:>9} {:>15} {:>14} {:>23} {:>8}"
+COLUMNS = "{:9} {:9} {:>12} {:>9} {:>17} {:>15} {:>14} {:>23} {:>8}"
 GPU_SIZES = {"batch_size": 16_384, "seconds": 5.0, "filters": 128, "blocks": 6, "hidden": 512}
 CPU_SIZES = {"batch_size": 512, "seconds": 1.0, "filters": 8, "blocks": 1, "hidden": 8}
 POLL_S = 0.05
@@ -67,7 +68,7 @@ def options_of(description: str | None) -> argparse.Namespace:
     options.shards = sorted(glob.glob(options.data, recursive=True))
     if not options.shards:
         parser.error(f"--data: no file is called {options.data}; make_shards.py writes some")
-    options.own_workers = min(options.workers, len(options.shards))  # each has shards of its own
+    options.framework_workers = min(options.workers, len(options.shards))  # each has shards of its own
     options.gpu = None if options.device == "cpu" else gpu_name()
     if options.device == "gpu" and options.gpu is None:
         parser.error("--device gpu: nvidia-smi finds none here")
@@ -183,33 +184,35 @@ def run(
     if options.gpu and meter.reason:
         print(f"How busy the GPU is cannot be told: {meter.reason}.")
     made = {name: nets[name]() for name in options.nets}
-    with feeds["packed"]() as batches:
-        held = hold(batches)
-    held_step_s = {}
-    for name, net in made.items():
-        train(net, held, clock := Clock(options.seconds))
-        held_step_s[name] = clock.took_s / clock.num_steps
-    say("net", "fed by", "records/s", "GPU busy", "waits for data", "cores to feed", "records/s without net", "loss")
+    say(
+        *("net", "fed by", "records/s", "GPU busy", "records/s at hand", "waits for data", "cores to feed"),
+        *("records/s without net", "loss"),
+    )
     for feed in options.feeds:
+        with feeds[feed]() as batches:
+            held = hold(batches)
+        held_step_s = {}
+        for name, net in made.items():  # anew for each feed: Keras' step unpacks what is packed
+            train(net, held, clock := Clock(options.seconds))
+            held_step_s[name] = clock.took_s / clock.num_steps
         with feeds[feed]() as batches:
             take(batches, alone := Clock(options.seconds))
             for name, net in made.items():
                 loss = train(net, batches, clock := Clock(options.seconds))
                 busy = meter.busy_share(*clock.timed)
-                waiting = max(0.0, 1 - held_step_s[name] * clock.num_steps / clock.took_s)
+                waiting = 1 - held_step_s[name] * clock.num_steps / clock.took_s
                 cores = alone.cpu_s / alone.num_steps * clock.num_steps / clock.took_s
                 say(
                     name,
                     feed,
                     f"{clock.num_steps * options.batch_size / clock.took_s:,.0f}",
                     ("?" if options.gpu else "no GPU") if busy is None else f"{busy:.0%}",
-                    f"{waiting:.0%}",
+                    f"{options.batch_size / held_step_s[name]:,.0f}",
+                    f"{round(100 * waiting)}%",
                     f"{cores:.2f}",
                     f"{alone.num_steps * options.batch_size / alone.took_s:,.0f}",
                     f"{loss:.4f}",
                 )
-    rates = [f"{name} {options.batch_size / seconds:,.0f} records/s" for name, seconds in held_step_s.items()]
-    print(f"With a batch at hand: {', '.join(rates)}.", flush=True)
 
 
 def say(*cells: str) -> None:

@@ -3,8 +3,9 @@
     python make_shards.py --out shards
     python torch_train.py --data 'shards/*/*.tfrecord'
 
-The feeds: ``own`` is PyTorch's DataLoader, its workers unpack to floats in numpy; ``floats`` is loaderd, its workers
-unpack; ``packed`` is loaderd with ``unpack="device"``. On a GPU, the networks are compiled. They compute in bfloat16.
+The feeds: ``framework`` is PyTorch's DataLoader, its workers unpack to floats in numpy; ``floats`` is loaderd, its
+workers unpack; ``packed`` is loaderd with ``unpack="device"``. On a GPU, the networks are compiled. They compute in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -113,11 +114,11 @@ class Records(IterableDataset[Any]):
 
 
 @contextmanager
-def own() -> Iterator[Iterator[Any]]:
+def by_framework() -> Iterator[Iterator[Any]]:
     loader = DataLoader(
         Records(),
         batch_size=None,
-        num_workers=OPTIONS.own_workers,
+        num_workers=OPTIONS.framework_workers,
         pin_memory=OPTIONS.gpu is not None,
         prefetch_factor=4,
     )
@@ -178,7 +179,11 @@ if __name__ == "__main__":
         f"PyTorch {torch.__version__}",
         OPTIONS,
         nets={"residual": lambda: Trainee(Residual), "nnue": lambda: Trainee(Nnue)},
-        feeds={"own": own, "floats": lambda: by_loaderd("worker"), "packed": lambda: by_loaderd("device")},
+        feeds={
+            "framework": by_framework,
+            "floats": lambda: by_loaderd("worker"),
+            "packed": lambda: by_loaderd("device"),
+        },
         train=train,
         take=take,
         hold=lambda batches: repeat(next(batches)),
