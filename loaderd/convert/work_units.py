@@ -7,10 +7,10 @@
     units       [ 0, 1, 2                   ][ 3     ]    what one process does
 
 A shard may begin anywhere in a plain source, and in a compressed one that has restart points. Any other compressed
-block cannot be entered in the middle; so shards that lie in one make one **unit**, are written one after the other,
-and the block is inflated once. Only where a shard ends in another block than it began in, as shard 2 does, does the
-unit end too, and this block is inflated twice: files seldom end where a shard does, and otherwise one process would
-write everything.
+block, and one of more than 32 MiB, cannot be entered in the middle; so shards that lie in one make one **unit**, are
+written one after the other, and the block is inflated once. Only where a shard ends in another block than it began
+in, as shard 2 does, does the unit end too, and this block is inflated twice: files seldom end where a shard does, and
+otherwise one process would write everything.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from loaderd.formats.inflate import MAX_WHOLE_BYTES
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.storage.shard_file import PLAIN, Block
 
@@ -55,8 +56,9 @@ def plan_units(indexes: Sequence[ShardIndex], records_per_shard: int) -> Iterato
     """The units, in order; their shards are numbered from 0 on, through all units."""
     first_shard, sizes, parts, room = 0, [], list[BlockSpan](), records_per_shard
     for number, index in enumerate(indexes):
-        can_be_entered = index.compression in PLAIN or index.points is not None
         for span in spans_of(number, index):
+            is_small = index.points is not None and span.block.num_bytes <= MAX_WHOLE_BYTES
+            can_be_entered = index.compression in PLAIN or is_small
             first = span.first
             while first < span.stop:
                 take = min(room, span.stop - first)

@@ -2,10 +2,10 @@
 
 Several blocks are read in one call (:meth:`BlockReader.read_together`), because many steps have a cost for each call
 and not for each record; compressed ones are inflated from their restart points. Other blocks come in pieces
-(:meth:`BlockReader.read`): those in which something is wrong, and those of a compressed shard without restart points,
-which is inflated from its start. Records may have been damaged since the index pass. Then the records before and
-behind the damage are still found, with their old numbers, and those between are named as damaged: in a plain block at
-most those between two anchors.
+(:meth:`BlockReader.read`): those in which something is wrong, and those of a compressed shard that are large, because
+it has few restart points; the one that was read last stays open where reading stopped. Records may have been damaged
+since the index pass. Then the records before and behind the damage are still found, with their old numbers, and those
+between are named as damaged: in a plain block at most those between two anchors.
 
 A file whose size or time has changed is not read, even if records were only appended: there may be other records at
 the old places, with right CRCs of their own. So size and time are compared after each read. A worker that has a file
@@ -50,7 +50,7 @@ class BlockReader(Reader):
 
     def narrowed(self, block: Block, first: int, stop: int) -> Block:
         """From one anchor to another; all of a block that has a CRC."""
-        if block.crc is not None or len(block.anchors) <= _ANCHOR_BYTES:
+        if block.crc is not None or len(block.anchors) <= _ANCHOR_BYTES or not self.can_read_together(block):
             return block
         offsets = np.frombuffer(block.anchors, dtype="<u4")
         begin, end = first // ANCHOR_RECORDS, min(-(-stop // ANCHOR_RECORDS), len(offsets))
@@ -70,9 +70,12 @@ class BlockReader(Reader):
     def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         """As in ``Reader``; both CRCs of each record are checked, and that of a block which has one."""
         self._file(block.shard).check_unchanged()
-        if block.crc is not None:
-            pieces = self._checked(self._read_part(block, block.first_record + block.num_records))
-            yield from self._compared(block, pieces)
+        is_compressed = self._compressions[block.shard] != "none"
+        if block.crc is not None or (is_compressed and not self.can_read_together(block)):
+            if self.can_read_together(block):
+                yield from self._read_all(block)
+            else:
+                yield from self._read_on(block, first, stop, lambda: self._read_all(block))
             self._check_unchanged(block)
             return
         # To inflate a part takes as long as all in front of it.
@@ -83,6 +86,10 @@ class BlockReader(Reader):
                 continue
             yield from self._checked(self._read_part(part, block.first_record + stop))
         self._check_unchanged(block)
+
+    def _read_all(self, block: Block) -> Iterator[RecordChunk | Damage]:
+        pieces = self._checked(self._read_part(block, block.first_record + block.num_records))
+        return pieces if block.crc is None else self._compared(block, pieces)
 
     def _checked(self, pieces: Iterator[RecordChunk | Damage]) -> Iterator[RecordChunk | Damage]:
         """The same. The time until each of them comes counts as CHECK, except for what counts as READ or INFLATE."""

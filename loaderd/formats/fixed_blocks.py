@@ -2,8 +2,8 @@
 
 Several blocks are read together, each as a whole: plain ones straight to where their records are wanted, compressed
 ones by inflating them to there. A block that is large, damaged or of a table (``table``) comes in pieces. The table
-that was read last stays open where reading stopped, and so does the last large stream that has no restart points
-(zstd in one frame): the next read mostly goes on there.
+that was read last stays open where reading stopped, and so does the last large compressed block (zstd in one frame):
+the next read mostly goes on there.
 """
 
 from __future__ import annotations
@@ -46,12 +46,10 @@ class FixedBlockReader(Reader):
         super().__init__(files, compressions, reading)
         self._records = records
         self._table: tuple[int, Table] | None = None
-        self._kept: tuple[int, int, int, ByteStream] | None = None
-        """(shard, offset of the block, record, stream) of a large compressed one, which stands at that record."""
 
     def close(self) -> None:
         super().close()
-        self._table = self._kept = None
+        self._table = None
 
     def crc_of(self, piece: RecordChunk, crc: int) -> int:
         return crc32c(piece.buffer[: piece.num_records * self._records.record_bytes].data, crc)
@@ -111,12 +109,17 @@ class FixedBlockReader(Reader):
             first, stop = 0, block.num_records  # so that its CRC can be compared
         if self._compressions[block.shard] in TABLES:
             yield from self._read_table(block, first, stop)
-        elif block.crc is not None and (first, stop) == (0, block.num_records):
-            yield from self._compared(block, self._read_stream(block, 0, block.num_records))
+        elif self._is_plain(block) or self.can_read_together(block):
+            yield from self._pieces(block, first, stop)
         else:
-            for piece in self._read_stream(block, first, stop):
-                yield self._named(piece, block) if isinstance(piece, Damage) else piece
+            yield from self._read_on(block, first, stop, lambda: self._pieces(block, 0, block.num_records))
         self._check_unchanged(block)
+
+    def _pieces(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
+        pieces = self._read_stream(block, first, stop)
+        if block.crc is not None:
+            return self._compared(block, pieces)
+        return (self._named(piece, block) if isinstance(piece, Damage) else piece for piece in pieces)
 
     def _named(self, damage: Damage, block: Block) -> Damage:
         """The damage; in a tar, it says in which member: its offset counts from there."""
@@ -162,14 +165,15 @@ class FixedBlockReader(Reader):
             if whole.is_garbled and whole.damage is not None:
                 yield from self._lost(block, first, stop, replace(whole.damage, lost_bytes=0))
                 return
-        is_kept = not is_plain and block.point is None and not self.can_read_together(block)
-        stream = self._stream_at(block, compression, first)
+        stream = self._stream(block, compression)
+        with self._inflating():
+            stream.skip(first * size)
         # Offsets count from the start of a compressed stream, or of a plain file.
         start = block.offset if is_plain or block.point is not None else 0
         expected = f"{block.num_records} records (the count when it was indexed)"
         reached = first
         # What is behind the last record shows whether it is the file that was indexed.
-        most_records = stop - first if block.point is not None or (is_kept and stop < block.num_records) else 1 << 62
+        most_records = stop - first if block.point is not None else 1 << 62
         pieces = scan_fixed(
             uri,
             stream,
@@ -192,8 +196,6 @@ class FixedBlockReader(Reader):
         else:
             found = Damage(uri, 0, start + reached * size, expected, f"{reached} records")
             yield from self._lost(block, reached, stop, found)
-        if is_kept and stop < block.num_records:
-            self._kept = block.shard, block.offset, stop, stream
         if stop == block.num_records and block.point is None:
             stream.skip(ALL_BYTES)
             if stream.damage is not None and stream.is_garbled:  # the CRC at its end says so
@@ -214,18 +216,6 @@ class FixedBlockReader(Reader):
         if compression != "tar":
             return "none" if compression in PLAIN else compression
         return compression_of_member(uri, self._read_at(block.shard), block.offset, block.num_bytes)
-
-    def _stream_at(self, block: Block, compression: Compression, first: int) -> ByteStream:
-        """The stream of a block, standing at its record ``first``."""
-        kept, self._kept = self._kept, None
-        if kept is not None and kept[:2] == (block.shard, block.offset) and kept[2] <= first:
-            record, stream = kept[2:]
-        else:
-            del kept
-            record, stream = 0, self._stream(block, compression)
-        with self._inflating():
-            stream.skip((first - record) * self._records.record_bytes)
-        return stream
 
     def _stream(self, block: Block, compression: Compression) -> ByteStream:
         uri, size = self._files[block.shard].uri, self._records.record_bytes

@@ -271,4 +271,4 @@ class _PointedBlocks:
         """Where the first record begins, at the earliest, that is not in the last block any more."""
         start = self.rows[-1][0]
         number = bisect_right(self._cuts, start)
-        return min(self._cuts[number] if number < len(self._cuts) else 1 << 62, start + MAX_BLOCK_BYTES)
+        return self._cuts[number] if number < len(self._cuts) else 1 << 62

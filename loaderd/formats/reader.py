@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 from weakref import WeakSet
 
 import numpy as np
@@ -72,11 +73,13 @@ class Reader:
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._max_open = max(1, min(_MAX_OPEN_FILES, max_open_files() - _OTHER_OPEN_FILES))
         self._are_many = len(files) > self._max_open
+        self._kept: _Kept | None = None
         _all.add(self)
 
     def close(self) -> None:
         """Close the files, and forget what was fetched."""
         self._fetches.forget()
+        self._kept = None
         self.close_files()
 
     def close_files(self) -> None:
@@ -122,6 +125,32 @@ class Reader:
         indexed; if that error comes at the end, what was yielded does not count.
         """
         raise NotImplementedError
+
+    def _read_on(
+        self, block: Block, first: int, stop: int, pieces: Callable[[], Iterator[RecordChunk | Damage]]
+    ) -> Iterator[RecordChunk | Damage]:
+        """As :meth:`read`, of a compressed block that is too large for one read: what ``pieces`` gives, all of it.
+
+        The block that was read last stays open where reading stopped: the next read mostly goes on there.
+        """
+        kept, self._kept = self._kept, None
+        if kept is None or kept[:2] != (block.shard, block.offset) or kept.first > first:
+            kept = _Kept(block.shard, block.offset, 0, [], pieces())
+        wanted, last = block.first_record + first, block.first_record + stop
+        reached, again = block.first_record + kept.first, list[RecordChunk | Damage]()
+        for piece in itertools.chain(kept.again, kept.pieces):
+            if again and isinstance(again[-1], RecordChunk):
+                again = []
+            again.append(piece)
+            if isinstance(piece, RecordChunk):
+                begin, reached = piece.first_record, piece.first_record + piece.num_records
+            else:  # of a record in front of the next piece, or of a bad one in it
+                begin, reached = reached, reached + (piece.record == reached)
+            if (piece.record >= wanted) if isinstance(piece, Damage) else (reached > wanted):
+                yield piece
+            if reached >= last and stop < block.num_records:  # at the end, what is behind it is looked at, too
+                self._kept = _Kept(block.shard, block.offset, begin - block.first_record, again, kept.pieces)
+                return
 
     # -------------------------------------------------------------------------------- shards that are far away
 
@@ -247,6 +276,16 @@ class Reader:
             file = self._open[shard] = open_shard(self._files[shard], self._access, _close_all)
         self._open.move_to_end(shard)
         return file
+
+
+class _Kept(NamedTuple):
+    """A block that was read in part: ``again``, whose records begin at number ``first``, comes before ``pieces``."""
+
+    shard: int
+    offset: int
+    first: int
+    again: list[RecordChunk | Damage]
+    pieces: Iterator[RecordChunk | Damage]
 
 
 _all: WeakSet[Reader] = WeakSet()

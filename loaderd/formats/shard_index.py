@@ -12,7 +12,8 @@ each healthy stretch of it is one block.
     counts         (blocks,)  records
     first_records  (blocks,)  number of the block's first record in the shard
     runs           (…)        for each block, one behind the other: 0, then the bytes of each run of 32 records but
-                              the last; none for a compressed shard without restart points
+                              the last (modulo 2**32: of a block that is too large to be in memory, none is
+                              used); none for a compressed shard without restart points
     crcs           (blocks,)  CRC32C of what the block's records hold; none for a TFRecord shard on this machine, nor
                               for one whose blocks are not read together
     passing        (bytes,)   a bit for each record by its number, the lowest of a byte first: whether it meets the
@@ -52,7 +53,7 @@ from loaderd.formats.compression import (
     open_stream,
 )
 from loaderd.formats.framing import RecordChunk, scan
-from loaderd.formats.inflate import MOST_INFLATED
+from loaderd.formats.inflate import MAX_WHOLE_BYTES, MOST_INFLATED
 from loaderd.formats.restart_points import RestartPoints
 from loaderd.kernels.crc import (
     Bytes1D,
@@ -70,7 +71,7 @@ from loaderd.storage.access import Access
 from loaderd.storage.files import open_shard, read_shard
 from loaderd.storage.shard_file import PLAIN, Compression, RestartPoint, ShardFile, is_remote
 
-INDEX_VERSION = 7
+INDEX_VERSION = 8
 ANCHOR_RECORDS = 32
 MAX_BLOCK_BYTES = 8 << 20
 # A damage takes some 300 bytes of memory, and may be of 16 bytes in the shard.
@@ -155,7 +156,7 @@ class ShardIndex:
         anchors = b""
         if len(self.runs) == 1:
             anchors = _ANCHOR
-        elif len(self.runs):
+        elif len(self.runs) and (self.points is None or self.num_bytes.item(number) <= MAX_WHOLE_BYTES):
             ends = self._run_ends
             start = ends.item(number - 1) if number else 0
             # As np.cumsum, in half the time.
@@ -435,10 +436,11 @@ class _Blocks:
         if not self._rows:
             return 0
         start, num_bytes, count, _ = self._rows[-1]
-        if start + num_bytes != offset or (self._has_anchors and num_bytes >= MAX_BLOCK_BYTES):
+        if start + num_bytes != offset:
             return 0
         if self._block_records is not None:
-            return self._block_records - count
+            return self._block_records - count if num_bytes < MAX_BLOCK_BYTES else 0
+        # Between two points, every block would be inflated from the first of them: so there is one.
         return 1 << 62 if self._cuts is None or self._next_cut() > offset else 0
 
     def _next_cut(self) -> int:
@@ -449,8 +451,7 @@ class _Blocks:
 
     def _starts_before_cut(self, starts: Ends) -> int:
         """How many of the records that begin there still belong to the last block."""
-        start = self._rows[-1][0]
-        return int(np.searchsorted(starts, min(self._next_cut(), start + MAX_BLOCK_BYTES)))
+        return int(np.searchsorted(starts, self._next_cut()))
 
     def arrays(self) -> tuple[Uints, ...]:
         """The arrays of :class:`ShardIndex`, in its order."""

@@ -259,6 +259,77 @@ def test_without_a_libz_a_shard_is_one_block(tmp_path: Path, monkeypatch: pytest
         assert read_with_care(reader, block) == (dict(enumerate(payloads)), set())
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_large_stretch_without_points_is_inflated_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_remote: bool
+):
+    monkeypatch.setattr("loaderd.formats.shard_index.is_remote", lambda _: is_remote)  # then it has CRCs
+    monkeypatch.setattr(point_finder, "SPAN_BYTES", 1 << 20)
+    for module in ("shard_index", "blocks"):
+        monkeypatch.setattr(f"loaderd.formats.{module}.MAX_WHOLE_BYTES", 100_000)
+    monkeypatch.setattr("loaderd.formats.shard_index.MAX_BLOCK_BYTES", 100_000)
+    payloads = random_payloads(5000, 100)
+    stored = frames(payloads)
+    hit = stored.index(payloads[3000])
+    if not is_remote:
+        payloads[3000] = b""
+        stored = stored[:hit] + bytes([stored[hit] ^ 1]) + stored[hit + 1 :]
+    file = make_shard(tmp_path / "a", gzip.compress(stored))
+    index = build_index(file, 64)
+    blocks = blocks_of(index)
+    assert [block.num_records for block in blocks] == ([5000] if is_remote else [3000, 1999])
+    reached: list[int] = []
+    with closing(BlockReader([file], ["gzip"], Reading(reached.append))) as reader:
+        for block in blocks:
+            reached.clear()
+            for first in range(0, block.num_records, 700):
+                stop = min(first + 700, block.num_records)
+                assert reader.narrowed(block, first, stop) == block
+                found: dict[int, bytes] = {}
+                for piece in reader.read(block, first, stop):
+                    assert isinstance(piece, RecordChunk)
+                    rows = zip(piece.payload_starts, piece.payload_lengths, strict=True)
+                    for number, (start, length) in enumerate(rows, piece.first_record):
+                        found[number] = piece.buffer[start : start + length].tobytes()
+                wanted = range(block.first_record + first, block.first_record + stop)
+                assert all(found[number] == payloads[number] for number in wanted)
+            assert reached == sorted(reached), "never again from the start"
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_reading_on_gives_what_reading_from_the_start_gives(tmp_path: Path, seed: int):
+    """Pieces with bad records, and stretches that are lost, in any ranges of rising or falling records."""
+    rng = random.Random(seed)
+    pieces: list[RecordChunk | Damage] = []
+    number = 0
+    while number < 60:
+        if rng.random() < 0.3:
+            pieces.append(Damage("a", number, 0, "", ""))
+            number += 1
+            continue
+        count = rng.randint(1, 20)
+        bad = tuple(sorted(rng.sample(range(count), rng.randint(0, min(2, count)))))
+        pieces += [Damage("a", number + one, 0, "", "") for one in bad]
+        pieces.append(RecordChunk(np.zeros(0, np.uint8), np.arange(count + 1), 0, number, bad))
+        number += count
+    file = make_shard(tmp_path / "a", b"")
+    block = Block(0, 0, 0, number, 0, b"")
+    with closing(Reader([file], ["gzip"])) as reader:
+        for _ in range(8):
+            first = rng.randrange(number)
+            stop = rng.randint(first + 1, number)
+            healthy, damaged = set[int](), set[int]()
+            for piece in reader._read_on(block, first, stop, lambda: iter(pieces)):
+                if isinstance(piece, Damage):
+                    damaged.add(piece.record)
+                else:
+                    healthy |= {piece.first_record + n for n in range(piece.num_records) if n not in piece.bad}
+            lost = {piece.record for piece in pieces if isinstance(piece, Damage)}
+            wanted = set(range(first, stop))
+            assert healthy & wanted == wanted - lost and damaged & wanted == wanted & lost
+
+
 # ----------------------------------------------------------------------------------------- records of a fixed size
 
 
@@ -322,20 +393,25 @@ def test_a_garbled_file_of_fixed_records_has_none(tmp_path: Path, compression: s
     assert not len(index.counts) and len(index.damages) == 1
 
 
-def test_one_frame_of_zstd_is_read_on_where_the_reading_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("frames", [1, 2])
+def test_a_frame_of_zstd_is_read_on_where_the_reading_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: int
+):
+    monkeypatch.setattr("loaderd.formats.shard_index.MAX_WHOLE_BYTES", 1000)
     monkeypatch.setattr("loaderd.formats.fixed_blocks.MAX_WHOLE_BYTES", 1000)
     data = fixed_bytes(20_000)
-    file, index = fixed_index(tmp_path / "a", zstd_of(data))
-    (block,) = blocks_of(index)
-    assert index.points is None and block.num_records == 20_000
+    file, index = fixed_index(tmp_path / "a", zstd_of(*[data] * frames))
+    *_, block = blocks_of(index)
+    assert (index.points is not None) == (frames == 2) and block.num_records == 20_000
     reached: list[int] = []
     with closing(FixedBlockReader(RECORDS, [file], ["zstd"], Reading(reached.append))) as reader:
-        found = b""
-        for first in range(0, 20_000, 1000):
-            for piece in reader.read(block, first, first + 1000):
+        begin = block.first_record
+        for first in range(begin, begin + 20_000, 1000):
+            found = b""
+            for piece in reader.read(block, first - begin, first - begin + 1000):
                 assert isinstance(piece, RecordChunk)
-                found += piece.buffer[: piece.num_records * SIZE].tobytes()
-        assert found == data
+                found += piece.buffer[max(0, first - piece.first_record) * SIZE : piece.num_records * SIZE].tobytes()
+            assert found[: 1000 * SIZE] == data[(first - begin) * SIZE :][: 1000 * SIZE]
         assert reached == sorted(reached), "never again from the start"
-        first_again = next(iter(reader.read(block, 7, 8)))
-        assert isinstance(first_again, RecordChunk) and first_again.buffer[:4].view("<i4")[0] == 7
+        (again,) = reader.read(block, 7, 8)
+        assert isinstance(again, RecordChunk) and again.first_record == begin
