@@ -161,7 +161,7 @@ class InflatedStream(ByteStream):
         super().__init__(read_at, on_read)
         self._shard, self._record_bytes = shard, record_bytes
         self._is_zstd = compression == "zstd"
-        self._finder = open_finder(self._read, compression) if finds_points else None
+        self._finder = open_finder(shard, self._read, compression) if finds_points else None
         self._inflater = self._finder or open_inflater(self._read, compression, is_exact=True, point=point)
         if self._finder is not None:
             self.point_offsets = self._finder.offsets

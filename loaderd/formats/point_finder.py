@@ -3,7 +3,11 @@
 Where a block of deflate ends, only zlib itself says (``Z_BLOCK``), and Python's zlib does not pass it on. So zlib is
 called here by ctypes: the one that Python itself is linked to, or the system's. It takes as long as Python's does,
 and so does indexed_gzip. But that knows no zlib streams, gives nothing of what is in front of damage, and keeps all
-of each window: ten times as much. Where there is no such library, a shard has no points, and is one block.
+of each window: ten times as much.
+
+The order of records follows from the points, so they are the same on every machine: which there are depends on
+nothing but the bytes that are inflated and where blocks of deflate end, never on a library. Where there is no library
+for them, a shard that could have more than one is refused.
 
 A zstd file has points where frames begin; pyarrow inflates them.
 """
@@ -18,15 +22,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loaderd.formats.inflate import READ_BYTES, ZstdReader, fast_library
+from loaderd.errors import ShardFormatError
+from loaderd.formats.inflate import READ_BYTES, DeflateReader, ZstdReader, fast_library, open_inflater
 from loaderd.formats.kinds import ZSTD_MAGIC
 from loaderd.formats.restart_points import WINDOW_BYTES, RestartPoints, trimmed
 from loaderd.storage.shard_file import ReadAt
 
 SPAN_BYTES = 2 << 20
 """Points are at least so far apart, in what is inflated: it is the size of a block, too."""
-# With more, the span doubles, and so on: the windows of no shard take much more than ten times that.
-_MOST_WINDOWS_BYTES = 16 << 20
+_DOUBLED_AFTER = 1024
+"""Windows. Behind so many, the span doubles, and so on: those of 2 GiB take 3 MB as a rule, those of 1 TiB 28 MB."""
 _FED_BYTES = 1 << 16
 # isal gives the last byte only when it has seen the bits of some more.
 _AHEAD_BYTES = 32
@@ -60,7 +65,8 @@ class _ZStream(ctypes.Structure):
 
 @cache
 def _libz() -> ctypes.CDLL | None:
-    for name in (getattr(zlib, "__file__", None), "libz.so.1"):
+    # A Python without a file of its zlib module has a libz inside: None is the process itself.
+    for name in (getattr(zlib, "__file__", None), None, "libz.so.1"):
         try:
             library = ctypes.CDLL(name)
             library.zlibVersion.restype = ctypes.c_char_p
@@ -73,12 +79,14 @@ def _libz() -> ctypes.CDLL | None:
     return None
 
 
-def open_finder(read_at: ReadAt, compression: str) -> DeflateFinder | ZstdFinder | None:
-    """None: there is no library for it."""
+def open_finder(shard: str, read_at: ReadAt, compression: str) -> DeflateFinder | ZstdFinder | PointlessFinder:
+    """``shard``: its name."""
     if compression == "zstd":
         return ZstdFinder(read_at)
     library = _libz()
-    return None if library is None else DeflateFinder(library, read_at, compression == "gzip")
+    if library is None:
+        return PointlessFinder(shard, open_inflater(read_at, compression, is_exact=True))
+    return DeflateFinder(library, read_at, compression == "gzip")
 
 
 class _Finder:
@@ -126,7 +134,7 @@ class DeflateFinder(_Finder):
         """What is inflated right in front of the next byte, up to 32 KiB."""
         self._fresh: _Fresh | None = None
         """The last point, until 32 KiB behind it are inflated."""
-        self._windows_bytes = 0
+        self._num_windows = 0
         self._z = _ZStream()
         bits = 31 if is_gzip else 15
         if library.inflateInit2_(ctypes.byref(self._z), bits, library.zlibVersion(), ctypes.sizeof(_ZStream)):
@@ -161,7 +169,8 @@ class DeflateFinder(_Finder):
             if not self._in_member and not self._begin(self._done_bytes + done):
                 continue
             # Only near where a point is due is zlib asked where blocks end: there may be one in each byte.
-            to_next = self.offsets[-1] - self._done_bytes - done + (WINDOW_BYTES if self._fresh else self._span)
+            due = self.offsets[-1] + (WINDOW_BYTES if self._fresh else self._span) - self._done_bytes
+            to_next = due - done
             is_due = to_next <= 0
             room = most - done if is_due else min(most - done, to_next)
             z.next_out, z.avail_out = address + done, room
@@ -172,7 +181,8 @@ class DeflateFinder(_Finder):
             elif status not in (_OK, _BUF_ERROR) or (status == _BUF_ERROR and z.avail_in and z.avail_out):
                 said = (z.msg or b"").decode(errors="replace")
                 self._error = zlib.error(f"Error {status} while decompressing data: {said}")
-            elif is_due and z.data_type & _BEHIND_BLOCK and not z.data_type & _LAST_BLOCK:
+            # Where a block ends at ``due`` itself, zlib may have gone on into the next one, or not.
+            elif done > due and z.data_type & _BEHIND_BLOCK and not z.data_type & _LAST_BLOCK:
                 window = (self._tail + out[max(0, done - WINDOW_BYTES) : done])[-WINDOW_BYTES:]
                 self._note(self._done_bytes + done, window, z.data_type & _UNUSED_BITS)
             if self._fresh and self._done_bytes + done >= self.offsets[-1] + WINDOW_BYTES:
@@ -181,7 +191,7 @@ class DeflateFinder(_Finder):
 
     @property
     def _span(self) -> int:
-        return SPAN_BYTES << self._windows_bytes // _MOST_WINDOWS_BYTES
+        return SPAN_BYTES << self._num_windows // _DOUBLED_AFTER
 
     def _refill(self) -> int:
         self._stored[0] = self._stored[self._stored_stop - 1]
@@ -212,6 +222,7 @@ class DeflateFinder(_Finder):
         """Add a point where the inflating is."""
         bit = 8 * self.tell() - unused_bits
         self._add(offset, bit)
+        self._num_windows += bool(window)
         first = self._stored_stop - self._z.avail_in - (self.tell() - (bit >> 3))
         self._fresh = _Fresh(window, self._stored[first : self._stored_stop][:_FED_BYTES], bit % 8)
 
@@ -222,7 +233,6 @@ class DeflateFinder(_Finder):
             if fresh.window:
                 is_whole = len(fresh.stored) < _FED_BYTES
                 self._windows[-1] = trimmed(fresh.window, bytes(fresh.stored), fresh.bit, is_whole, fast_library())
-                self._windows_bytes += len(self._windows[-1])
 
 
 class _Fresh(NamedTuple):
@@ -231,6 +241,29 @@ class _Fresh(NamedTuple):
     window: bytes
     stored: bytearray
     bit: int
+
+
+class PointlessFinder(_Finder):
+    """What there is without a libz: it knows the points of a shard that is too short for more than the first."""
+
+    def __init__(self, shard: str, inflater: DeflateReader | ZstdReader) -> None:
+        super().__init__()
+        self._shard, self._inflater = shard, inflater
+
+    def tell(self) -> int:
+        return self._inflater.tell()
+
+    def read(self, most: int) -> bytes:
+        """As of ``inflate.DeflateReader``. Raises ShardFormatError where the shard may have a second point."""
+        data = self._inflater.read(most)
+        self._done_bytes += len(data)
+        if self._done_bytes > SPAN_BYTES:
+            raise ShardFormatError(
+                f"{self._shard} is compressed, and holds more than {SPAN_BYTES:,} bytes. The order of its records "
+                "follows from its restart points, which only the C library zlib finds, and there is none here.",
+                hint="Install libz.so.1 (Debian, Ubuntu: zlib1g; Alpine, Fedora: zlib), or write the shard plain.",
+            )
+        return data
 
 
 class ZstdFinder(_Finder):

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loaderd.errors import Damage, ShardReadError
+from loaderd.errors import Damage, ShardFormatError, ShardReadError
 from loaderd.formats import inflate, point_finder
 from loaderd.formats.blocks import BlockReader
 from loaderd.formats.fixed_blocks import FixedBlockReader
@@ -89,8 +89,7 @@ def some_stream(rng: random.Random, plain: bytes, window_bits: int) -> bytes:
 
 
 def found_points(stored: bytes, compression: str, rng: random.Random) -> tuple[bytes, RestartPoints]:
-    finder = open_finder(read_at_of(memoryview(stored)), compression)
-    assert finder is not None
+    finder = open_finder("a", read_at_of(memoryview(stored)), compression)
     plain = bytearray()
     while part := finder.read(rng.choice([1, 777, 1 << 16, 1 << 20])):
         plain += part
@@ -249,14 +248,33 @@ def test_windows_and_points_of_a_forged_index_are_bounded(tmp_path: Path):
             RestartPoints.from_wire(bad, file.size_bytes)
 
 
-def test_without_a_libz_a_shard_is_one_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("compression", ["gzip", "zlib"])
+def test_without_a_libz_a_shard_that_may_have_points_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+):
+    small, large = (
+        make_shard(tmp_path / name, COMPRESS[compression](frames(random_payloads(count, 100))))
+        for name, count in (("small", 300), ("large", 3000))
+    )
+    with_libz = encode_indexes([build_index(small, 64)])
     monkeypatch.setattr(point_finder, "_libz", lambda: None)
-    payloads = random_payloads(3000, 100)
-    file = make_shard(tmp_path / "a", gzip.compress(frames(payloads)))
-    (block,) = blocks_of(build_index(file, 64))
-    assert block.point is None and block.num_records == 3000
-    with closing(BlockReader([file], ["gzip"])) as reader:
-        assert read_with_care(reader, block) == (dict(enumerate(payloads)), set())
+    assert encode_indexes([build_index(small, 64)]) == with_libz
+    with pytest.raises(ShardFormatError, match=r"large is compressed.*\n?.*libz\.so\.1"):
+        build_index(large, 64)
+
+
+def test_points_do_not_depend_on_what_compresses_their_windows(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(point_finder, "_DOUBLED_AFTER", 4)
+    plain = random.Random(0).randbytes(30_000) * 40
+    found = []
+    for trimmed in (lambda *_: b"", lambda window, *_: window * 1000):
+        monkeypatch.setattr(point_finder, "trimmed", trimmed)
+        finder = open_finder("a", read_at_of(memoryview(gzip.compress(plain, 1))), "gzip")
+        while finder.read(1 << 20):
+            pass
+        found.append(finder.offsets)
+    assert found[0] == found[1]
+    assert np.diff(found[0]).min() >= 40_000 and np.diff(found[0])[-1] >= 80_000, "the span doubles"
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
