@@ -53,6 +53,8 @@ def as_table(given: Any, what: str) -> npt.NDArray[np.int64]:
         table = np.empty(0, object)
     if table.dtype.kind not in "iu" or not 0 < table.size <= _MOST_TABLE_VALUES:
         raise SchemaError(f"{what} must be an array of {_MOST_TABLE_VALUES} integers at most, got {given!r:.200}")
+    if int(table.max()) > np.iinfo(np.int64).max:
+        raise SchemaError(f"{what} must be of integers that int64 holds, got {table.max()}")
     table = table.astype(np.int64)
     table.flags.writeable = False
     return table

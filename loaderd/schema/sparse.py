@@ -73,6 +73,8 @@ class Sparse(Tabled):
             raise SchemaError(f"Sparse: dtype must be int16, int32 or int64, got {self.dtype}")
         if not isinstance(self.count, bool):
             raise SchemaError(f"Sparse: count must be True or False, got {self.count!r:.200}")
+        if self.count and self.k > np.iinfo(self.dtype).max:
+            raise SchemaError(f"Sparse: dtype must hold the number of up to {self.k} indices, got {self.dtype}")
         if self.codes is not None:
             check_name(self.codes, "Sparse: codes")
         if self.bucket is not None and not isinstance(self.bucket, str):
@@ -88,10 +90,11 @@ class Sparse(Tabled):
         least = len(axes) - (self.codes is None)
         if not least <= self.table.ndim <= len(axes):
             raise SchemaError(f"Sparse: table must have the axes ({', '.join(axes)}), got shape {self.table.shape}")
-        if self.table.min() < -2 or self.table.max() > np.iinfo(self.dtype).max:
+        most = min(np.iinfo(self.dtype).max, np.iinfo(np.int32).max)  # workers and devices find them as int32
+        if self.table.min() < -2 or self.table.max() > most:
             wrong = self.table.min() if self.table.min() < -2 else self.table.max()
             raise SchemaError(
-                f"Sparse: table must hold indices that {self.dtype} holds, -1 or -2, got {wrong}",
+                f"Sparse: table must hold indices from 0 to {most}, -1 or -2, got {wrong}",
                 hint="-1 leaves a piece out; -2 means that no record has it.",
             )
         buckets, codes, squares = self.full_table.shape
