@@ -4,8 +4,7 @@ Codes of one width that fill bytes are looked up a byte at a time: a row of the 
 Others are cut out of words of two bytes.
 
 Prefix codes are read by a state machine that goes through all records at once, a place at a time. Its state is where
-in
-its bits each record stands. ::
+in its bits each record stands. ::
 
     windows    for each bit of a record, the eight bits from there on       uint8, (records, bits)
     lengths    for each eight bits, of the code that they begin with; 0: none       intp, (256,)

@@ -175,5 +175,8 @@ class PrefixCodes(_Coded):
             raise SchemaError(f"field {name!r}: the places of fixed must be in the {has} bits of {self.feature!r}")
         if len(self.fixed) > self.num_places:
             raise SchemaError(f"field {name!r} has {self.num_places} places, of which {len(self.fixed)} are fixed")
+        num_codes = self.num_places - len(self.fixed)
+        if self.start + num_codes > has:  # each has a bit or more
+            raise SchemaError(f"field {name!r}: {num_codes} codes from bit {self.start} on need more than {has} bits")
         spec = self._spec(name, features, 1)
         return FieldSpec((), np.dtype(np.int32)) if self.end else spec

@@ -34,6 +34,7 @@ _FEATURES = {kind.__name__: kind for kind in (PackedBits, Raw, Int64, Float)}
 _PARTS_OF_PLANES = {kind.__name__: kind for kind in (Bits, Array, Spread, Fill)}
 _OTHER_FIELDS = (Packed, Planes, Permuted, Sparse, Codes, PrefixCodes, Scatter, OneHot)
 _FIELDS = {**_PARTS_OF_PLANES, **{kind.__name__: kind for kind in _OTHER_FIELDS}}
+_TABLES = ("table", "values")
 _OF_WORKERS = ("default", "pad", "cut", "as_list")
 # Sent only where they differ from the kind's own default: so an older version understands all other schemas.
 _SELDOM = ("bit_order", "plane_bytes", "first", "wrap")
@@ -126,7 +127,21 @@ def _part_from_wire(wire: Any, kinds: Mapping[str, Any]) -> Any:
         else:
             is_plain = value is None or isinstance(value, (bool, int, float, list, tuple)) or _is_name(value)
             _require(is_plain, key, "a number, a list or a short text", value)
+            if key in _TABLES and isinstance(value, (list, tuple)):
+                _require(_has_numbers_alone(value), key, "lists of numbers", value)
     return kinds[str(kind)](**values)
+
+
+def _has_numbers_alone(given: Any) -> bool:
+    """Whether nested lists hold nothing else: of texts, numpy makes an array as wide as the longest is for each."""
+    lists = [given]
+    while lists:
+        for value in lists.pop():
+            if isinstance(value, (list, tuple)):
+                lists.append(value)
+            elif not isinstance(value, (int, float)):
+                return False
+    return True
 
 
 def _is_name(value: Any) -> bool:

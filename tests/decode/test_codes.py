@@ -101,7 +101,7 @@ def test_prefix_codes(data: st.DataObject):
     length = data.draw(st.integers(2, 30))
     fixed = data.draw(st.sampled_from([[], [(3, 4, len(codes) - 1)], [(0, 2, len(codes) - 1), (2, 3, 0)]]))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    num_bits = data.draw(st.integers(8, 8 * length + 20))
+    num_bits = data.draw(st.integers(6 + length, 8 * length + 20))
     field = PrefixCodes("b", codes, length, None, 6, fixed, order, end=data.draw(st.booleans()))
     records = rng.integers(0, 256, (8, -(-num_bits // 8))).astype(np.uint8)
     check(field, num_bits, records, [plainly(field, record.tobytes(), num_bits) for record in records])

@@ -157,6 +157,15 @@ def of(stored: Any, **field: Any) -> Any:
             of({**RAW, "dtype": "<U9"}, **{**ARRAY, "dtype": "<U299999999"}),
             "the fields must be 1073741824 bytes a record at most",
         ),
+        (
+            of(BYTE, kind="Sparse", feature="f", k=1, table=[0, "x" * 9_000] + [""] * 9_000),
+            "table must be lists of num",
+        ),
+        (of(BYTE, kind="Codes", feature="f", width=1, shape=[1], values=[["x"]]), "values must be lists of numbers"),
+        (
+            of(BYTE, kind="PrefixCodes", feature="f", codes=["0", "1"], shape=[20_000_000], end=True),
+            "20000000 codes from bit 0 on need more than 8 bits",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said(wire: Any, text: str) -> None:
