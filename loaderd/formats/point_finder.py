@@ -132,7 +132,7 @@ class DeflateFinder(_Finder):
         self._has_begun = self._in_member = False
         self._tail = b""
         """What is inflated right in front of the next byte, up to 32 KiB."""
-        self._fresh: _Fresh | None = None
+        self._fresh: _PointWindow | None = None
         """The last point, until 32 KiB behind it are inflated."""
         self._num_windows = 0
         self._z = _ZStream()
@@ -224,7 +224,7 @@ class DeflateFinder(_Finder):
         self._add(offset, bit)
         self._num_windows += bool(window)
         first = self._stored_stop - self._z.avail_in - (self.tell() - (bit >> 3))
-        self._fresh = _Fresh(window, self._stored[first : self._stored_stop][:_FED_BYTES], bit % 8)
+        self._fresh = _PointWindow(window, self._stored[first : self._stored_stop][:_FED_BYTES], bit % 8)
 
     def _end_fresh(self) -> None:
         fresh, self._fresh = self._fresh, None
@@ -235,7 +235,7 @@ class DeflateFinder(_Finder):
                 self._windows[-1] = trimmed(fresh.window, bytes(fresh.stored), fresh.bit, is_whole, fast_library())
 
 
-class _Fresh(NamedTuple):
+class _PointWindow(NamedTuple):
     """A point of which more must be seen: its ``window``, and what is ``stored`` from the byte of its ``bit`` on."""
 
     window: bytes

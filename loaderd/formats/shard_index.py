@@ -148,7 +148,7 @@ class ShardIndex:
 
     @cached_property
     def _run_ends(self) -> Uints:
-        """(blocks,): where in ``batch_range`` those of each block end."""
+        """(blocks,): where in ``runs`` those of each block end."""
         return shrunk(np.cumsum(-(-self.counts.astype(np.int64) // ANCHOR_RECORDS)))
 
     def block(self, number: int) -> tuple[int, int, int, int, bytes, int | None, RestartPoint | None]:

@@ -57,7 +57,7 @@ class BitCondition(NamedTuple):
         bits = np.unpackbits(self.bits[begin:end], bitorder="little").view(np.bool_)
         return bits[low - first : high - first]
 
-    def narrowed(self, low: int, high: int) -> BitCondition:
+    def slice(self, low: int, high: int) -> BitCondition:
         """The same for records low .. high - 1 alone."""
         begin = low // 8
         return BitCondition(self.bits[begin - self.first_byte : -(-high // 8) - self.first_byte].copy(), begin)

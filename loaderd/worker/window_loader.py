@@ -140,7 +140,7 @@ class WindowLoader:
         return [fault for part in alone for fault in self._load_one(part, window)]
 
     def read_all(self, block: Block, window: Bytes2D) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-        """All rows of a large block, as many at a time as ``window`` holds: (the first's number, which could be had).
+        """Rows of a large block, as many at a time as ``window`` holds: (the first's number, which could be read).
 
         Raises ShardReadError and StorageError.
         """
@@ -151,9 +151,9 @@ class WindowLoader:
             for begin in range(first, min(first + len(piece.ends) - 1, block.num_records), len(window)):
                 count = min(len(window), first + len(piece.ends) - 1 - begin, block.num_records - begin)
                 faults = self._load_piece(BlockPlacement(block, np.arange(count), first=begin), piece, window)
-                is_had = ~np.isin(np.arange(begin - first, begin - first + count), piece.bad)
-                is_had[[place for places, _ in faults for place in places]] = False
-                yield begin, is_had
+                is_valid = ~np.isin(np.arange(begin - first, begin - first + count), piece.bad)
+                is_valid[[place for places, _ in faults for place in places]] = False
+                yield begin, is_valid
 
     def check_fits(self, block: Block, numbers: npt.NDArray[np.int64]) -> None:
         """Raise RecordMismatchError where none of the records ``numbers`` (from 0, rising) of a block fit the schema.

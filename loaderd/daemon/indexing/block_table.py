@@ -146,7 +146,7 @@ class _Conditions:
         if not self.has_bits:
             return [*self.hashes_of(index)]
         bits = BitCondition(index.passing)
-        return [bits if high is None else bits.narrowed(low, high), *self.hashes_of(index)]
+        return [bits if high is None else bits.slice(low, high), *self.hashes_of(index)]
 
 
 class _Selection:

@@ -158,7 +158,7 @@ class LocalPreparation(Preparation):
 
     def _choose(self, listed: list[list[ShardFile]]) -> None:
         """Note the shards that are wanted of each set."""
-        listed = [_of_before(files, uris) for files, uris in zip(listed, self._found_before, strict=True)]
+        listed = [_those_found_before(files, uris) for files, uris in zip(listed, self._found_before, strict=True)]
         if self._manifest is not None:
             listed = self._manifest.choose(listed)
         self.sets = of_listing(listed, self.listing)
@@ -230,7 +230,7 @@ class LocalPreparation(Preparation):
             self._stage = None
 
 
-def _of_before(files: list[ShardFile], uris: Sequence[str] | None) -> list[ShardFile]:
+def _those_found_before(files: list[ShardFile], uris: Sequence[str] | None) -> list[ShardFile]:
     """Those that were found before; all, if some of them are gone: whoever had these data cannot go on."""
     if uris is None:
         return files
