@@ -416,7 +416,7 @@ def check_bounds(memory: Memory) -> None:
     """Raise IndexError where a wanted record, or its row, lies outside of the memory."""
     buffer, starts, lengths, out, places = memory
     wanted = places >= 0
-    if (((starts < 0) | (lengths < 0) | (starts + lengths > len(buffer))) & wanted).any():
+    if (((starts < 0) | (lengths < 0) | (lengths > len(buffer) - starts)) & wanted).any():
         raise IndexError(f"a record lies outside of the {len(buffer)} bytes that were read")
     if (places >= len(out)).any():
         raise IndexError(f"a row lies outside of the {len(out)} that there are")

@@ -91,7 +91,7 @@ def test_rows_are_those_of_a_plain_loop(data: st.DataObject, row_bytes: int, see
 
 
 @pytest.mark.parametrize(("change", "what"), [("start", "record"), ("length", "record"), ("place", "row")])
-@pytest.mark.parametrize("value", [-1, 1 << 40, -(1 << 63), 4])
+@pytest.mark.parametrize("value", [-1, 1 << 40, (1 << 63) - 1, -(1 << 63), 4])
 def test_what_lies_outside_is_refused(change: str, what: str, value: int) -> None:
     memory = memory_of([bytes(8)] * 3, np.arange(3), 8)
     {"start": memory.starts, "length": memory.lengths, "place": memory.places}[change][2] = value
