@@ -36,7 +36,6 @@ Tensors = dict[str, torch.Tensor]
 _logger = logging.getLogger("loaderd")
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _Operation = Callable[..., torch.Tensor]
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Unpacker:
@@ -206,7 +205,7 @@ def _collect(bits: torch.Tensor, *others: torch.Tensor, step: Collect, tensors: 
     index = table.reshape(-1)[at]
     ends = (is_set & (index >= 0)).cumsum(1)
     if step.counts:
-        return ends[:, -1].to(table.dtype)
+        return ends[:, -1].to(table.dtype).contiguous()
     ranks = torch.arange(1, step.k + 1, device=bits.device).expand(n, step.k)
     found = torch.searchsorted(ends, ranks.contiguous())
     return torch.where(
@@ -247,17 +246,19 @@ def _in_64_bits(values: torch.Tensor) -> torch.Tensor:
 
 def _cast(stored: torch.Tensor, step: Cast, dtype: torch.dtype) -> torch.Tensor:
     values = stored[:, step.first : step.first + step.count]
-    if values.dtype != dtype or step.scale is not None or step.offset is not None:
-        if step.scale is not None or step.offset is not None or not dtype.is_floating_point:
+    is_plain = step.scale is None and step.offset is None
+    if is_plain and step.repeat == 1 and values.element_size() == dtype.itemsize:
+        # Another field may be the same values, and whoever keeps one shall not keep the block.
+        bits = values.view(torch.uint8) if values.dtype == torch.bool else values  # of which a copy would be 0 and 1
+        values = bits.clone(memory_format=torch.contiguous_format).view(values.dtype)
+    if values.dtype != dtype or not is_plain:
+        if not is_plain or not dtype.is_floating_point:
             values = _in_64_bits(values)
         if step.scale is not None:
             values = values * as_int64(step.scale)
         if step.offset is not None:
             values = values + as_int64(step.offset)
         values = values.view(dtype) if dtype == torch.uint64 else values.to(dtype)
-    elif step.repeat == 1:  # another field may be the same values, and whoever keeps one shall not keep the block
-        bits = values.view(torch.uint8) if dtype == torch.bool else values  # of which a copy would be 0 and 1
-        values = bits.clone(memory_format=torch.contiguous_format).view(dtype)
     return _repeated(values, step.repeat).reshape(-1, *step.shape)
 
 
@@ -268,7 +269,7 @@ def _permute(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def _repeated(values: torch.Tensor, repeat: int) -> torch.Tensor:
-    return values if repeat == 1 else values[:, :, None].expand(-1, -1, repeat)
+    return values if repeat == 1 else values[:, :, None].expand(-1, -1, repeat).contiguous()
 
 
 def _fill(some: torch.Tensor, value: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

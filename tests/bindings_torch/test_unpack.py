@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import loaderd
 from loaderd.decode.example_writer import encode_examples
-from loaderd.schema import Schema, packed_schema
+from loaderd.schema import Array, PackedBits, Raw, Schema, Sparse, Spread, packed_schema
 from tests.helpers import boards
 from tests.helpers.decoding import decoded, random_rows
 from tests.helpers.device_program import READY_MADE
@@ -29,6 +29,10 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 def check(schema: Schema, device: str = "cpu", compiler: Callable[[Any], Any] | None = None) -> None:
     rows = random_rows(schema, 9)
     expected = decoded(schema, rows)
@@ -41,11 +45,16 @@ def check(schema: Schema, device: str = "cpu", compiler: Callable[[Any], Any] | 
     run = unpacker if compiler is None else compiler(unpacker.__call__)
     block, offsets = loaderd.Batch(packed).block(unpacker.inputs)
     read = unpack.BlockReader({name: schema_of_packed.specs[name] for name in unpacker.inputs})
-    found = run(read(torch.from_numpy(block).to(device), offsets, len(rows)))
+    on_device = torch.from_numpy(block).to(device)
+    found, storages = run(read(on_device, offsets, len(rows))), {storage_of(on_device)}
     for name in names:
         assert tuple(found[name].shape) == expected[name].shape, name
         assert found[name].dtype == dtypes.torch_dtype_of(expected[name].dtype), name
         assert bytes_of(found[name]) == expected[name].tobytes(), name
+        assert found[name].is_contiguous(), name
+        if compiler is None:  # whoever writes to one tensor changes no other, nor keeps the block
+            assert found[name].numel() == 0 or storage_of(found[name]) not in storages, name
+            storages.add(storage_of(found[name]))
 
 
 def is_known(dtype: np.dtype[Any]) -> bool:
@@ -64,6 +73,19 @@ def test_any_schema(schema: Schema):
 
 @pytest.mark.parametrize("schema", READY_MADE)
 def test_ready_made_schemas(schema: Schema):
+    check(schema)
+
+
+def test_tensors_have_memory_of_their_own():
+    features = {"r": Raw("uint8"), "w": Raw("int32"), "i": Raw("int64", (2,)), "b": PackedBits(64)}
+    fields = {
+        "spread": Spread("r", (1, 8, 8), 1 / 99),
+        "cast": Spread("w", (2, 3)),
+        "same": Array("i"),
+        "wrapped": Array("i", dtype="uint64", wrap=True),
+        "count": Sparse("b", 64, dtype="int64", count=True),
+    }
+    schema = Schema(features, fields)
     check(schema)
 
 
