@@ -24,6 +24,7 @@ from loaderd.schema.device_program import (
     LookUp,
     LookUpCodes,
     OneHotOf,
+    Permute,
     Put,
     Step,
     inputs_of,
@@ -69,9 +70,7 @@ class Unpacker:
             ]
             fields[name] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
             if permute is not None:
-                places = jnp.asarray(permute.source.astype(np.int32))[flat[permute.feature][:, 0]]
-                permuted = jnp.take_along_axis(fields[name].reshape(n, -1), places, axis=1, mode="clip")
-                fields[name] = permuted.reshape(n, *permute.shape)
+                fields[name] = _permuted(fields[name], permute, flat[permute.feature][:, 0])
         return fields
 
 
@@ -172,6 +171,15 @@ def _as(integers: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     if dtype == np.bool_:
         return integers != 0
     return jax.lax.bitcast_convert_type(integers, dtype)
+
+
+def _permuted(values: jax.Array, step: Permute, numbers: jax.Array) -> jax.Array:
+    """``numbers``: uint8, (n,)."""
+    places = jnp.asarray(step.sources.astype(np.int32)).at[numbers].get(mode="clip")
+    n, num_places = places.shape
+    outer = math.prod(step.shape) // (num_places * step.inner)
+    grouped = values.reshape(n, outer, num_places, step.inner)
+    return jnp.take_along_axis(grouped, places[:, None, :, None], axis=2, mode="clip").reshape(values.shape)
 
 
 def _constant(value: npt.NDArray[Any]) -> jax.Array:

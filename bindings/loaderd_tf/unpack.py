@@ -12,6 +12,7 @@ model runs on a GPU; it shifts, casts and gathers them there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -173,9 +174,12 @@ def _made(flat: Tensors, step: Step, n: tf.Tensor) -> tf.Tensor:
 
 def _permuted(values: tf.Tensor, step: Permute, numbers: tf.Tensor, n: tf.Tensor) -> tf.Tensor:
     """``numbers``: uint8, (n, 1)."""
-    places = tf.gather(step.source.astype(np.int32), tf.cast(numbers[:, 0], tf.int32))
-    flat = tf.reshape(values, [n, step.source.shape[1]])
-    return tf.reshape(tf.gather(flat, places, batch_dims=1), [n, *step.shape])
+    num_tables, num_places = step.sources.shape
+    number = tf.minimum(tf.cast(numbers[:, 0], tf.int32), num_tables - 1)
+    places = tf.gather(step.sources.astype(np.int32), number)
+    outer = math.prod(step.shape) // (num_places * step.inner)
+    grouped = tf.reshape(values, [n, outer, num_places, step.inner])
+    return tf.reshape(tf.gather(grouped, places, axis=2, batch_dims=1), [n, *step.shape])
 
 
 def _expand_bits(stored: tf.Tensor, step: ExpandBits) -> tf.Tensor:

@@ -46,7 +46,7 @@ class Unpacker:
             name: [(inputs_of(step), _operation(step, device)) for step in program.steps[name]] for name in names
         }
         self._sources = {
-            name: (permute.feature, torch.from_numpy(permute.source).to(device))
+            name: (permute, torch.from_numpy(permute.sources).to(device))
             for name, permute in program.permutes.items()
             if name in self._steps
         }
@@ -62,9 +62,9 @@ class Unpacker:
             parts = [operation(*([flat[each] for each in inputs] or [some])) for inputs, operation in steps]
             fields[name] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
             if name in self._sources:
-                feature, source = self._sources[name]
-                number = flat[feature][:, 0].long().clamp_(max=len(source) - 1)  # an index too large ends CUDA
-                fields[name] = _permute(fields[name], source[number])
+                permute, sources = self._sources[name]
+                number = flat[permute.feature][:, 0].long().clamp_(max=len(sources) - 1)  # one too large ends CUDA
+                fields[name] = _permuted(fields[name], sources[number], permute.inner)
         return fields
 
 
@@ -262,10 +262,13 @@ def _cast(stored: torch.Tensor, step: Cast, dtype: torch.dtype) -> torch.Tensor:
     return _repeated(values, step.repeat).reshape(-1, *step.shape)
 
 
-def _permute(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """``places``: int64, (n, values): from where each one comes."""
-    integers = values.view(_INTEGERS[values.element_size()]).reshape(places.shape)
-    return integers.gather(1, places).view(values.dtype).reshape(values.shape)
+def _permuted(values: torch.Tensor, places: torch.Tensor, inner: int) -> torch.Tensor:
+    """``places``: int64, (n, places): from where the values of each one come."""
+    n, num_places = places.shape
+    outer = math.prod(values.shape[1:]) // (num_places * inner)
+    integers = values.view(_INTEGERS[values.element_size()]).reshape(n, outer, num_places, inner)
+    index = places[:, None, :, None].expand(integers.shape)
+    return integers.gather(2, index).view(values.dtype).reshape(values.shape)
 
 
 def _repeated(values: torch.Tensor, repeat: int) -> torch.Tensor:

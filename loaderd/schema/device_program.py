@@ -43,13 +43,11 @@ from loaderd.schema.dense import OneHot, Scatter
 from loaderd.schema.exact import ArrayValues, ExactCast, SpreadValues, is_cast
 from loaderd.schema.features import Feature, PackedBits, Shape
 from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Permuted, Planes, Spread, parts_of
-from loaderd.schema.permute import flat_sources
 from loaderd.schema.representable import holds_numbers, in_dtype, integer_limits
 from loaderd.schema.sparse import Sparse
 
 AnyArray = npt.NDArray[Any]
 _MOST_COLLECTED_BITS = 2048  # a device takes several bytes for each
-_MOST_PERMUTED = 1 << 24  # values of all tables together: 8 bytes each, of a schema that anybody may have sent
 _MOST_PUT_BYTES = 1024  # a device compares each index of a record with all of them
 _MAX_TABLE_ITEMSIZE = 2  # bytes of a stored value; the table has an entry for each possible one
 
@@ -167,17 +165,19 @@ class Collect:
 
 @dataclass(frozen=True, eq=False)
 class Permute:
-    """Value i is what was value ``source[number, i]``; ``source``: intp, (tables, values).
+    """Of values (n, outer, places, inner), place i is what was place ``sources[number, i]``.
 
-    ``feature`` has the number of each record's table, uint8, (n,).
+    ``sources``: intp, (tables, places). ``feature`` has the number of each record's table, uint8, (n,). One that is
+    too large, which no worker sends, counts as the last one.
     """
 
     feature: str
-    source: npt.NDArray[np.intp]
+    sources: npt.NDArray[np.intp]
+    inner: int
     shape: Shape
 
     def __str__(self) -> str:
-        return f"permute all of them by the table of {len(self.source)} that {self.feature!r} names -> {self.shape}"
+        return f"permute all of them by the table of {len(self.sources)} that {self.feature!r} names -> {self.shape}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,10 +271,7 @@ def steps_of(name: str, definition: Field, features: Mapping[str, Feature]) -> t
     """The steps that make field ``name`` of stored ``features``; None: the workers finish it."""
     steps = [_step(name, part, features) for part in parts_of(definition)]
     if isinstance(definition, Permuted):
-        dtype, num_values = definition.dtype, math.prod(definition.spec(name, features).shape)
-        if num_values * len(definition.sources) > _MOST_PERMUTED:
-            return None
-        steps = [None if step is None else _as_dtype(step, dtype, features) for step in steps]
+        steps = [None if step is None else _as_dtype(step, definition.dtype, features) for step in steps]
     known = tuple(step for step in steps if step is not None)
     return known if len(known) == len(steps) else None
 
@@ -284,8 +281,7 @@ def permute_of(name: str, definition: Field, features: Mapping[str, Feature]) ->
     if not isinstance(definition, Permuted):
         return None
     shape = definition.spec(name, features).shape
-    source = flat_sources(np.asarray(definition.sources, np.intp), math.prod(shape), definition.inner)
-    return Permute(definition.number, source, shape)
+    return Permute(definition.number, np.asarray(definition.sources, np.intp), definition.inner, shape)
 
 
 def _step(name: str, part: Field, features: Mapping[str, Feature]) -> Step | None:

@@ -51,14 +51,6 @@ def permuted(values: AnyArray, numbers: npt.NDArray[np.integer[Any]], sources: S
     return result.reshape(values.shape)
 
 
-def flat_sources(sources: Sources, num_values: int, inner: int) -> Sources:
-    """intp, (tables, values): from where each value of a record comes."""
-    places = sources.shape[1]
-    where = np.arange(num_values, dtype=np.intp).reshape(-1, places, inner)
-    flat: Sources = where[:, sources, :].swapaxes(0, 1).reshape(len(sources), num_values)
-    return flat
-
-
 def permutation_of(function: Callable[..., Any]) -> tuple[Draw, Sources, int] | None:
     """(draw, sources, inner) of a ``partial(permute, …)``; None: it is another function."""
     if not (isinstance(function, partial) and function.func is permute and len(function.args) == 3):

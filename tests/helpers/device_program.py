@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import loaderd
-from loaderd import schemas
+from loaderd import Array, Raw, Schema, schemas
 from loaderd.schema.device_program import (
     Cast,
     Collect,
@@ -21,6 +21,7 @@ from loaderd.schema.device_program import (
     Put,
     Step,
 )
+from loaderd.schema.fields import Permuted
 
 AnyArray = npt.NDArray[Any]
 READY_MADE = [
@@ -33,8 +34,12 @@ READY_MADE = [
     schemas.minigo(),
     schemas.minigo(9, 5, symmetries=(0, 3, 6)),
     schemas.mnist(),
+    Schema(
+        {"number": Raw("uint8"), "values": Raw("int16", (2, 3, 4))},
+        {"x": Permuted(Array("values", "float32"), "number", [[0, 1, 2], [2, 0, 1], [1, 1, 0]], 4, "float32")},
+    ),
 ]
-"""Of each kind, with the options that change what is stored or made."""
+"""Of each kind, with the options that change what is stored or made; and one of any numbers of its three tables."""
 
 
 def run(program: DeviceProgram, packed: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
@@ -51,8 +56,9 @@ def field_of(name: str, program: DeviceProgram, n: int, flat: Mapping[str, AnyAr
     permute = program.permutes.get(name)
     if permute is None:
         return joined
-    places = permute.source[flat[permute.feature][:, 0]]
-    return np.take_along_axis(joined.reshape(n, -1), places, axis=1).reshape(joined.shape)
+    places = permute.sources[np.minimum(flat[permute.feature][:, 0], len(permute.sources) - 1)]
+    grouped = joined.reshape(n, -1, places.shape[1], permute.inner)
+    return np.take_along_axis(grouped, places[:, None, :, None], axis=2).reshape(joined.shape)
 
 
 def values_of(step: Step, n: int, flat: Mapping[str, AnyArray]) -> AnyArray:
