@@ -42,13 +42,26 @@ from loaderd.schema.codes import Codes, PrefixCodes
 from loaderd.schema.dense import OneHot, Scatter
 from loaderd.schema.exact import ArrayValues, ExactCast, SpreadValues, is_cast
 from loaderd.schema.features import Feature, PackedBits, Shape
-from loaderd.schema.fields import Array, Bits, Derived, Field, Fill, Packed, Permuted, Planes, Spread, parts_of
+from loaderd.schema.fields import (
+    Array,
+    Bits,
+    Derived,
+    Field,
+    Fill,
+    Packed,
+    Permuted,
+    Planes,
+    Single,
+    Spread,
+    parts_of,
+)
 from loaderd.schema.representable import holds_numbers, in_dtype, integer_limits
 from loaderd.schema.sparse import Sparse
 
 AnyArray = npt.NDArray[Any]
 _MOST_COLLECTED_BITS = 2048  # a device takes several bytes for each
 _MOST_PUT_BYTES = 1024  # a device compares each index of a record with all of them
+_PLACE_BYTES = np.dtype(np.intp).itemsize
 _MAX_TABLE_ITEMSIZE = 2  # bytes of a stored value; the table has an entry for each possible one
 
 
@@ -276,6 +289,26 @@ def steps_of(name: str, definition: Field, features: Mapping[str, Feature]) -> t
     return known if len(known) == len(steps) else None
 
 
+def table_bytes(name: str, definition: Field, features: Mapping[str, Feature]) -> int:
+    """At most how many bytes the arrays take in the steps of a field, beside those that its definition has."""
+    itemsize = definition.spec(name, features).dtype.itemsize
+    return sum(_table_bytes(name, part, features, itemsize) for part in parts_of(definition))
+
+
+def _table_bytes(name: str, part: Single, features: Mapping[str, Feature], itemsize: int) -> int:
+    if isinstance(part, (Fill, Derived, Packed, PrefixCodes, OneHot)):
+        return 0
+    if isinstance(part, Sparse):
+        return _MOST_COLLECTED_BITS * (_PLACE_BYTES + 1 + itemsize)
+    if isinstance(part, Codes):
+        return part.num_places * 3 * _PLACE_BYTES + (part.values.size << part.width) * itemsize
+    feature = features[part.values if isinstance(part, Scatter) else part.feature]
+    if isinstance(feature, PackedBits):
+        return math.prod(part.spec(name, features).shape) * (_PLACE_BYTES + 1 + itemsize)
+    stored = feature.row_dtype.base.itemsize
+    return itemsize << 8 * stored if stored <= _MAX_TABLE_ITEMSIZE else 0
+
+
 def permute_of(name: str, definition: Field, features: Mapping[str, Feature]) -> Permute | None:
     """What comes behind the steps of a field."""
     if not isinstance(definition, Permuted):
@@ -332,9 +365,9 @@ def _bits(part: Bits) -> ExpandBits:
 def _collect(part: Sparse, features: Mapping[str, Feature], shape: Shape) -> Collect | None:
     feature = features[part.feature]
     assert isinstance(feature, PackedBits)
-    place = part.start + np.arange(part.num_bits(feature))
-    if len(place) > _MOST_COLLECTED_BITS:
+    if part.num_bits(feature) > _MOST_COLLECTED_BITS:
         return None
+    place = part.start + np.arange(part.num_bits(feature))
     table, named = part.indices_of(feature.num_bits), (part.feature, part.codes, part.bucket)
     rank = np.arange(min(len(place), part.num_codes(features))) if part.codes is not None else None
     first = 0 if part.bit_order == "little" else 1

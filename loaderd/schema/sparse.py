@@ -125,6 +125,8 @@ class Sparse(Tabled):
 
     def num_bits(self, feature: PackedBits) -> int:
         """How many bits it reads."""
+        if self.table is None:
+            return feature.num_bits - self.start
         table = self.indices_of(feature.num_bits)[0]
         return int(table.shape[1] if self.codes is not None else table.size)
 

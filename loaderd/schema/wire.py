@@ -17,6 +17,7 @@ import numpy as np
 from loaderd.errors import SchemaError
 from loaderd.schema.codes import Codes, PrefixCodes
 from loaderd.schema.dense import OneHot, Scatter
+from loaderd.schema.device_program import table_bytes
 from loaderd.schema.features import Float, Int64, Length, PackedBits, Raw, is_numpys, resolve_dtype
 from loaderd.schema.fields import Array, Bits, Derived, Fill, Packed, Permuted, Planes, Spread
 from loaderd.schema.schema import Schema
@@ -26,6 +27,8 @@ MAX_PARTS = 1000
 """The most features, and the most fields, of a schema that travels."""
 MAX_RECORD_BYTES = 1 << 30
 """The most bytes of all its features together, and of all its fields together."""
+MAX_TABLE_BYTES = 1 << 29
+"""The most bytes of the tables from which a device makes its fields."""
 _MAX_NAME = 1000
 _DTYPE = re.compile(
     r"[<>|][biufcSU][0-9]{1,9}|[<>][mM]8(\[[0-9]{0,9}[A-Za-z]{1,2}\])?|[a-z]{3,9}[0-9][0-9a-z_]{0,12}"
@@ -99,6 +102,8 @@ def _schema_from_wire(wire: Any) -> Schema:
     _check_size("the features", sum(feature.num_bytes for feature in features.values()))
     schema = Schema(features, _parts(wire["fields"], "fields", _FIELDS))
     _check_size("the fields", schema.record_bytes)
+    tables = sum(table_bytes(name, definition, features) for name, definition in schema.fields.items())
+    _require(tables <= MAX_TABLE_BYTES, "the tables of the fields", f"{MAX_TABLE_BYTES} bytes at most", tables)
     return schema
 
 

@@ -15,7 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderd.errors import SchemaError
-from loaderd.schema import Array, Bits, Derived, Feature, Int64, Length, PackedBits, Raw, Schema, unpacking_schema
+from loaderd.schema import (
+    Array,
+    Bits,
+    Derived,
+    Feature,
+    Int64,
+    Length,
+    PackedBits,
+    Raw,
+    Schema,
+    Sparse,
+    unpacking_schema,
+)
 from loaderd.schema.fields import Permuted
 from loaderd.schema.wire import MAX_PARTS, from_wire, to_wire
 from loaderd.schemas import chess_eval, katago
@@ -104,10 +116,29 @@ ARRAY = {"kind": "Array", "feature": "f", "dtype": None, "scale": None, "offset"
 
 PERMUTED = {"kind": "Permuted", "of": ARRAY, "number": "f", "sources": [[0]], "inner": 1, "dtype": "<f4"}
 
+MANY_TABLES = {"kind": "Planes", "parts": [{**ARRAY, "dtype": "<f8", "shape": [1, 1]}] * 1000}
+
 
 def of(stored: Any, **field: Any) -> Any:
     """A schema of one feature and one field of it."""
     return {"features": {"f": stored}, "fields": {"x": field or {"kind": "Packed", "feature": "f"}}}
+
+
+def test_tables_for_a_device_are_no_larger_than_what_came():
+    """A permutation has its places, however many values there are to each; of too many bits there is no list."""
+    bits = {"kind": "Bits", "feature": "b", "shape": [1 << 16]}
+    permuted = {**PERMUTED, "of": bits, "sources": [[0]] * 256, "inner": 1 << 16}
+    features = {"b": {"kind": "PackedBits", "num_bits": 1 << 16}, "f": {**RAW, "dtype": "|u1"}}
+    assert peak_bytes({"features": features, "fields": {"x": permuted}}) < 1 << 23
+    assert peak_bytes(to_wire(Schema({"b": PackedBits(1 << 33)}, {"x": Sparse("b", 1, dtype="int64")}))) < 1 << 20
+
+
+def peak_bytes(wire: Any) -> int:
+    tracemalloc.start()
+    from_wire(wire).device_program()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
 
 
 @pytest.mark.parametrize(
@@ -123,6 +154,21 @@ def of(stored: Any, **field: Any) -> Any:
         (
             of({"kind": "PackedBits", "num_bits": 8, "default": b"x"}),
             r"PackedBits must be a mapping of \['num_bits'\]",
+        ),
+        (
+            of(
+                {"kind": "PackedBits", "num_bits": 8},
+                kind="Spread",
+                feature="f",
+                first=0,
+                shape=[7 << 23],
+                dtype="|b1",
+            ),
+            "the tables of the fields must be 536870912 bytes at most, got 587202560",
+        ),
+        (
+            {"features": {"f": {**RAW, "dtype": "<i2"}}, "fields": {"x": MANY_TABLES, "y": MANY_TABLES}},
+            "the tables of the fields must be 536870912 bytes at most, got 1048576000",
         ),
         (of({"kind": "PackedBits", "num_bits": True}), "PackedBits: num_bits must be a positive integer, got True"),
         (of({"kind": "PackedBits", "num_bits": b"8"}), "num_bits must be a number, a list or a short text"),
