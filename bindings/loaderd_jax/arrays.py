@@ -101,8 +101,8 @@ class Batches(Elements):
             for name, dtype in dtypes.items():
                 _check_dtype(name, dtype)
             is_divided = isinstance(device, jax.sharding.Sharding) and len(device.device_set) > 1
-            in_block = not is_divided and all(map(can_be_in_block, dtypes.values()))
-            self._take = self._take_block if in_block else self._take_packed_fields
+            in_blocks = not is_divided and all(map(can_be_in_block, dtypes.values()))
+            self._take = self._take_blocks if in_blocks else self._take_packed_fields
         self._check_division(loader.batch_size)
         self._copies = not _is_host(device)
         self._ahead = self._prefetch if self._copies else 0
@@ -145,11 +145,15 @@ class Batches(Elements):
     def _take_packed_fields(self, batch: loaderd.Batch) -> tuple[Any, _Fields]:
         return {name: self._put(batch[name]) for name in self._inputs}, self._unpacker
 
-    def _take_block(self, batch: loaderd.Batch) -> tuple[Any, _Fields]:
-        """The same of a packed batch: one block, so that there is one copy."""
-        block, offsets = batch.block(self._inputs)
-        fields = tuple((name, (offsets[name], batch[name].dtype, batch[name].shape)) for name in self._inputs)
-        return self._put(block), lambda copy: self._unpacker.of_block(copy, fields)
+    def _take_blocks(self, batch: loaderd.Batch) -> tuple[Any, _Fields]:
+        """The same of a packed batch: few blocks, so that there are few copies."""
+        blocks = batch.blocks(self._inputs)
+        fields = tuple(
+            (name, number, (offset, batch[name].dtype, batch[name].shape))
+            for number, block in enumerate(blocks)
+            for name, offset in block.offsets.items()
+        )
+        return [self._put(block.bytes) for block in blocks], lambda copies: self._unpacker.of_blocks(copies, fields)
 
     def _hand_over(self, batch: loaderd.Batch) -> Callable[[], Any]:
         arrays, fields_of = self._take(batch)

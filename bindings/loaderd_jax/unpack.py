@@ -31,8 +31,8 @@ from loaderd.schema.device_program import (
 )
 
 Arrays = dict[str, jax.Array]
-PlacedField = tuple[str, tuple[int, np.dtype[Any], tuple[int, ...]]]
-"""The name of a packed field; where it begins in a block, in bytes; its dtype and shape, (n, …)."""
+PlacedField = tuple[str, int, tuple[int, np.dtype[Any], tuple[int, ...]]]
+"""The name of a packed field; in which block it is; where it begins there, in bytes; its dtype and shape, (n, …)."""
 
 
 class Unpacker:
@@ -43,14 +43,14 @@ class Unpacker:
         self.inputs = program.inputs(names)
         """The packed fields that it reads."""
         self._run = jax.jit(self.unpack)
-        self._run_block = jax.jit(self._unpack_block, static_argnums=(1,))
+        self._run_blocks = jax.jit(self._unpack_blocks, static_argnums=(1,))
 
-    def of_block(self, block: jax.Array, fields: tuple[PlacedField, ...]) -> Arrays:
-        """``block``: uint8, (bytes,), in which the packed ``fields`` lie; returns (n, …) each."""
-        return self._run_block(block, fields)  # type: ignore[no-any-return]
+    def of_blocks(self, blocks: list[jax.Array], fields: tuple[PlacedField, ...]) -> Arrays:
+        """``blocks``: uint8, (bytes,) each, in which the packed ``fields`` lie; returns (n, …) each."""
+        return self._run_blocks(blocks, fields)  # type: ignore[no-any-return]
 
-    def _unpack_block(self, block: jax.Array, fields: tuple[PlacedField, ...]) -> Arrays:
-        return self.unpack({name: _in_block(block, *place) for name, place in fields})
+    def _unpack_blocks(self, blocks: list[jax.Array], fields: tuple[PlacedField, ...]) -> Arrays:
+        return self.unpack({name: _in_block(blocks[number], *place) for name, number, place in fields})
 
     def __call__(self, packed: Mapping[str, jax.Array]) -> Arrays:
         """``packed``: (n, …) each; returns (n, …) each."""

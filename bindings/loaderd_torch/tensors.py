@@ -106,7 +106,7 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
         if loader.unpack == "device":
             self._unpacker = Unpacker(loader.unpacked_schema.device_program(), self._names, self._device)
             self._read = BlockReader({name: loader.schema.specs[name] for name in self._unpacker.inputs})
-            self._take = self._take_block
+            self._take = self._take_blocks
         self._epoch_is_set = False  # since the last iteration
 
     # ------------------------------------------------------------------- what training frameworks look for
@@ -178,14 +178,18 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
         """What is copied of a batch, and what makes the element's fields of the copy."""
         return {name: tensor_of(_own(batch, name)) for name in self._names}, lambda tensors: tensors
 
-    def _take_block(self, batch: loaderd.Batch) -> tuple[Tensors, _Fields]:
-        """The same of a packed batch: one block, so that there is one copy."""
-        (block, offsets), num_records = batch.block(self._unpacker.inputs), batch.num_records
+    def _take_blocks(self, batch: loaderd.Batch) -> tuple[Tensors, _Fields]:
+        """The same of a packed batch: few blocks, so that there are few copies."""
+        blocks, num_records = batch.blocks(self._unpacker.inputs), batch.num_records
+        offsets = {str(number): block.offsets for number, block in enumerate(blocks)}
 
-        def fields_of(copy: Tensors) -> Tensors:
-            return self._unpacker(self._read(copy["block"], offsets, num_records))
+        def fields_of(copies: Tensors) -> Tensors:
+            packed: Tensors = {}
+            for number, copy in copies.items():
+                packed |= self._read(copy, offsets[number], num_records)
+            return self._unpacker(packed)
 
-        return {"block": torch.from_numpy(block)}, fields_of
+        return {str(number): torch.from_numpy(block.bytes) for number, block in enumerate(blocks)}, fields_of
 
 
 def _raising(error: OptionError) -> Iterator[Any]:

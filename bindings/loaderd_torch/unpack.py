@@ -81,18 +81,19 @@ def packed_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 class BlockReader:
-    """Finds packed fields of these ``specs`` in a block that lies on a device (``client.batch.Block``)."""
+    """Finds packed fields of these ``specs`` in blocks that lie on a device (``client.batch.Block``)."""
 
     def __init__(self, specs: Mapping[str, FieldSpec]) -> None:
-        self._fields = [
-            (name, spec.record_bytes, packed_dtype(spec.dtype), math.prod(spec.shape)) for name, spec in specs.items()
-        ]
+        self._fields = {
+            name: (spec.record_bytes, packed_dtype(spec.dtype), math.prod(spec.shape)) for name, spec in specs.items()
+        }
 
     def __call__(self, block: torch.Tensor, offsets: Mapping[str, int], num_records: int) -> Tensors:
         """``block``: uint8, (bytes,); returns (n, values) each, views of it."""
         fields = {}
-        for name, record_bytes, dtype, num_values in self._fields:
-            values = block.narrow(0, offsets[name], num_records * record_bytes)
+        for name, offset in offsets.items():
+            record_bytes, dtype, num_values = self._fields[name]
+            values = block.narrow(0, offset, num_records * record_bytes)
             fields[name] = (values if dtype == torch.uint8 else values.view(dtype)).view(num_records, num_values)
         return fields
 

@@ -25,6 +25,8 @@ import numpy.typing as npt
 from loaderd.shm.anonymous import SharedMemory, make_private
 from loaderd.shm.layout import FIELD_ALIGNMENT_BYTES, Bytes1D, SlotLayout
 
+_MOST_BETWEEN_BYTES = 1 << 16  # of fields that nobody wants: fewer are copied in less time than a call takes
+
 
 class Block(NamedTuple):
     """Memory in which fields lie one behind the other.
@@ -76,19 +78,29 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
             return None
         return array
 
-    def block(self, names: Collection[str]) -> Block:
-        """The fields ``names`` as one block, for one copy to a device.
+    def blocks(self, names: Collection[str]) -> list[Block]:
+        """The fields ``names`` as few blocks, for a copy of each to a device: neighbours are in one.
 
-        It may be written to, and begins with the first of them. It is the memory of the batch itself where that is
-        the consumer's alone, else a copy.
+        A block may be written to, and begins with a field. It is the memory of the batch itself where that is the
+        consumer's alone, else a copy.
         """
         if self._block is None:
-            return self.copy().block(names)
+            return Batch({name: self._fields[name] for name in names}).copy().blocks(names)
         whole, places = self._block
-        first = min([places[name] for name in names], default=0)
-        end = max([places[name] + self._fields[name].nbytes for name in names], default=0)
-        part = whole[first:end]
-        return Block(part if part.flags.writeable else part.copy(), {name: places[name] - first for name in names})
+        runs: list[list[str]] = []
+        end = 0
+        for name in sorted(names, key=places.__getitem__):
+            if not runs or places[name] - end > _MOST_BETWEEN_BYTES:
+                runs.append([])
+            runs[-1].append(name)
+            end = max(end, places[name] + self._fields[name].nbytes)
+        blocks = []
+        for run in runs:
+            first = places[run[0]]
+            part = whole[first : max(places[name] + self._fields[name].nbytes for name in run)]
+            offsets = {name: places[name] - first for name in run}
+            blocks.append(Block(part if part.flags.writeable else part.copy(), offsets))
+        return blocks
 
     def pin(self) -> None:
         """Have GPUs copy out of the slots by themselves, from now on: see ``shm.pinned``.
