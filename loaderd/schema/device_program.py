@@ -98,8 +98,7 @@ class LookUp:
 
     def __str__(self) -> str:
         return (
-            f"look up values {self.first}…{self.first + self.count - 1} of {self.feature!r} in a table of "
-            f"{len(self.table)}, {self.repeat} times each -> {self.table.dtype} {self.shape}"
+            f"look up {_taken(self)} in a table of {len(self.table)}{_times(self)} -> {self.table.dtype} {self.shape}"
         )
 
 
@@ -122,10 +121,17 @@ class Cast:
     def __str__(self) -> str:
         scaled = "" if self.scale is None else f" times {self.scale}"
         scaled += "" if self.offset is None else f" plus {self.offset}"
-        return (
-            f"take values {self.first}…{self.first + self.count - 1} of {self.feature!r}{scaled}, "
-            f"{self.repeat} times each -> {self.dtype} {self.shape}"
-        )
+        return f"take {_taken(self)}{scaled}{_times(self)} -> {self.dtype} {self.shape}"
+
+
+def _taken(step: LookUp | Cast) -> str:
+    last = step.first + step.count - 1
+    values = f"value {last}" if step.count == 1 else f"values {step.first}…{last}"
+    return f"{values} of {step.feature!r}"
+
+
+def _times(step: LookUp | Cast) -> str:
+    return "" if step.repeat == 1 else f", {step.repeat} times each"
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,7 +307,7 @@ def _table_bytes(name: str, part: Single, features: Mapping[str, Feature], items
     if isinstance(part, Sparse):
         return _MOST_COLLECTED_BITS * (_PLACE_BYTES + 1 + itemsize)
     if isinstance(part, Codes):
-        return part.num_places * 3 * _PLACE_BYTES + (part.values.size << part.width) * itemsize
+        return part.num_places * 3 * _PLACE_BYTES + (int(part.values.size) << part.width) * itemsize
     feature = features[part.values if isinstance(part, Scatter) else part.feature]
     if isinstance(feature, PackedBits):
         return math.prod(part.spec(name, features).shape) * (_PLACE_BYTES + 1 + itemsize)

@@ -105,10 +105,10 @@ def lc0(dtype: Any = "float32", symmetries: Sequence[int] = ()) -> Schema:
 def _mirrored(schema: Schema, symmetries: tuple[int, ...]) -> Schema:
     stored, fields = {}, dict(schema.fields)
     for name, sources in (("planes", np.arange(8)[::-1]), ("policy", mirrored_moves())):
-        stored[f"{name} (stored)"] = schema.fields[name]
+        stored[f"{name} (unturned)"] = schema.fields[name]
         spec, tables = schema.spec_of(name), np.stack([np.arange(len(sources)), sources])
         function = partial(permute, partial(mirror, symmetries), tables, 1)
-        inputs = (f"{name} (stored)", "castling")
+        inputs = (f"{name} (unturned)", "castling")
         fields[name] = Derived(function, inputs, spec.shape, spec.dtype, random="symmetry")
     return Schema(schema.features, fields, {**schema.intermediates, **stored, "castling": Array("castling")})
 

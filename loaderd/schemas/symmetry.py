@@ -63,7 +63,7 @@ def with_symmetries(schema: Schema, names: Sequence[str], symmetries: Sequence[i
     fields = dict(schema.fields)
     intermediates = dict(schema.intermediates)
     for name in names:
-        stored = f"{name} (stored)"
+        stored = f"{name} (unturned)"
         intermediates[stored] = schema.fields[name]
         fields[name] = board_symmetry(stored, schema.spec_of(name).shape, symmetries=symmetries, layout=layout)
     return Schema(schema.features, fields, intermediates)

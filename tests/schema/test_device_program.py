@@ -56,7 +56,7 @@ def test_how_little_travels(schema: Schema, record_bytes: int):
 
 def test_it_can_be_read():
     lines = str(ready_made.lc0(symmetries=(0, 4)).device_program()).splitlines()
-    assert lines[0] == "planes: expand 6656 bits in bytes 0…831 of 'planes (stored) (stored)' -> float32 (104, 8, 8)"
+    assert lines[0] == "planes: expand 6656 bits in bytes 0…831 of 'planes (stored)' -> float32 (104, 8, 8)"
     assert lines[6] == "planes: permute all of them by the table of 2 that 'symmetry (drawn)' names -> (112, 8, 8)"
 
 
