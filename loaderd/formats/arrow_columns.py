@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NoReturn
 
@@ -59,7 +60,7 @@ class BatchTable:
         self._shard, self._read_at, self._size, self._on_read = file.uri, read_at, file.size_bytes, on_read
         self._records = records
         self.blocks: list[tuple[int, int, int]] = []
-        self.digest = 0
+        self.digest = self._held_bytes = 0
         self._rows = _PROBED_ROWS if records is None else max(1, PIECE_BYTES // records.record_bytes)
         self._block = -1
         self._batches: Iterator[pa.RecordBatch] = iter(())
@@ -92,9 +93,14 @@ class BatchTable:
         field: np.dtype[Any] = self._records.dtype.fields[name][0]
         return field
 
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The first row of each block, and how many rows there are."""
+        return [0, *accumulate(count for _, _, count in self.blocks)]
+
     def read(self, first: int, most: int) -> Bytes1D:
         """As in ``Table``."""
-        starts = [0, *accumulate(num_rows for _, _, num_rows in self.blocks)]
+        starts = self._starts
         block = bisect_right(starts, first) - 1
         try:
             if block != self._block or first < self._row:
@@ -111,8 +117,13 @@ class BatchTable:
             begin = first - self._row
             return self._records_of(self._batch.slice(begin, min(most, self._rows)), first)
         except BaseException:
-            self._block, self._batch = -1, None  # nothing is known of where the reading stopped
+            self.leave()  # nothing is known of where the reading stopped
             raise
+
+    def leave(self) -> int:
+        """As in ``Table``."""
+        self._block, self._batch, self._batches = -1, None, iter(())
+        return self._held_bytes
 
     def _records_of(self, batch: pa.RecordBatch, first: int) -> Bytes1D:
         assert self._records is not None

@@ -21,6 +21,7 @@ from loaderd.storage.shard_file import ReadAt, ShardFile
 ARROW_MAGIC = b"ARROW1"
 _MOST_MESSAGE_BYTES = 16 << 20
 _SAMPLE_BYTES = 1 << 10
+_BATCH_BYTES = 1 << 9  # of what is kept of a batch that is not read
 _BLOCK, _BUFFER = struct.Struct("<qi4xq"), struct.Struct("<qq")
 _DICTIONARY, _RECORDS = 2, 3
 """Kinds of messages that have a body."""
@@ -50,7 +51,9 @@ class ArrowTable(BatchTable):
             self.digest = crc32c(footer.data)
             of_dictionaries = [self._message(block, _DICTIONARY) for block in dictionaries]
             self._needed = [self._message(block, _RECORDS) for block in batches]
-            self._check_size(0, sum(message.num_bytes for message in of_dictionaries))
+            of_values = sum(message.num_bytes for message in of_dictionaries)
+            self._check_size(0, of_values)
+            self._held_bytes = of_values + len(footer.data) + _BATCH_BYTES * len(batches)
             schema = pa.ipc.open_file(self._open()).schema
             read = sorted(map(schema.get_field_index, self._names_in(schema)))
             options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=read)

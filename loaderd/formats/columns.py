@@ -68,6 +68,10 @@ class ColumnsTable:
         self._on_read(self._file.size_bytes * (first + len(out)) // max(1, self._num_rows))
         return out.view(np.uint8).reshape(-1)
 
+    def leave(self) -> int:
+        """As in ``Table``."""
+        return sum(table.leave() for _, table in self._parts)
+
 
 class _PlainTable:
     """Rows one behind the other as they are: a plain file, or the values of an npy."""
@@ -90,6 +94,9 @@ class _PlainTable:
         if got < len(data):
             raise bad_table(self._file.uri, offset, f"{len(data)} bytes", f"{got}", record=first)
         return data
+
+    def leave(self) -> int:
+        return 0
 
 
 def _open(file: ShardFile, read_at: ReadAt, records: FixedRecords) -> Table:

@@ -3,14 +3,17 @@
 Several blocks are read together, each as a whole: plain ones straight to where their records are wanted, compressed
 ones by inflating them to there. A block that is large, damaged or of a table (``table``) comes in pieces. The table
 that was read last stays open where reading stopped, and so does the last large compressed block (zstd in one frame):
-the next read mostly goes on there.
+the next read mostly goes on there. Other tables are kept without a place, up to 64 MiB of them: opening one may take
+longer than reading a block, and in a shuffled epoch each block is mostly of another shard.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +35,17 @@ from loaderd.kernels.frames import Ends
 from loaderd.schema import FixedRecords
 from loaderd.storage.shard_file import PLAIN, TABLES, Block, Compression, ShardFile
 
+_MOST_KEPT_BYTES = 64 << 20
+_TABLE_BYTES = 32 << 10  # of the objects of a table, beside what it says itself
+
+
+class _Opened(NamedTuple):
+    """The table of a shard, and how many records the block has that begins with this record of the shard."""
+
+    shard: int
+    table: Table
+    counts: dict[int, int]
+
 
 class FixedBlockReader(Reader):
     """Reads blocks of records of fixed size."""
@@ -45,11 +59,15 @@ class FixedBlockReader(Reader):
     ) -> None:
         super().__init__(files, compressions, reading)
         self._records = records
-        self._table: tuple[int, Table] | None = None
+        self._table: _Opened | None = None
+        """The one that was read last."""
+        self._left: OrderedDict[int, tuple[_Opened, int]] = OrderedDict()
+        """By shard, the other tables that are kept, and their bytes of memory; the one that was left last is last."""
 
     def close(self) -> None:
         super().close()
         self._table = None
+        self._left.clear()
 
     def crc_of(self, piece: RecordChunk, crc: int) -> int:
         return crc32c(piece.buffer[: piece.num_records * self._records.record_bytes].data, crc)
@@ -127,20 +145,32 @@ class FixedBlockReader(Reader):
             return damage
         return replace(damage, found=f"{damage.found}, in the member at byte {block.offset} of the tar")
 
+    def _take_table(self, shard: int) -> _Opened:
+        """The table of a shard. The caller keeps it as ``_table`` when it has been read without an error."""
+        last, self._table = self._table, None
+        if last is not None and last.shard == shard:
+            return last
+        if last is not None:
+            self._left[last.shard] = last, _TABLE_BYTES + last.table.leave()
+        del last  # before the next one takes memory
+        kept = self._left.pop(shard, None)
+        while sum(num_bytes for _, num_bytes in self._left.values()) > _MOST_KEPT_BYTES:
+            self._left.popitem(last=False)
+        if kept is not None:
+            return kept[0]
+        kind, file, read_at = self._compressions[shard], self._files[shard], self._read_at(shard)
+        table = open_table(kind, file, read_at, self._records, self._on_read)
+        counts = [count for _, _, count in table.blocks]
+        return _Opened(shard, table, dict(zip(itertools.accumulate(counts, initial=0), counts, strict=False)))
+
     def _read_table(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk]:
-        number, kind = block.shard, self._compressions[block.shard]
-        kept, self._table = self._table, None  # it is kept again when it has been read without an error
+        number, size = block.shard, self._records.record_bytes
         with self._inflating():
-            if kept is None or kept[0] != number:
-                del kept  # before the next one takes memory
-                file, read_at = self._files[number], self._read_at(number)
-                kept = number, open_table(kind, file, read_at, self._records, self._on_read)
-        table, size = kept[1], self._records.record_bytes
-        starts = itertools.accumulate((count for _, _, count in table.blocks), initial=0)
-        counts = dict(zip(starts, (count for _, _, count in table.blocks), strict=False))
-        found = counts.get(block.first_record, 0)
+            opened = self._take_table(number)
+        table = opened.table
+        found = opened.counts.get(block.first_record, 0)
         if table.is_plain:
-            found = min(block.num_records, max(0, sum(counts.values()) - block.first_record))
+            found = min(block.num_records, max(0, sum(opened.counts.values()) - block.first_record))
         if found != block.num_records:
             expected = f"{block.num_records} rows from row {block.first_record} on (the count when it was indexed)"
             raise _error(Damage(self._files[number].uri, 0, 0, expected, f"{found} rows", lost_bytes=-1))
@@ -150,7 +180,7 @@ class FixedBlockReader(Reader):
                 buffer = table.read(row, last - row)
             yield fixed_piece(buffer, len(buffer) // size, size, row * size, row)
             row += len(buffer) // size
-        self._table = kept
+        self._table = opened
 
     def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         uri, size, is_plain = self._files[block.shard].uri, self._records.record_bytes, self._is_plain(block)

@@ -86,6 +86,11 @@ class NpzTable:
             raise
         return self._buffer[:count].view(np.uint8).reshape(-1)
 
+    def leave(self) -> int:
+        """As in ``Table``."""
+        self._columns, self._row = {}, self._num_rows + 1
+        return self._buffer.nbytes
+
     def _next(self, count: int) -> dict[str, npt.NDArray[Any]]:
         values = {name: column.read(count) for name, column in self._columns.items()}
         self._row += count

@@ -31,6 +31,7 @@ _BATCH_BYTES = 64 << 20  # that the values of a batch may take beyond what their
 _LEVEL_BYTES = 12  # of each value: a number, and whether and in which list it is
 _MOST_BITS, _MOST_DEPTH = 70, 8
 _HINT_FOOTER = "Write larger row groups, or fewer columns in each file."
+_TIMES_FOOTER = 12  # of 135 KiB, pyarrow makes 1.3 MiB; of one that means ill, 20 times as much
 
 
 class ParquetTable(BatchTable):
@@ -39,9 +40,10 @@ class ParquetTable(BatchTable):
     def __init__(
         self, file: ShardFile, read_at: ReadAt, records: FixedRecords | None, on_read: OnRead = no_callback
     ) -> None:
-        super().__init__(file, self._read_stored, records, on_read)
-        self._read_file, self._stored = read_at, dict[int, bytearray]()
+        self._stored: dict[int, bytearray] = {}
+        super().__init__(file, _of_stored(self._stored, read_at), records, on_read)
         footer = self._footer()
+        self._held_bytes = _TIMES_FOOTER * len(footer)
         try:
             self._metadata = pq.ParquetFile(self._open(), **_LIMITS).metadata
             schema = self._metadata.schema
@@ -75,13 +77,6 @@ class ParquetTable(BatchTable):
             **_LIMITS,
         )
 
-    def _read_stored(self, offset: int, view: memoryview) -> int:
-        """From the columns that were fetched, or else from the file: storage far away is asked once for a column."""
-        for begin, data in self._stored.items():
-            if begin <= offset < begin + len(data):
-                return read_at_of(memoryview(data))(offset - begin, view)
-        return self._read_file(offset, view)
-
     def _bytes(self, begin: int, num_bytes: int) -> bytearray:
         data = bytearray(num_bytes)
         if self._read_at(begin, memoryview(data)) < num_bytes:
@@ -107,7 +102,6 @@ class ParquetTable(BatchTable):
         return chunks
 
     def batches_of(self, block: int) -> Iterator[pa.RecordBatch]:
-        self._stored = {}
         self._check_size(block, sum(size for _, _, size in self._chunks[block]))
         try:
             for _, begin, size in self._chunks[block]:
@@ -129,7 +123,7 @@ class ParquetTable(BatchTable):
         except Exception as error:
             raise self._failed(f"row group {block} of a Parquet file", error, block) from None
         finally:
-            self._stored = {}
+            self._stored.clear()
 
     def _needed(self, block: int, number: int, begin: int, size: int) -> _Needed:
         """How much memory pyarrow may need for a column, by the headers of its pages."""
@@ -166,6 +160,22 @@ class _Needed(NamedTuple):
     num_bytes: int
     row_bytes: int
     plain_path: str
+
+
+def _of_stored(stored: dict[int, bytearray], read_at: ReadAt) -> ReadAt:
+    """Reads from columns that were fetched, or else from the file: storage far away is asked once for a column.
+
+    No method of the table: pyarrow holds what reads its file where Python's collector does not see it, so the table
+    would never be freed.
+    """
+
+    def read_stored(offset: int, view: memoryview) -> int:
+        for begin, data in stored.items():
+            if begin <= offset < begin + len(data):
+                return read_at_of(memoryview(data))(offset - begin, view)
+        return read_at(offset, view)
+
+    return read_stored
 
 
 class Page(NamedTuple):

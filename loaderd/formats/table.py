@@ -45,6 +45,9 @@ class Table(Protocol):
         """
         ...
 
+    def leave(self) -> int:
+        """Forget the place in the block. Returns about how many bytes of memory the table takes still."""
+
 
 def table_class(kind: Compression) -> Any:
     """The class of such tables. Each has libraries of its own, which are imported only where it is."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import subprocess
 import sys
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -22,7 +24,7 @@ from pyarrow import parquet as pq
 import loaderd
 from loaderd.cli.main import main
 from loaderd.errors import LoaderdError, ShardReadError
-from loaderd.formats import arrow_columns, parquet
+from loaderd.formats import arrow_columns, fixed_blocks, parquet
 from loaderd.formats.detect import columns_of
 from loaderd.formats.fixed_blocks import FixedBlockReader
 from loaderd.formats.fixed_index import build_fixed_index
@@ -104,6 +106,43 @@ def test_it_is_read_as_pyarrow_reads_it(tmp_path, monkeypatch, kinds, how, rows,
         else:
             plain = np.array(column.to_pylist()) if found[name].ndim > 1 else column.to_numpy()
             assert (found[name] == plain).all(), name
+
+
+@pytest.mark.parametrize("most_bytes", [64 << 20, 100 << 10, 0])
+def test_tables_are_opened_once_as_far_as_they_may_be_kept_and_freed(
+    most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    opened: list[weakref.ref[Any]] = []
+
+    def open_table(*arguments: Any) -> Any:
+        table = table_of(*arguments)
+        opened.append(weakref.ref(table))
+        return table
+
+    table_of = fixed_blocks.open_table
+    monkeypatch.setattr(fixed_blocks, "open_table", open_table)
+    monkeypatch.setattr(fixed_blocks, "_MOST_KEPT_BYTES", most_bytes)
+    rng, files, every = Random(most_bytes), [], []
+    for number in range(8):
+        every.append(records_from(100 * number, 60))
+        files.append(make_shard(tmp_path / f"{number}", wrapped(every[-1], ("parquet", "arrow", "npz")[number % 3])))
+    indexes = [build_fixed_index(file, RECORDS, 7) for file in files]
+    reader = FixedBlockReader(RECORDS, files, [index.compression for index in indexes])
+    for _ in range(300):
+        shard = rng.randrange(len(files))
+        block = Block(shard, *indexes[shard].block(rng.randrange(len(indexes[shard].counts))))
+        first = rng.randrange(block.num_records)
+        stop = rng.randint(first + 1, block.num_records)
+        found = b"".join(piece.buffer.tobytes() for piece in reader.read(block, first, stop))
+        start = block.first_record
+        assert found == every[shard][start + first : start + stop].tobytes()
+    gc.collect()
+    alive = sum(table() is not None for table in opened)
+    assert alive == {64 << 20: 8, 0: 1}.get(most_bytes, alive) and alive <= 8
+    assert (len(opened) == 8) == (most_bytes == 64 << 20)
+    reader.close()
+    gc.collect()
+    assert not any(table() is not None for table in opened)
 
 
 TABLE = pa.table({"x": pa.array(np.arange(50, dtype="i4")), "l": pa.array([[1.0, 2.0]] * 50, pa.list_(pa.float32()))})
