@@ -16,11 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import loaderd
 from loaderd.errors import DaemonError, LoaderdError, WorkerError
 from tests.daemon.accidents import Check, Grenade, crashing_schema, fetch_all
+from tests.helpers import fixed_files
 from tests.helpers.own_processes import (
     all_workers_of,
     children_of,
@@ -65,6 +67,35 @@ def test_workers_may_be_killed_at_any_time(
     for record in caplog.records:
         warning = r"worker process \d+ was killed by SIGKILL( at .*)?; another one does its work again"
         assert re.fullmatch(warning, record.getMessage())
+
+
+@pytest.mark.parametrize("kind", ["parquet", "columns"])
+def test_workers_that_read_tables_may_be_killed(kind: str, tmp_path: Path):
+    for shard in range(2):
+        records = fixed_files.records_from(1000 * shard, 1000)
+        (tmp_path / f"{shard}.parquet").write_bytes(fixed_files.parquet_of(records))
+        np.save(tmp_path / f"{shard}.npy", records["number"])
+    columns = loaderd.Columns(rest=tmp_path / "*.parquet", number=tmp_path / "*.npy")
+    shards: Any = columns if kind == "columns" else tmp_path / "*.parquet"
+    shuffle = loaderd.Shuffle(window_records=400)
+    with loaderd.Loader(
+        shards, fixed_files.SCHEMA, batch_size=20, shuffle=shuffle, workers=2, held_batches=1
+    ) as loader:
+        undisturbed = fetch_all(loader, _row_bytes)
+        rows = [row for batch in undisturbed for row in batch]
+        assert sorted(int.from_bytes(row[:4], "little") for row in rows) == list(range(2000))
+
+        def before(step: int) -> None:
+            if step in (3, 30, 75):
+                kill(workers_of(newest_daemon())[0])
+
+        assert fetch_all(loader, _row_bytes, before=before) == undisturbed
+        wait_until(lambda: next(iter(loader)) and loader.statistics().workers_restarted == 3)
+
+
+def _row_bytes(batch: loaderd.Batch) -> Any:
+    """Of each record, its number and all that it holds."""
+    return [b"".join(batch[name][row].tobytes() for name in batch) for row in range(batch.num_records)]
 
 
 @pytest.mark.slow
