@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # How each runs where no candidates are named: once with each of these options. One without any is left out then: it
-# starts a server (bench/server_cost.py compares those), or reads other files (bench/real_records.py).
+# starts a server (bench/server_cost.py compares those), or reads other files (bench/real_records.py,
+# bench/parquet.py).
 CANDIDATES: dict[str, tuple[str, ...]] = {
     "tfdata_seed": ("",),
     "tfdata_batched": ("",),
@@ -22,6 +23,7 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "lczero": ("",),
     "lczero_chunkparser": (),
     "katago_npz": (),
+    "pyarrow_scanner": (),
     "loaderd_python": ("", "numpy", "int8", "packed"),
     "loaderd_batches": ("",),
     "loaderd_tfdata": ("", "graph", "numpy", "numpy,graph"),

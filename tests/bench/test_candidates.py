@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from harness import reference
+from harness.columns import COLUMNS, cached_parquet
 from harness.digest import Digest
 from harness.interface import Config, configure, load, why_not
 from harness.measured import digest
@@ -97,3 +98,10 @@ def test_only_what_checks_crcs_finds_a_changed_bit(config: Config, tmp_path: Pat
     assert delivered("spdl_pipeline", one)["rows"] == RECORDS // SHARDS
     with pytest.raises(CandidateError, match="record 0 is damaged"):
         run_candidate("spdl_checked", one, None, timeout_s=60)
+
+
+def test_those_of_parquet_deliver_the_same(tmp_path: Path) -> None:
+    paths = cached_parquet(tmp_path, RECORDS, row_group_records=100, num_files=SHARDS)
+    config = Config(tuple(map(str, paths)), batch_size=128, epochs=1, schema=COLUMNS)
+    found = delivered("pyarrow_scanner", config)
+    assert found == delivered("loaderd_python", config) and found["rows"] == RECORDS

@@ -32,6 +32,11 @@ ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
         "one_in",
         {"tf.data, 1 in 10": 10, "loaderd, 1 in 10": 10, "tf.data, all": None, "loaderd, all": None},
     ),
+    "parquet": (
+        "--sizes 1024",
+        "shuffle",
+        {"pyarrow's scanner, 1,024": False, "loaderd in order, 1,024": False, "loaderd shuffled, 1,024": True},
+    ),
     "sparse": (
         "",
         "records",
