@@ -20,8 +20,8 @@ class Scatter(ByValue):
 
     Both name features of as many numbers; ``indices`` holds integers. An index of -1 leaves its value out; any other
     that ``shape`` does not have is a WorkerError. ``duplicates``: what becomes of values with one index: ``"last"``,
-    only the last of them counts; or ``"sum"``, added up in their order, in ``dtype``. Values are cast as by
-    :class:`Array`.
+    only the last of them counts; or ``"sum"``, added up in their order, in ``dtype`` (a sum of integers that it does
+    not hold wraps, as numpy's do). Values are cast as by :class:`Array`.
     """
 
     indices: str
