@@ -497,7 +497,7 @@ class HttpSupervisor(Supervisor):
             who = "every user of this machine" if options.listen.is_loopback else "anybody who can connect"
             _logger.warning("without a token, %s can read the data sets", who)
         elif not (options.tls_cert or options.listen.is_loopback):
-            _logger.warning("without TLS, anybody who on the way can read the data sets and the token")
+            _logger.warning("without TLS, whoever sees the traffic can read the data sets and the token")
 
     def _lose(self, process: _Process) -> None:
         was_serving = process.role == "serving"
