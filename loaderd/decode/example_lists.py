@@ -22,11 +22,10 @@ from loaderd.kernels.lists import (
     copy_bytes,
     delimited,
     find_features,
-    places_within,
     put_integers,
 )
 from loaderd.kernels.rows import Memory
-from loaderd.kernels.views import items_at
+from loaderd.kernels.views import items_at, places_within
 from loaderd.schema import Feature, Length, Schema
 
 Bytes = npt.NDArray[np.uint8]
@@ -158,7 +157,7 @@ class _Column:
         copy_bytes(self._buffer, copied, self._rows, self._row_starts(plain))
         tagged = np.flatnonzero(is_tagged & (stored > 0))
         if len(tagged):
-            number = places_within(np.zeros(len(tagged), np.int64), stored[tagged])
+            number = places_within(0, stored[tagged])
             owner = np.repeat(tagged, stored[tagged])
             at = places[owner, 0] + 5 * number
             is_read[owner[self._buffer[at] != _TAGS["float"]]] = False

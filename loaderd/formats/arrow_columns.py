@@ -30,6 +30,7 @@ from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.inflate import FileReader
 from loaderd.formats.table import PIECE_BYTES, bad_table
 from loaderd.kernels.crc import Bytes1D
+from loaderd.kernels.views import places_within
 from loaderd.schema import FixedRecords
 from loaderd.storage.shard_file import ReadAt, ShardFile
 
@@ -320,5 +321,5 @@ def _of_bytes(column: pa.Array, base: np.dtype[Any], count: int) -> npt.NDArray[
         return data[ends[0] : ends[-1]].view(base).reshape(len(column), count)
     out = np.zeros((len(column), width), np.uint8)
     rows = np.repeat(np.arange(len(column)), lengths)
-    out[rows, np.arange(len(rows)) - np.repeat(ends[:-1] - ends[0], lengths)] = data[ends[0] : ends[-1]]
+    out[rows, places_within(0, lengths)] = data[ends[0] : ends[-1]]
     return out.view(base)

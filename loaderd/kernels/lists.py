@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.kernels.llvm import compiled
-from loaderd.kernels.views import items_at
+from loaderd.kernels.views import items_at, places_within
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
@@ -460,7 +460,7 @@ def _put_by_numpy(
     ends = np.flatnonzero(data < 0x80)  # the last byte of each varint
     owner = np.searchsorted(stops, ends, side="right")
     numbers = np.bincount(owner, minlength=len(sizes))
-    rank = np.arange(len(ends)) - (np.cumsum(numbers) - numbers)[owner]
+    rank = places_within(0, numbers)
     width = np.where(rank == 0, ends + 1 - (stops - sizes)[owner], np.diff(ends, prepend=-1))
     is_whole = (sizes == 0) | (data[np.maximum(stops - 1, 0)] < 0x80)
     is_read = (numbers >= limit) | is_whole if is_cut else (numbers <= limit) & is_whole
@@ -494,9 +494,3 @@ def copy_bytes(buffer: Bytes, places: Int64s, out: Bytes, to: Int64s) -> None:
             items_at(out, size)[to] = items_at(buffer, size)[places[:, 0]]
         return
     out.reshape(-1)[places_within(to, sizes)] = buffer[places_within(places[:, 0], sizes)]
-
-
-def places_within(starts: Int64s, sizes: Int64s) -> Int64s:
-    """int64, (sum of sizes,): ``start``, ``start + 1`` … of each stretch, one stretch after the other."""
-    before = np.cumsum(sizes) - sizes
-    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))

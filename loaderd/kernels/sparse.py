@@ -25,6 +25,7 @@ import numpy.typing as npt
 from loaderd.errors import WorkerError
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
 from loaderd.kernels.llvm import compiled
+from loaderd.kernels.views import places_within
 
 NO_PIECE = -2
 """In a table: the least index. -1 leaves a piece out."""
@@ -87,7 +88,7 @@ class SparseByNumpy(_SparseEngine):
         order = "little" if layout.is_little else "big"
         bits = np.unpackbits(rows[:, self._columns], axis=1, bitorder=order)[:, self._lead :][:, : layout.num_bits]  # type: ignore[call-overload]
         counts = np.count_nonzero(bits, axis=1)
-        record, rank = np.repeat(np.arange(n), counts), _ranks(counts)
+        record, rank = np.repeat(np.arange(n), counts), places_within(0, counts)
         position = np.flatnonzero(bits) - record * layout.num_bits
         if layout.codes_byte >= 0:
             position += self._codes(rows, counts, record, rank) * layout.table.shape[2]
@@ -99,7 +100,7 @@ class SparseByNumpy(_SparseEngine):
             is_kept = index >= 0
             index, record = index[is_kept], record[is_kept]
             counts = np.bincount(record, minlength=n)
-            rank = _ranks(counts)
+            rank = places_within(0, counts)
         if n and (most := int(counts.max())) > layout.k:
             raise self._error(f"at most {layout.k} indices", str(most), "Give the field a larger k.")
         if layout.counts:
@@ -138,13 +139,6 @@ class SparseByNumpy(_SparseEngine):
 
     def _error(self, expected: str, found: str, hint: str = "") -> WorkerError:
         return WorkerError(f"{self._layout.what}: expected {expected}, found {found}", hint=hint)
-
-
-def _ranks(counts: AnyArray) -> AnyArray:
-    """intp: 0, 1, … for each of ``counts``, one behind the other."""
-    ends = np.cumsum(counts)
-    ranks: AnyArray = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
-    return ranks
 
 
 COLLECT = """

@@ -24,6 +24,7 @@ from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.reader import Reading
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.ipc.worker_messages import MOST_ROW_FAULTS
+from loaderd.kernels.views import places_within
 from loaderd.redaction import shown
 from loaderd.schema import Schema
 from loaderd.schema.record_values import RecordValues
@@ -99,8 +100,8 @@ def _rows_of(
             if isinstance(error, ShardReadError):
                 raise error
             is_valid[places] = False
-        starts = [firsts[block.shard] + block.first_record - own for block, own in zip(group, bounds, strict=False)]
-        numbers = np.repeat(starts, np.diff(bounds)) + np.arange(bounds[-1])
+        starts = np.array([firsts[block.shard] + block.first_record for block in group])
+        numbers = places_within(starts, np.diff(bounds))
         # A block is read whole, and may have many more rows than are to be decoded at a time.
         for start in range(0, len(numbers), at_a_time):
             part = slice(start, start + at_a_time)
