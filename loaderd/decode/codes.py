@@ -29,35 +29,42 @@ class LookUpCodes(Engine):
         self._is_whole = self._num_codes == 1 << field.width
         first, num_bits = first_bit // 8, field.num_places * field.width
         self._columns = slice(first, -(-(first_bit + num_bits) // 8))
-        table = field.table
-        self._values = table.reshape(len(table), -1).view(f"V{table[0].nbytes}")[:, 0]
+        self._values = _as_items(field.table)
         self._by_bytes: AnyArray | None = None
         place = first_bit - 8 * first + field.width * np.arange(field.num_places)
         self._pick = field.words_of(place, self._columns.stop - first)
         if first_bit % 8 == 0 and num_bits % 8 == 0 and 8 % field.width == 0:
             codes = _codes(np.arange(256, dtype=np.uint8)[:, None], *field.words_of(np.arange(0, 8, field.width), 1))
             self._is_known = np.asarray((codes < self._num_codes).all(axis=1))
-            rows = np.ascontiguousarray(self._values[np.minimum(codes, self._num_codes - 1)])
-            self._by_bytes = rows.view(f"V{rows.itemsize * rows.shape[1]}")[:, 0]
+            self._by_bytes = _as_items(self._values[np.minimum(codes, self._num_codes - 1)])
 
     def check(self, rows: Bytes) -> None:
         stored = rows[:, self._columns]
-        if self._is_whole or (self._by_bytes is not None and self._is_known[stored].all()):
-            return
-        most = int(_codes(stored, *self._pick).max(initial=0))
-        if most >= self._num_codes:
-            raise WorkerError(f"{self._what}: expected codes from 0 to {self._num_codes - 1}, found {most}")
+        if not (self._is_whole or (self._by_bytes is not None and self._is_known[stored].all())):
+            self._known_codes(stored)
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
-        self.check(rows)
-        stored = rows[:, self._columns]
-        table, index = self._values, stored
         if self._by_bytes is not None:
-            table = self._by_bytes
+            self.check(rows)
+            table, index = self._by_bytes, rows[:, self._columns]
         else:
-            index = _codes(stored, *self._pick)
+            table, index = self._values, self._known_codes(rows[:, self._columns])
         room = out.reshape(-1).view(table.dtype).reshape(index.shape)
         table.take(index.astype(np.intp), out=room, mode="clip")
+
+    def _known_codes(self, stored: Bytes) -> AnyArray:
+        """uint16, (n, codes). Raises WorkerError."""
+        codes = _codes(stored, *self._pick)
+        most = int(codes.max(initial=0))
+        if most >= self._num_codes:
+            raise WorkerError(f"{self._what}: expected codes from 0 to {self._num_codes - 1}, found {most}")
+        return codes
+
+
+def _as_items(table: AnyArray) -> AnyArray:
+    """void, (entries,): each entry of a table as one item."""
+    items: AnyArray = np.ascontiguousarray(table).reshape(len(table), -1).view(f"V{table[0].nbytes}")[:, 0]
+    return items
 
 
 def _codes(stored: Bytes, high: AnyArray, low: AnyArray, shift: AnyArray, mask: int) -> AnyArray:
@@ -83,8 +90,7 @@ class ReadPrefixCodes(Engine):
             for byte, bits in enumerate(windows):
                 if code is not None and bits.startswith(code):
                     self._lengths[byte], self._symbols[byte] = len(code), symbol
-        table = field.table
-        self._values = table.reshape(len(table), -1).view(f"V{table[0].nbytes}")[:, 0]
+        self._values = _as_items(field.table)
 
     @property
     def scratch_record_bytes(self) -> int:
