@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loaderd.errors import Damage, ShardReadError
 from loaderd.formats.kinds import NPY_MAGICS
+from loaderd.formats.table import bad_table
 from loaderd.schema import FixedRecords
 from loaderd.schema.exact import is_shaped
 from loaderd.storage.shard_file import ReadAt, ShardFile
 
 VALUES = "values"
 """What ``loaderd inspect`` calls the one feature of an array without field names."""
+_HINT = "Restore the file, or write it anew with np.save(path, array)."
 _MOST_HEADER_BYTES = 1 << 16
 _MOST_DTYPE_BYTES = (1 << 31) - 1  # of numpy's, which doesn't say so of a structured dtype
 _DTYPE = r"[<>|=]?[a-zA-Z]\d{0,9}(?:\[\w{1,9}\])?"
@@ -124,10 +125,10 @@ def open_npy(file: ShardFile, read_at: ReadAt) -> NpyHeader:
         header = read_header(take)
         row_dtype(header)
     except ValueError as error:
-        raise _bad(file, "an array of numpy's with a row for each record", f"{error}") from None
+        raise bad_table(file.uri, 0, "an array of numpy's with a row for each record", f"{error}", _HINT) from None
     if not header.is_in_order:
         hint = "Write it anew: np.save(path, np.ascontiguousarray(np.load(path)))."
-        raise _bad(file, "rows one behind the other (C order)", f"{header.shape} in Fortran order", hint)
+        raise bad_table(file.uri, 0, "rows one behind the other (C order)", f"{header.shape} in Fortran order", hint)
     return header
 
 
@@ -151,11 +152,5 @@ def rows_in(file: ShardFile, read_at: ReadAt, records: FixedRecords) -> tuple[in
     if not fits:
         hint = "Give FixedRecords of its dtype: `loaderd inspect SHARD --features` proposes it."
         of_file = f"rows of {found if header.dtype.names else found.fields[VALUES][0]}"
-        raise _bad(file, f"rows of {records.dtype}", of_file, hint)
+        raise bad_table(file.uri, 0, f"rows of {records.dtype}", of_file, hint)
     return header.start, header.shape[0]
-
-
-def _bad(file: ShardFile, expected: str, found: str, hint: str = "") -> ShardReadError:
-    damage = Damage(file.uri, 0, 0, expected, found, lost_bytes=-1)
-    hint = hint or "Restore the file, or write it anew with np.save(path, array)."
-    return ShardReadError(str(damage), hint=hint, damage=damage)
