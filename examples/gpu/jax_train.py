@@ -181,12 +181,6 @@ def train(trainee: Trainee, batches: Iterator[Any], clock: measure.Clock) -> flo
     return float(before)
 
 
-def take(batches: Iterator[Any], clock: measure.Clock) -> None:
-    for _ in batches:
-        if clock.tick():
-            break
-
-
 if __name__ == "__main__":
     key = jax.random.key(0)
     measure.run(
@@ -202,6 +196,6 @@ if __name__ == "__main__":
             "packed": lambda: by_loaderd("device"),
         },
         train=train,
-        take=take,
+        take=measure.take,
         hold=lambda batches: repeat(next(batches)),
     )

@@ -9,7 +9,7 @@ No framework is imported here. A program gives what each framework has in a way 
 ``train(net, batches, clock)``
     trains ``net`` until ``clock.tick()`` says that it is enough, and returns the last loss;
 ``take(batches, clock)``
-    takes batches as long, without a network;
+    takes batches as long, without a network (``measure.take``, where they come in a loop of Python's);
 ``hold(batches)``
     gives the first of some batches again and again.
 
@@ -31,7 +31,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from statistics import fmean
 from typing import Any
@@ -130,6 +130,13 @@ class Clock:
         """When the timed steps began and ended, by ``time.perf_counter()``."""
         assert self._began_s is not None
         return self._began_s, self._began_s + self.took_s
+
+
+def take(batches: Iterable[Any], clock: Clock) -> None:
+    """Take batches as long, without a network, and without waiting for the GPU, which would take CPU time."""
+    for _ in batches:
+        if clock.tick():
+            break
 
 
 class GpuMeter:

@@ -165,12 +165,6 @@ def waiter() -> Callable[[], None]:
     return torch.cuda.current_stream().record_event().synchronize if OPTIONS.gpu else lambda: None
 
 
-def take(batches: Iterator[Any], clock: measure.Clock) -> None:
-    for _ in batches:  # without waiting for the GPU, which would take CPU time
-        if clock.tick():
-            break
-
-
 if __name__ == "__main__":
     torch.set_float32_matmul_precision("high")
     if OPTIONS.gpu is None:  # what feeds needs the other cores: PyTorch's threads would spin where they cannot run
@@ -185,6 +179,6 @@ if __name__ == "__main__":
             "packed": lambda: by_loaderd("device"),
         },
         train=train,
-        take=take,
+        take=measure.take,
         hold=lambda batches: repeat(next(batches)),
     )
