@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 
 import loaderd
-from loaderd.decode.example_writer import encode_examples
 from loaderd.errors import OptionError
 from loaderd.schema import Schema, packed_schema
-from tests.helpers import boards
+from tests.helpers import boards, list_records
 from tests.helpers.decoding import decoded, random_rows
 from tests.helpers.device_program import READY_MADE
 from tests.schema.any_schema import schemas
@@ -109,15 +108,9 @@ def test_fields_of_boards(tmp_path: Path, where: Any):
 
 @pytest.mark.parametrize("unpack_where", ["worker", "device"])
 def test_lists_and_their_lengths_are_arrays(tmp_path: Path, unpack_where: Any):
-    features = {"moves": loaderd.Int64((5,), pad=-1), "num_moves": loaderd.Length("moves")}
-    rows = np.zeros(60, loaderd.Schema.of_stored(features).row_dtype)
-    rows["num_moves"] = np.arange(60) % 6
-    shards = loaderd.testing.write_shards(tmp_path, list(encode_examples(rows, features)))
-    schema = loaderd.Schema(
-        features, {"moves": loaderd.Array("moves", dtype="int32"), "n": loaderd.Array("num_moves")}
-    )
-    with loaderd.Loader(shards, schema, batch_size=60, unpack=unpack_where, workers=1) as loader:
+    shards = list_records.write(tmp_path)
+    with loaderd.Loader(shards, list_records.SCHEMA, batch_size=60, unpack=unpack_where, workers=1) as loader:
         (batch,) = loaderd_jax.batches(loader)
     assert (batch["moves"].dtype, batch["n"].dtype) == ("int32", "int32")
     assert ((batch["moves"] == 0).sum(axis=1) == batch["n"]).all()
-    assert sorted(batch["n"].tolist()) == sorted(rows["num_moves"].tolist())
+    assert sorted(batch["n"].tolist()) == sorted(list_records.LENGTHS)
