@@ -191,6 +191,7 @@ def test_mirrored_the_slowest_sets_the_pace_while_it_is_there(group: Group):
     slow.ask(1)
     quick.ask(ALL)
     slow.hear()
+    wait_until(lambda: group.report(quick)["batches"] > 1)  # all slots may be full before it takes its first batch
     wait_until(lambda: "to give batches back" in group.report(quick)["state"])
     assert group.report(slow)["batches"] == 1 < group.report(quick)["batches"] < RECORDS // BATCH
     slow.kill()
