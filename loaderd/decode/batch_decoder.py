@@ -3,7 +3,7 @@
 ::
 
     rows (n, row_bytes) ──┬── Bits ─────► loaderd.kernels.bits
-                          ├── Sparse ───► loaderd.kernels.sparse
+                          ├── Sparse ───► loaderd.kernels.sparse, of bits or of the symbols of PrefixCodes
                           ├── Codes, PrefixCodes ──► loaderd.decode.codes
                           ├── Scatter, OneHot ─────► loaderd.decode.dense
                           ├── Packed ───► CastValues
@@ -33,6 +33,7 @@ from loaderd.decode.planes import FillValue, JoinPlanes, SpreadPlanes
 from loaderd.errors import WorkerError
 from loaderd.kernels.bits import BitLayout, bits_engine
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
+from loaderd.kernels.places import places_engine
 from loaderd.kernels.sparse import SparseLayout, sparse_engine
 from loaderd.schema import (
     Array,
@@ -84,15 +85,20 @@ class BatchDecoder:
     def __init__(self, schema: Schema, spent: StageTimes | None = None, num_places: int = 0) -> None:
         self._row_bytes = schema.row_bytes
         self.specs = schema.specs
-        self._values: dict[str, AnyArray] = {}
-        """By name, the fields of the chunk that is being decoded: derived ones read them."""
+        self._values: dict[str | PrefixCodes, AnyArray] = {}
+        """The fields of the chunk that is being decoded, by name, and the symbols that Sparse fields read."""
+        self._symbols = _symbol_engines(schema)
         self._fields = {name: _engine(schema, name, self._values) for name in schema.made_fields}
         self._clock = _SampledTimer()
         self._spent: StageTimes = [0] * len(self._fields) if spent is None else spent
         self._last_place = len(self._fields) - 1 if spent is None else num_places - 1
-        intermediates = {name: schema.spec_of(name) for name in self._fields if name not in self.specs}
+        intermediates: dict[str | PrefixCodes, FieldSpec] = {
+            name: schema.spec_of(name) for name in self._fields if name not in self.specs
+        }
+        for codes in self._symbols:
+            intermediates[codes] = codes.spec(codes.feature, schema.features)
         self._checks = [_engine(schema, name, self._values) for name in schema.checked_fields]
-        engines = list(self._fields.values())
+        engines = [*self._symbols.values(), *self._fields.values()]
         scratch_record_bytes = sum(engine.scratch_record_bytes for engine in engines)
         scratch_record_bytes += sum(spec.record_bytes for spec in intermediates.values())
         num_records = max(_CHUNK_RECORDS, _CHUNK_BYTES // (schema.row_bytes + schema.record_bytes))
@@ -121,8 +127,8 @@ class BatchDecoder:
                 stop = min(start + self._chunk_records, n)
                 for name in self.specs:
                     self._values[name] = out[name][start:stop]
-                for name, scratch in self._intermediates.items():
-                    self._values[name] = scratch[: stop - start]
+                for key, scratch in self._intermediates.items():
+                    self._values[key] = scratch[: stop - start]
                 self._decode_chunk(rows[start:stop], stands_for)
         finally:
             self._values.clear()  # it must not keep the memory of ``out``
@@ -131,10 +137,12 @@ class BatchDecoder:
 
     def _decode_chunk(self, rows: Bytes, stands_for: int) -> None:
         """``stands_for``: for how many calls the times of this one count; 0: it is not timed."""
-        for checked in self._checks:
-            checked.check(rows)
         spent, last_place = self._spent, self._last_place
         began_ns = time.monotonic_ns() if stands_for else 0
+        for codes, reader in self._symbols.items():
+            reader.decode(rows, self._values[codes])
+        for checked in self._checks:
+            checked.check(rows)
         for number, (name, engine) in enumerate(self._fields.items()):
             engine.decode(rows, self._values[name])
             if stands_for:
@@ -151,7 +159,17 @@ class BatchDecoder:
             assert array.flags.c_contiguous, name
 
 
-def _engine(schema: Schema, name: str, fields: Mapping[str, AnyArray]) -> Engine:
+def _symbol_engines(schema: Schema) -> dict[PrefixCodes, Engine]:
+    """Those of the prefix codes that Sparse fields read: several may read the same ones."""
+    engines: dict[PrefixCodes, Engine] = {}
+    for name in (*schema.made_fields, *schema.checked_fields):
+        definition = schema.definition_of(name)
+        if isinstance(definition, Sparse) and isinstance(codes := definition.feature, PrefixCodes):
+            engines.setdefault(codes, _engine_of(schema, name, f"field {name!r}", codes, {}))
+    return engines
+
+
+def _engine(schema: Schema, name: str, fields: Mapping[Any, AnyArray]) -> Engine:
     definition = schema.definition_of(name)
     if isinstance(definition, Permuted):
         spec = definition.of.spec(name, schema.features)
@@ -160,7 +178,7 @@ def _engine(schema: Schema, name: str, fields: Mapping[str, AnyArray]) -> Engine
     return _field_engine(schema, name, definition, fields)
 
 
-def _field_engine(schema: Schema, name: str, definition: Field, fields: Mapping[str, AnyArray]) -> Engine:
+def _field_engine(schema: Schema, name: str, definition: Field, fields: Mapping[Any, AnyArray]) -> Engine:
     if not isinstance(definition, Planes):
         return _engine_of(schema, name, f"field {name!r}", definition, fields)
     parts = []
@@ -176,7 +194,7 @@ def _starts(schema: Schema) -> dict[str, int]:
     return {feature: offset for feature, (_, offset, *_) in fields_of_row.items()}
 
 
-def _engine_of(schema: Schema, name: str, what: str, definition: Field, fields: Mapping[str, AnyArray]) -> Engine:
+def _engine_of(schema: Schema, name: str, what: str, definition: Field, fields: Mapping[Any, AnyArray]) -> Engine:
     """The engine of field ``name``, or of a part of it; ``what``: what it is called in errors."""
     assert not isinstance(definition, (Planes, Permuted))
     if isinstance(definition, Derived):
@@ -190,12 +208,15 @@ def _engine_of(schema: Schema, name: str, what: str, definition: Field, fields: 
         both = (definition.indices, definition.values)
         columns_of = [_columns(schema.features[each], starts[each]) for each in both]
         return ScatterValues(what, definition, *columns_of)
+    if isinstance(definition, Sparse):
+        layout, codes = _sparse_layout(what, definition, schema, starts), definition.feature
+        if isinstance(codes, PrefixCodes):
+            return places_engine(layout, lambda: fields[codes])
+        return sparse_engine(layout)
     feature = schema.features[definition.feature]
     start = starts[definition.feature]
     if isinstance(definition, Bits):
         return bits_engine(layout_of(definition, start))
-    if isinstance(definition, Sparse):
-        return sparse_engine(_sparse_layout(what, definition, schema, starts))
     if isinstance(definition, Codes):
         return LookUpCodes(what, definition, 8 * start + definition.start)
     if isinstance(definition, PrefixCodes):
@@ -240,12 +261,17 @@ def _columns(feature: Feature, start: int) -> tuple[slice, np.dtype[Any]]:
 
 def _sparse_layout(what: str, field: Sparse, schema: Schema, starts: Mapping[str, int]) -> SparseLayout:
     """``starts``: the byte of a row where each feature begins."""
-    feature = schema.features[field.feature]
-    assert isinstance(feature, PackedBits)
+    first_bit, table = 0, field.table
+    if isinstance(field.feature, PrefixCodes):
+        table = field.full_table
+    else:
+        feature = schema.features[field.feature]
+        assert isinstance(feature, PackedBits)
+        first_bit, table = 8 * starts[field.feature] + field.start, field.indices_of(feature.num_bits)
     return SparseLayout(
         what,
-        first_bit=8 * starts[field.feature] + field.start,
-        table=field.indices_of(feature.num_bits),
+        first_bit=first_bit,
+        table=table,
         k=field.k,
         dtype=field.dtype,
         is_little=field.bit_order == "little",

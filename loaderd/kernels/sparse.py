@@ -64,7 +64,7 @@ def sparse_engine(layout: SparseLayout) -> Engine:
     return SparseByNumpy(layout) if loop is None else SparseByLoop(layout, loop)
 
 
-class _SparseEngine(Engine):
+class SparseEngine(Engine):
     _layout: SparseLayout
 
     def check(self, rows: Bytes) -> None:
@@ -72,7 +72,7 @@ class _SparseEngine(Engine):
         self.decode(rows, np.empty((len(rows), *items), self._layout.dtype))
 
 
-class SparseByNumpy(_SparseEngine):
+class SparseByNumpy(SparseEngine):
     """All pieces of all records of a chunk at once."""
 
     def __init__(self, layout: SparseLayout) -> None:
@@ -84,6 +84,10 @@ class SparseByNumpy(_SparseEngine):
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
         """Raises WorkerError for a record that is damaged."""
+        self._put(rows, out, *self._pieces(rows))
+
+    def _pieces(self, rows: Bytes) -> tuple[AnyArray, AnyArray, AnyArray, AnyArray]:
+        """(how many pieces each record has; of each piece its record, its rank there, its code and square)."""
         layout, n = self._layout, len(rows)
         order = "little" if layout.is_little else "big"
         bits = np.unpackbits(rows[:, self._columns], axis=1, bitorder=order)[:, self._lead :][:, : layout.num_bits]  # type: ignore[call-overload]
@@ -92,6 +96,12 @@ class SparseByNumpy(_SparseEngine):
         position = np.flatnonzero(bits) - record * layout.num_bits
         if layout.codes_byte >= 0:
             position += self._codes(rows, counts, record, rank) * layout.table.shape[2]
+        return counts, record, rank, position
+
+    def _put(
+        self, rows: Bytes, out: AnyArray, counts: AnyArray, record: AnyArray, rank: AnyArray, position: AnyArray
+    ) -> None:
+        layout, n = self._layout, len(rows)
         index = layout.table.reshape(-1).take(position + self._slabs(rows, record, position)[record])
         if len(index) and int(index.min()) <= NO_PIECE:
             code, square = divmod(int(position[np.argmin(index)]), layout.table.shape[2])
@@ -320,14 +330,19 @@ good:
 
 def collect_code(itemsize: int) -> str:
     """The loop for indices of 2, 4 or 8 bytes. It returns the first record that is damaged, or -1."""
+    return of_items(COLLECT, itemsize, "%count")
+
+
+def of_items(code: str, itemsize: int, count: str) -> str:
+    """A loop for indices of so many bytes; ``count``: what has their number in it."""
     item = f"i{8 * itemsize}"
     cast = {2: "trunc", 4: "bitcast", 8: "sext"}[itemsize]
-    count = "add i64 %count, 0" if itemsize == 8 else f"trunc i64 %count to {item}"
-    code = COLLECT.replace("ITEM", item).replace("BYTES", str(itemsize))
-    return code.replace("CAST", cast).replace("COUNT", count)
+    counted = f"add i64 {count}, 0" if itemsize == 8 else f"trunc i64 {count} to {item}"
+    code = code.replace("ITEM", item).replace("BYTES", str(itemsize))
+    return code.replace("CAST", cast).replace("COUNT", counted)
 
 
-class SparseByLoop(_SparseEngine):
+class SparseByLoop(SparseEngine):
     """By the loop. Of a record that it finds to be damaged, numpy says what is wrong."""
 
     is_compiled = True

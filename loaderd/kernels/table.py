@@ -12,6 +12,8 @@ loop         by the loop             by numpy                   what it does
 ``copy``     ``lists``               ``copy_bytes``             copies bytes of many lengths
 ``select``   ``bits.SelectBits``     ``bits.ExpandBytes``, …    turns packed bits into values
 ``collect``  ``sparse.SparseByLoop`` ``sparse.SparseByNumpy``   turns set bits, or pieces on them, into indices
+``prefix``   ``prefix.PrefixByLoop`` ``prefix.PrefixByNumpy``   turns prefix codes into symbols
+``place``    ``places.PlacesByLoop`` ``places.PlacesByNumpy``   turns the symbols of places into indices
 ===========  ======================  =========================  ==================================================
 
 :mod:`loaderd.plan`, :mod:`loaderd.formats` and :mod:`loaderd.decode` call functions of these modules, or ask them for

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from loaderd.schema.field_spec import Features, FieldSpec, Tabled, check_bit_ord
 from loaderd.schema.representable import as_values, check_holds_numbers
 
 Indices = npt.NDArray[np.intp]
-_MOST_WIDTH, _MOST_PREFIX_BITS, _MOST_FIXED_BITS = 4, 8, 16
+_MOST_WIDTH, _MOST_PREFIX_BITS, _MOST_FIXED_BITS, _MOST_SYMBOLS = 4, 8, 16, 255
 _MOST_VALUES = 1 << 20
 
 
@@ -121,7 +122,8 @@ class PrefixCodes(_Coded):
     only ``fixed``. No code may begin another one. ``fixed``: symbols whose places are numbers and that have no code
     there, as kings have: ``(bit, width, symbol)`` for each; the ``width`` bits from ``bit`` of the feature on are the
     place. They are read as the codes are, by ``bit_order``. ``values``: as of :class:`Codes`; default: the numbers of
-    the symbols.
+    the symbols. ``order``: the place of each code, where they are stored in another order than 0, 1, 2 …; such as
+    ``[56, 57, …, 63, 48, …]`` for boards whose ranks are stored from the eighth down, and whose square 0 is a1.
 
     With ``end=True``, the field is the number of the bit behind the last code, of shape (). Bits that are no code,
     codes that run over the end of the feature, and places that do not exist, or are fixed twice, are a WorkerError.
@@ -136,16 +138,17 @@ class PrefixCodes(_Coded):
     bit_order: str = "little"
     dtype: Any = "uint8"
     end: bool = False
+    order: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         is_list = isinstance(self.codes, Iterable) and not isinstance(self.codes, (str, bytes, Mapping))
         codes = tuple(self.codes) if is_list else ()
         texts = [code for code in codes if code is not None]
         known = [code for code in texts if isinstance(code, str) and 0 < len(code) <= _MOST_PREFIX_BITS]
-        if not texts or len(known) < len(texts) or set("".join(known)) - set("01") or len(codes) > 256:
+        if not texts or len(known) < len(texts) or set("".join(known)) - set("01") or len(codes) > _MOST_SYMBOLS:
             raise SchemaError(
                 f'PrefixCodes: codes must be texts such as "0" and "10", of {_MOST_PREFIX_BITS} bits at most, or '
-                f"None, got {self.codes!r:.200}"
+                f"None, of {_MOST_SYMBOLS} symbols at most, got {self.codes!r:.200}"
             )
         texts = sorted(known)
         for one, other in pairwise(texts):
@@ -158,6 +161,25 @@ class PrefixCodes(_Coded):
         self._check(len(codes))
         if len(self.values) < len(codes):
             raise SchemaError(f"PrefixCodes: values must be for {len(codes)} symbols, got {len(self.values)}")
+        if self.order is not None:
+            order = tuple(self.order) if isinstance(self.order, Iterable) else ()
+            are_places = len(order) == self.num_places and all(isinstance(each, Integral) for each in order)
+            if not are_places or sorted(order) != [*range(self.num_places)]:
+                raise SchemaError(
+                    f"PrefixCodes: order must have each place from 0 to {self.num_places - 1} once, "
+                    f"got {self.order!r:.200}"
+                )
+            object.__setattr__(self, "order", tuple(map(int, order)))
+
+    @property
+    def places(self) -> Indices:
+        """intp, (places,): ``order``, also where it is left out."""
+        return np.arange(self.num_places) if self.order is None else np.asarray(self.order, np.intp)
+
+    @property
+    def is_of_symbols(self) -> bool:
+        """Whether the values are the numbers of the symbols, as uint8, as they are by default."""
+        return self.dtype == np.uint8 and np.array_equal(self.values[: len(self.codes)], np.arange(len(self.codes)))
 
     def _fixed(self, given: Any) -> tuple[int, int, int]:
         if not isinstance(given, (list, tuple)) or len(given) != 3:

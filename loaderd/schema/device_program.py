@@ -330,6 +330,8 @@ def _step(name: str, part: Field, features: Mapping[str, Feature]) -> Step | Non
     spec = part.spec(name, features)
     if isinstance(part, Fill):
         return Constant(in_dtype(part.value, part.dtype), spec.shape)
+    if isinstance(part, PrefixCodes) or (isinstance(part, Sparse) and isinstance(part.feature, PrefixCodes)):
+        return None  # each code says where the next one begins
     if isinstance(part, Sparse):
         return _collect(part, features, spec.shape)
     if isinstance(part, Scatter):
@@ -337,8 +339,6 @@ def _step(name: str, part: Field, features: Mapping[str, Feature]) -> Step | Non
     feature = features[part.feature]
     if isinstance(part, Bits):
         return _bits(part)
-    if isinstance(part, PrefixCodes):
-        return None  # each one says where the next one begins
     if isinstance(part, Codes):
         return _look_up_codes(part, feature, spec.shape)
     stored = feature.row_dtype.base.newbyteorder("=")
@@ -369,6 +369,7 @@ def _bits(part: Bits) -> ExpandBits:
 
 
 def _collect(part: Sparse, features: Mapping[str, Feature], shape: Shape) -> Collect | None:
+    assert isinstance(part.feature, str)
     feature = features[part.feature]
     assert isinstance(feature, PackedBits)
     if part.num_bits(feature) > _MOST_COLLECTED_BITS:

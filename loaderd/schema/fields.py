@@ -456,7 +456,8 @@ def features_of(definition: Field) -> tuple[str, ...]:
     """The features that a field reads by itself."""
     read = [getattr(part, each) for part in parts_of(definition) for each in _reads(part)]
     read += [definition.number] if isinstance(definition, Permuted) else []
-    return tuple(dict.fromkeys(name for name in read if isinstance(name, str)))
+    names = [each.feature if isinstance(each, PrefixCodes) else each for each in read]
+    return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
 
 
 def renamed(definition: Field, names: Mapping[str, str]) -> Field:
@@ -468,6 +469,7 @@ def renamed(definition: Field, names: Mapping[str, str]) -> Field:
         return Planes([renamed(part, names) for part in definition.parts])  # type: ignore[misc]  # parts stay parts
     read = {each: getattr(definition, each) for each in _reads(definition)}
     others: dict[str, Any] = {each: names[name] for each, name in read.items() if isinstance(name, str)}
+    others |= {each: renamed(of, names) for each, of in read.items() if isinstance(of, PrefixCodes)}
     return replace(definition, **others)
 
 

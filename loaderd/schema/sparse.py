@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
+from loaderd.schema.codes import PrefixCodes
 from loaderd.schema.features import PackedBits, check_integer, resolve_dtype
 from loaderd.schema.field_spec import (
     Features,
@@ -31,11 +32,16 @@ _MOST_K = 1 << 16
 class Sparse(Tabled):
     """The set bits of a :class:`PackedBits` feature as ``k`` indices, in the order of the bits; behind them, -1.
 
+    ``feature``: its name; or :class:`PrefixCodes`, whose places are the squares, and whose symbols are the codes.
+    Then each square has a code, also one that is empty, of which the table says that it is left out. Fields with
+    equal PrefixCodes read them once.
+
     The index of a bit is its number, from ``start`` on; or it comes from ``table``, an array of integers: ::
 
         table[bit]                      the bits are numbered from start on
         table[plane, square]            the same, where each plane of so many squares is a kind of piece
-        table[code, square]             with codes: a set bit is the square of a piece, of which it tells the code
+        table[code, square]             with codes: a set bit is the square of a piece, of which it tells the code;
+                                        of PrefixCodes: table[symbol, place]
         table[bucket, code, square]     with bucket, which chooses among tables such as these
 
     ``codes``: the feature (:class:`PackedBits`, or a :class:`Raw` of bytes) that holds a code of four bits for each
@@ -51,7 +57,7 @@ class Sparse(Tabled):
     int16, int32 or int64. With ``count=True``, the field is the number of the indices, of shape ().
     """
 
-    feature: str
+    feature: str | PrefixCodes
     k: int
     table: Any = None
     codes: str | None = None
@@ -64,7 +70,17 @@ class Sparse(Tabled):
     reads = ("feature", "codes", "bucket")
 
     def __post_init__(self) -> None:
-        check_name(self.feature, "Sparse: feature")
+        if isinstance(self.feature, PrefixCodes):
+            if self.codes is not None or self.start or self.feature.end or not self.feature.is_of_symbols:
+                raise SchemaError(
+                    "Sparse: PrefixCodes must have values, dtype and end as they are by default, and no codes or "
+                    "start beside them",
+                    hint="The table of Sparse says what each symbol becomes.",
+                )
+            if self.table is None:
+                raise SchemaError("Sparse: PrefixCodes need a table, which has an index for each symbol and place")
+        else:
+            check_name(self.feature, "Sparse: feature")
         check_bit_order(self.bit_order, "Sparse")
         object.__setattr__(self, "k", check_integer(self.k, "Sparse: k", 1, _MOST_K))
         object.__setattr__(self, "start", check_integer(self.start, "Sparse: start", 0))
@@ -87,7 +103,8 @@ class Sparse(Tabled):
 
     def _check_table(self) -> None:
         axes = (["bucket"] if self.bucket is not None else []) + ["code", "square"]
-        least = len(axes) - (self.codes is None)
+        has_codes = self.codes is not None or isinstance(self.feature, PrefixCodes)
+        least = len(axes) - (not has_codes)
         if not least <= self.table.ndim <= len(axes):
             raise SchemaError(f"Sparse: table must have the axes ({', '.join(axes)}), got shape {self.table.shape}")
         most = min(np.iinfo(self.dtype).max, np.iinfo(np.int32).max)  # workers and devices find them as int32
@@ -100,6 +117,13 @@ class Sparse(Tabled):
         buckets, codes, squares = self.full_table.shape
         if self.codes is not None and self.table.shape[-2] > NUM_CODES:
             raise SchemaError(f"Sparse: table must be for {NUM_CODES} codes at most, got {self.table.shape[-2]}")
+        if isinstance(self.feature, PrefixCodes):
+            must = (len(self.feature.codes), self.feature.num_places)
+            if self.table.shape[-2:] != must:
+                raise SchemaError(
+                    f"Sparse: table must have the axes ({', '.join(axes)}), of which PrefixCodes have {must[0]} "
+                    f"symbols and {must[1]} places, got shape {self.table.shape}"
+                )
         if isinstance(self.bucket, int) and (self.bucket >= codes or buckets != squares):
             raise SchemaError(
                 f"Sparse: bucket is the square of a piece of code {self.bucket}, so table must have that code, and "
@@ -131,15 +155,10 @@ class Sparse(Tabled):
         return int(table.shape[1] if self.codes is not None else table.size)
 
     def spec(self, name: str, features: Features) -> FieldSpec:
-        feature = packed_bits_of(name, self.feature, features)
-        stop = self.start + (self.num_bits(feature) if self.table is not None else 1)
-        if stop > feature.num_bits:
-            raise SchemaError(
-                f"field {name!r} needs bits {self.start}…{stop - 1} of feature {self.feature!r}, "
-                f"which has {feature.num_bits}"
-            )
-        if self.table is None and feature.num_bits - self.start - 1 > np.iinfo(self.dtype).max:
-            raise SchemaError(f"field {name!r}: {self.dtype} does not hold the numbers of {feature.num_bits} bits")
+        if isinstance(self.feature, PrefixCodes):
+            self.feature.spec(name, features)
+        else:
+            self._check_bits(name, packed_bits_of(name, self.feature, features))
         for what in ("codes", "bucket"):
             of = getattr(self, what)
             if not isinstance(of, str):
@@ -150,6 +169,16 @@ class Sparse(Tabled):
                 must = "PackedBits, or a Raw of uint8" if what == "codes" else "a Raw of one uint8"
                 raise SchemaError(f"field {name!r}: feature {of!r}, which {what} names, must be {must}, got {stored}")
         return FieldSpec(() if self.count else (self.k,), self.dtype)
+
+    def _check_bits(self, name: str, feature: PackedBits) -> None:
+        stop = self.start + (self.num_bits(feature) if self.table is not None else 1)
+        if stop > feature.num_bits:
+            raise SchemaError(
+                f"field {name!r} needs bits {self.start}…{stop - 1} of feature {self.feature!r}, "
+                f"which has {feature.num_bits}"
+            )
+        if self.table is None and feature.num_bits - self.start - 1 > np.iinfo(self.dtype).max:
+            raise SchemaError(f"field {name!r}: {self.dtype} does not hold the numbers of {feature.num_bits} bits")
 
     def num_codes(self, features: Features) -> int:
         """For how many set bits there are codes."""

@@ -40,7 +40,7 @@ _FIELDS = {**_PARTS_OF_PLANES, **{kind.__name__: kind for kind in _OTHER_FIELDS}
 _TABLES = ("table", "values")
 _OF_WORKERS = ("default", "pad", "cut", "as_list")
 # Sent only where they differ from the kind's own default: so an older version understands all other schemas.
-_SELDOM = ("bit_order", "plane_bytes", "first", "wrap")
+_SELDOM = ("bit_order", "plane_bytes", "first", "wrap", "order")
 
 
 def to_wire(schema: Schema) -> dict[str, Any]:
@@ -66,8 +66,9 @@ def _part_to_wire(name: str, part: Any) -> dict[str, Any]:
         return {"kind": "Planes", "parts": [_part_to_wire(name, each) for each in part.parts]}
     defaults = {field.name: field.default for field in fields(part)}
     values = {key: getattr(part, key) for key in _keys_of(type(part))}
-    if isinstance(part, Permuted):
-        values["of"] = _part_to_wire(name, part.of)
+    for key, value in values.items():
+        if isinstance(value, (*_PARTS_OF_PLANES.values(), Planes, PrefixCodes)):
+            values[key] = _part_to_wire(name, value)
     sent = {key: value for key, value in values.items() if key not in _SELDOM or value != defaults[key]}
     return {"kind": type(part).__name__, **{key: _value_to_wire(value) for key, value in sent.items()}}
 
@@ -125,6 +126,8 @@ def _part_from_wire(wire: Any, kinds: Mapping[str, Any]) -> Any:
             values[key] = None if value is None else _dtype(value)
         elif key == "of":
             values[key] = _part_from_wire(value, {**_PARTS_OF_PLANES, "Planes": Planes})
+        elif key == "feature" and isinstance(value, Mapping):
+            values[key] = _part_from_wire(value, {"PrefixCodes": PrefixCodes})
         elif key == "parts":
             few = isinstance(value, (list, tuple)) and len(value) <= MAX_PARTS
             _require(few, "the parts of planes", f"a list of at most {MAX_PARTS}", value)

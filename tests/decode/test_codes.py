@@ -79,30 +79,33 @@ def plainly(field: PrefixCodes, record: bytes, num_bits: int) -> list[int] | int
         if place in places:
             return "found"
         places[place] = symbol
-    at, symbols = field.start, []
-    for place in range(field.num_places):
+    at = field.start
+    symbols = [0] * field.num_places
+    for place in field.order or range(field.num_places):
         if place in places:
-            symbols.append(places[place])
+            symbols[place] = places[place]
             continue
         found = [symbol for symbol, code in enumerate(field.codes) if code and (bits + "0" * 8)[at:].startswith(code)]
         if not found or at >= num_bits:
             return "found"
-        symbols.append(found[0])
+        symbols[place] = found[0]
         at += len(field.codes[found[0]] or "")
     if at > num_bits:
         return f"codes that end by bit {num_bits}, found"
     return at if field.end else symbols
 
 
-@given(st.data())
-def test_prefix_codes(data: st.DataObject):
+@given(data=st.data())
+def test_prefix_codes(kernels: str, data: st.DataObject):
     codes = [*data.draw(prefix_codes()), None]
     order = data.draw(st.sampled_from(["big", "little"]))
     length = data.draw(st.integers(2, 30))
     fixed = data.draw(st.sampled_from([[], [(3, 4, len(codes) - 1)], [(0, 2, len(codes) - 1), (2, 3, 0)]]))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     num_bits = data.draw(st.integers(6 + length, 8 * length + 20))
-    field = PrefixCodes("b", codes, length, None, 6, fixed, order, end=data.draw(st.booleans()))
+    places, values = rng.permutation(length) if data.draw(st.booleans()) else None, np.arange(len(codes))
+    dtype, end = data.draw(st.sampled_from(["uint8", "int32"])), data.draw(st.booleans())
+    field = PrefixCodes("b", codes, length, values, 6, fixed, order, dtype, end, places)
     records = rng.integers(0, 256, (8, -(-num_bits // 8))).astype(np.uint8)
     check(field, num_bits, records, [plainly(field, record.tobytes(), num_bits) for record in records])
 
@@ -116,14 +119,14 @@ def test_prefix_codes(data: st.DataObject):
         (0b00010010, "expected 1 codes, found bits that begin none of them"),
     ],
 )
-def test_what_is_damaged_is_named(record: int, text: str):
+def test_what_is_damaged_is_named(kernels: str, record: int, text: str):
     field = PrefixCodes("b", ["110000", "00", None], 3, start=4, fixed=[(0, 2, 2), (2, 2, 2)])
     schema = Schema({"b": PackedBits(8)}, {"x": field})
     with pytest.raises(WorkerError, match=f"^field 'x': {text}$"):
         decoded(schema, rows_of(schema, b=[[record]]))
 
 
-def test_values_of_symbols():
+def test_values_of_symbols(kernels: str):
     field = PrefixCodes("b", ["0", "10", "11"], (2, 2), np.eye(3) * 5, bit_order="big", dtype="int16")
     check(field, 8, [[0b10011000]], [[[[0, 5, 0], [5, 0, 0]], [[0, 0, 5], [5, 0, 0]]]])
     assert repr(field).startswith(
@@ -152,13 +155,15 @@ def test_a_chunk_of_many_records():
         (lambda: PrefixCodes("b", ["0", "2"], 3), 'PrefixCodes: codes must be texts such as "0" and "10"'),
         (lambda: PrefixCodes("b", "01", 3), "PrefixCodes: codes must be texts"),
         (lambda: PrefixCodes("b", [None], 3), "PrefixCodes: codes must be texts"),
-        (lambda: PrefixCodes("b", ["0" * 9], 3), "of 8 bits at most, or None, got"),
+        (lambda: PrefixCodes("b", ["0" * 9], 3), "of 8 bits at most, or None, of 255 symbols at most, got"),
         (lambda: PrefixCodes("b", ["0", "1"], 3, [7]), "PrefixCodes: values must be for 2 symbols, got 1"),
         (
             lambda: PrefixCodes("b", ["0"], 3, fixed=[(1, 2)]),
             r"each of fixed must be \(bit, width, symbol\), got \(1, 2\)",
         ),
         (lambda: PrefixCodes("b", ["0"], 3, fixed=[(1, 2, 1)]), "symbol of fixed must be at most 0, got 1"),
+        (lambda: PrefixCodes("b", ["0"], 3, order=[0, 2, 2]), "order must have each place from 0 to 2 once, got"),
+        (lambda: PrefixCodes("b", ["0"], 3, order=[0.0, 1, 2]), "order must have each place from 0 to 2 once, got"),
         (lambda: PrefixCodes("b", ["0"], 3, fixed=[(60, 7, 0)]), "the places of fixed must be in the 64 bits of 'b'"),
     ],
 )

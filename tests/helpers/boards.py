@@ -22,6 +22,9 @@ DTYPE = np.dtype(
         ),
     ]
 )
+HUFFMAN = loaderd.PrefixCodes("huffman", ["0", "10", "11"], 16)
+SYMBOL_TABLE = np.arange(64 * 3 * 16).reshape(64, 3, 16)
+SYMBOL_TABLE[:, 0] = -1
 COLOURS, TYPES, SQUARES = 2, 6, np.arange(64)
 
 
@@ -57,7 +60,8 @@ def schema() -> loaderd.Schema:
             "by piece": loaderd.Sparse(table=with_buckets(), bucket=5, **of),
             "squares": loaderd.Sparse("occupied", 40, bit_order="little"),
             "bases": loaderd.Codes("bases", 2, 16, np.eye(4)),
-            "symbols": loaderd.PrefixCodes("huffman", ["0", "10", "11"], 16),
+            "symbols": HUFFMAN,
+            "of symbols": loaderd.Sparse(HUFFMAN, 16, SYMBOL_TABLE, bucket="king", dtype="int16"),
             "policy": loaderd.Scatter("moves", "chances", 40),
             "one hot": loaderd.OneHot("king", 64, dtype="int8"),
             "number": loaderd.Array("number", "int32"),
@@ -115,7 +119,9 @@ def expected(record: Any) -> dict[str, Any]:
     for _ in range(16):
         symbols.append(0 if bits[0] == "0" else 1 + int(bits[1]))
         bits = bits[1 if bits[0] == "0" else 2 :]
+    of_symbols = [48 * king + 16 * symbol + place for place, symbol in enumerate(symbols) if symbol]
     others = {
+        "of symbols": of_symbols + [-1] * (16 - len(of_symbols)),
         "bases": [[float(code == each) for code in range(4)] for each in base],
         "symbols": symbols,
         "policy": [policy.get(move, 0.0) for move in range(40)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import SchemaError, WorkerError
-from loaderd.schema import PackedBits, Raw, Schema, Sparse, Spread
+from loaderd.schema import PackedBits, PrefixCodes, Raw, Schema, Sparse, Spread
 from tests.helpers.decoding import rows_of
 from tests.helpers.guarded import guarded
 
@@ -118,6 +119,78 @@ def test_any_record(kernels: str, sparse: tuple[Sparse, int], share: float, code
             decoder.decode(rows, {"x": np.empty((n, *spec.shape), spec.dtype)})
 
 
+@st.composite
+def coded_fields(draw: st.DrawFn) -> tuple[Sparse, int]:
+    """Of prefix codes: one in four is no code. With the number of their feature's bits."""
+    places, order = draw(st.integers(2, 40)), draw(st.sampled_from(["big", "little"]))
+    fixed = draw(st.sampled_from([[], [(0, 3, 3)], [(0, 2, 3), (2, 3, 0)]]))
+    ranks = draw(st.none() | st.permutations(range(places)))
+    codes = PrefixCodes("board", ["0", "10", "110", None], places, start=6, fixed=fixed, bit_order=order, order=ranks)
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    bucket = draw(st.sampled_from([None, "bucket", 3, 1]))
+    buckets = [] if bucket is None else [4] if bucket == "bucket" else [places]
+    table = rng.integers(-1, 32767, (*buckets, 4, places))
+    table[..., 0, :] = draw(st.sampled_from([-1, 5]))
+    if draw(st.booleans()):
+        table[..., 2, -1] = -2
+    dtype, count = draw(st.sampled_from(["int16", "int32", "int64"])), draw(st.booleans())
+    field = Sparse(codes, draw(st.integers(1, 50)), table, bucket=bucket, dtype=dtype, count=count)
+    return field, draw(st.integers(6 + places, 6 + 3 * places))
+
+
+def indices_of_symbols(field: Sparse, symbols: list[int], bucket: int) -> list[int] | str:
+    """As ``plainly``."""
+    if isinstance(field.bucket, int):
+        if field.bucket not in symbols:
+            return "whose square is the bucket, found none"
+        bucket = symbols.index(field.bucket)
+    elif field.bucket is None:
+        bucket = 0
+    elif bucket > 3:
+        return f"expected a bucket from 0 to 3, found {bucket}"
+    table = field.table if field.bucket is not None else field.table[None]
+    indices = [int(table[bucket, symbol, place]) for place, symbol in enumerate(symbols)]
+    if -2 in indices:
+        return "a piece that the table has, found one of code 2"
+    kept = [index for index in indices if index >= 0]
+    return kept if len(kept) <= field.k else f"expected at most {field.k} indices, found {len(kept)}"
+
+
+@given(sparse=coded_fields(), share=st.sampled_from([0.1, 0.3]), seed=st.integers(0, 2**32))
+def test_symbols_of_prefix_codes(kernels: str, sparse: tuple[Sparse, int], share: float, seed: int):
+    """``tests/decode/test_codes.py`` looks at the symbols."""
+    (field, num_bits), rng, n = sparse, np.random.default_rng(seed), 6
+    assert isinstance(field.feature, PrefixCodes)
+    features = {"bucket": Raw("u1"), "board": PackedBits(num_bits)}
+    schema, symbols = Schema(features, {"x": field}), Schema(features, {"x": field.feature})
+    order = field.feature.bit_order
+    board = np.packbits(rng.random((n, num_bits)) < share, axis=1, bitorder=order)  # type: ignore[call-overload]
+    rows = rows_of(schema, board=board, bucket=rng.integers(0, 5, n))
+    rows = guarded(rows.tobytes()).reshape(rows.shape)
+    decoder, spec, whole = BatchDecoder(schema), schema.specs["x"], []
+    for number in range(n):
+        row, out = rows[number : number + 1], np.empty((1, *spec.shape), spec.dtype)
+        found = np.empty((1, field.feature.num_places), np.uint8)
+        expected: list[int] | str = "field 'x': expected"
+        try:
+            BatchDecoder(symbols).decode(row, {"x": found})
+            expected = indices_of_symbols(field, found[0].tolist(), int(row.view(schema.row_dtype)["bucket"][0, 0]))
+        except WorkerError:
+            pass
+        if isinstance(expected, str):
+            with pytest.raises(WorkerError, match=expected):
+                decoder.decode(row, {"x": out})
+            continue
+        padded = len(expected) if field.count else expected + [-1] * (field.k - len(expected))
+        decoder.decode(row, {"x": out})
+        assert out[0].tolist() == padded
+        whole.append((number, padded))
+    out = np.empty((len(whole), *spec.shape), spec.dtype)
+    decoder.decode(np.ascontiguousarray(rows[[number for number, _ in whole]]), {"x": out})
+    assert out.tolist() == [padded for _, padded in whole]
+
+
+CODES = PrefixCodes("b", ["0", "10"], 3)
 FEATURES = {"b": PackedBits(64), "c": Raw("u1", (16,)), "k": Raw("u1"), "w": Raw("<u2")}
 TABLE = np.zeros((12, 64), int)
 
@@ -138,6 +211,11 @@ TABLE = np.zeros((12, 64), int)
             lambda: Sparse("b", 1 << 15, count=True, dtype="int16"),
             "dtype must hold the number of up to 32768 indices",
         ),
+        (lambda: Sparse(CODES, 1), "Sparse: PrefixCodes need a table"),
+        (lambda: Sparse(CODES, 1, [[0, 1, 2]]), "PrefixCodes have 2 symbols and 3 places, got shape"),
+        (lambda: Sparse(CODES, 1, TABLE[:2, :3], "c"), "PrefixCodes must have values, dtype and end as they are by"),
+        (lambda: Sparse(replace(CODES, values=[1, 0]), 1, TABLE[:2, :3]), "must have values, dtype and end as they"),
+        (lambda: Sparse(replace(CODES, feature="k"), 1, TABLE[:2, :3]), "feature 'k' must be PackedBits, got Raw"),
         (lambda: Sparse("b", 1, codes="c"), "Sparse: codes and a bucket need a table"),
         (lambda: Sparse("b", 1, np.zeros(64, int), "c"), r"must have the axes \(code, square\), got shape \(64,\)"),
         (lambda: Sparse("b", 1, TABLE[None]), r"must have the axes \(code, square\), got shape \(1, 12, 64\)"),

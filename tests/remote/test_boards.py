@@ -30,7 +30,7 @@ def test_a_loader_makes_them(tmp_path: Path, unpack: Any, kernels: str):
     path = boards.write(tmp_path / "a.bin", RECORDS)
     with loaderd.Loader(path, boards.schema(), batch_size=64, workers=1, unpack=unpack) as loader:
         boards.check(unpacked(loader, loader) if unpack == "device" else loader, RECORDS)
-    assert unpack == "worker" or sum(each.record_bytes for each in PACKED.values()) == 69
+    assert unpack == "worker" or sum(each.record_bytes for each in PACKED.values()) == 101
 
 
 @pytest.mark.parametrize("unpack", ["worker", "device"])

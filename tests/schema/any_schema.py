@@ -109,6 +109,11 @@ def sparse_fields(draw: st.DrawFn, name: str, num_bits: int, stored: dict[str, F
     options["count"] = draw(st.booleans())
     if draw(st.booleans()):
         return Sparse(name, k, **options)
+    if num_bits > 1 and draw(st.booleans()):
+        places = num_bits // 2
+        codes = PrefixCodes(name, ["0", "10", "11"], places, bit_order=order)
+        table = np.random.default_rng(places).integers(-1, 30000, (3, places))
+        return Sparse(codes, k, table, dtype=options["dtype"], count=options["count"])
     codes = [each for each in stored if num_codes_of(stored[each]) >= num_bits - start]
     bytes_ = [each for each, feature in stored.items() if isinstance(feature, Raw) and num_codes_of(feature) == 2]
     shape = [256] if bytes_ and draw(st.booleans()) else []
