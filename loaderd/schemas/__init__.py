@@ -5,5 +5,6 @@ from loaderd.schemas.digits import mnist
 from loaderd.schemas.kata import katago
 from loaderd.schemas.leela import lc0
 from loaderd.schemas.mini import minigo
+from loaderd.schemas.nnue import bullet, marlin, nnue_bin
 
-__all__ = ["chess_eval", "chess_score", "katago", "lc0", "minigo", "mnist"]
+__all__ = ["bullet", "chess_eval", "chess_score", "katago", "lc0", "marlin", "minigo", "mnist", "nnue_bin"]

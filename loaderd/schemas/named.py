@@ -12,7 +12,7 @@ from loaderd.schema.record_values import RecordValues
 from loaderd.user_modules import add_working_directory
 
 _MODULE = "loaderd.schemas"
-_SHIPPED = ("chess_eval", "katago", "lc0", "minigo", "mnist")
+_SHIPPED = ("bullet", "chess_eval", "katago", "lc0", "marlin", "minigo", "mnist", "nnue_bin")
 SCHEMA_HELP = f"a loaderd.Schema, a function that returns one, or one that ships: {', '.join(_SHIPPED)}"
 
 

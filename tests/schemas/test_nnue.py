@@ -1,0 +1,196 @@
+"""Boards of NNUE trainers against a plain decoding, one square at a time, and what is damaged in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd.decode.batch_decoder import BatchDecoder
+from loaderd.errors import SchemaError, SkippedDataWarning, WorkerError
+from loaderd.schema import packed_schema
+from loaderd.schemas.nnue import BULLET, MARLIN, SFEN
+from tests.helpers import nnue_boards as boards
+from tests.helpers.decoding import decoded
+from tests.helpers.device_program import run, unpacked
+from tests.helpers.own_processes import kill, newest_daemon, workers_of
+from tests.remote.network_server import NetworkServer
+
+POSITIONS = boards.positions(700)
+DTYPES = {"bullet": BULLET, "marlin": MARLIN, "nnue_bin": SFEN}
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR"
+
+
+def rows_of(variant: str, data: bytes) -> Any:
+    schema = boards.VARIANTS[variant]
+    stored = np.frombuffer(data, DTYPES[variant.split(",")[0]])
+    rows = np.zeros(len(stored), schema.row_dtype)
+    for name in schema.features:
+        rows[name] = stored[name].reshape(rows[name].shape)
+    return rows.view(np.uint8).reshape(len(rows), -1)
+
+
+@pytest.mark.parametrize("variant", boards.VARIANTS)
+def test_boards_of_any_pieces(variant: str, kernels: str):
+    schema, rows = boards.VARIANTS[variant], rows_of(variant, boards.records(variant, POSITIONS))
+    assert BatchDecoder(schema).kernels == kernels
+    boards.check([decoded(schema, rows)], variant, POSITIONS)
+    packed = decoded(packed_schema(schema, for_device=True), rows)
+    assert "bullet" not in variant or sum(each.nbytes for each in packed.values()) <= 34 * len(rows)
+    boards.check([{**packed, **run(schema.device_program(), packed)}], variant, POSITIONS)
+
+
+def test_the_example_of_viriformat(tmp_path: Path):
+    """The board in its README: all pieces at their start, the rooks unmoved."""
+    text = "ffff00000000ffff 1642256100000000888888889ecaade9 40 00 0100 0000 02 00"
+    (tmp_path / "a.bin").write_bytes(bytes.fromhex(text))
+    position = boards.Position.of_fen(START.replace("R", "U").replace("r", "u"))
+    position.result = 2
+    assert boards.marlin(position) == bytes.fromhex(text)
+    with loaderd.Loader(tmp_path / "a.bin", loaderd.schemas.marlin(), batch_size=1) as loader:
+        boards.check(loader, "marlin", [position])
+
+
+def test_a_start_position_by_hand():
+    position = boards.Position.of_fen(START)
+    found = decoded(boards.VARIANTS["nnue_bin"], rows_of("nnue_bin", boards.nnue_bin(position)))
+    # Both kings are on e, so nothing is mirrored, and their bucket is 31: Ra1, Nb1, …, and as Black sees it Ra8, …
+    base = 31 * 768
+    assert found["white"][0, :4].tolist() == [
+        base + 64 * 6 + 0,
+        base + 64 * 2 + 1,
+        base + 64 * 4 + 2,
+        base + 64 * 8 + 3,
+    ]
+    assert found["black"][0, 16:18].tolist() == [base + 64 * 0 + 8, base + 64 * 0 + 9] and found["us"][0] == 1
+    assert found["black"][0, 0] == base + 64 * 7 + 56
+    found = decoded(boards.VARIANTS["bullet"], rows_of("bullet", boards.bullet(position)))
+    assert found["stm"][0, 8:10].tolist() == [8, 9] and found["ntm"][0, 8] == 384 + 48
+    assert sorted(found["stm"][0]) == sorted(found["ntm"][0])
+
+
+@pytest.mark.parametrize("variant", ["bullet, mirrored", "marlin, buckets", "nnue_bin"])
+def test_a_loader_delivers_each_once_whatever_happens(variant: str, tmp_path: Path):
+    """Shuffled; a worker is killed, and another loader goes on where it stood. Then packed."""
+    path = boards.write(tmp_path / "a.bin", variant, POSITIONS)
+    options: dict[str, Any] = {"batch_size": 64, "workers": 1, "shuffle": loaderd.Shuffle(200, 16)}
+    schema = boards.VARIANTS[variant]
+    with loaderd.Loader(path, schema, **options) as loader:
+        copies = ({name: values.copy() for name, values in batch.items()} for batch in loader)
+        batches = [next(copies) for _ in range(3)]
+        for worker in workers_of(newest_daemon()):
+            kill(worker)
+        batches += [next(copies) for _ in range(2)]
+        position = loader.position
+    with loaderd.Loader(path, schema, start=position, **options) as loader:
+        boards.check([*batches, *loader], variant, POSITIONS)
+    with loaderd.Loader(path, schema, unpack="device", **options) as loader:
+        boards.check(unpacked(loader, loader), variant, POSITIONS)
+
+
+def test_a_server_sends_them(tmp_path: Path):
+    boards.write(tmp_path / "a.bin", "nnue_bin", POSITIONS)
+    module = "import loaderd\n\ntrain = loaderd.Dataset('*.bin', loaderd.schemas.nnue_bin())\n"
+    server = NetworkServer(tmp_path, module=module)
+    try:
+        with loaderd.connect(server.address, "train", batch_size=64, workers=1) as loader:
+            boards.check(loader, "nnue_bin", POSITIONS)
+    finally:
+        server.close()
+
+
+def set_bytes(offset: int, values: bytes) -> Any:
+    def damage(record: bytearray) -> None:
+        record[offset : offset + len(values)] = values
+
+    return damage
+
+
+def set_byte(offset: int, value: int) -> Any:
+    return set_bytes(offset, bytes([value]))
+
+
+@pytest.mark.parametrize(
+    ("variant", "damage", "text"),
+    [
+        ("bullet", set_byte(8, 0x66), "a piece that the table has, found one of code 6 on square"),
+        ("bullet", set_bytes(0, b"\xff" * 8), "at most 32 pieces, .* found 64"),
+        ("bullet", set_byte(26, 3), "a result must be 0, 1 or 2, got 3"),
+        ("bullet, mirrored", set_byte(27, 64), "expected a bucket from 0 to 63, found 64"),
+        ("bullet, buckets", set_byte(28, 255), "expected a bucket from 0 to 63, found 255"),
+        ("marlin", set_byte(8, 0x77), "a piece that the table has, found one of code 7 on square"),
+        ("marlin", set_byte(30, 255), "a result must be 0, 1 or 2, got 255"),
+        ("marlin, buckets", set_bytes(8, bytes(16)), "whose square is the bucket"),
+        ("nnue_bin", set_bytes(0, bytes(32)), "a place of its own, found two at"),
+        ("nnue_bin", set_bytes(2, b"\xff" * 30), "bits that begin none of them"),
+        ("nnue_bin", set_bytes(2, b"\x21\x84\x10\x42\x08" * 6), "codes that end by"),
+        ("nnue_bin", set_byte(38, 2), "a result must be -1, 0 or 1, got 2"),
+    ],
+)
+@pytest.mark.parametrize("unpack", ["worker", "device"])
+def test_what_is_damaged_is_named_and_can_be_left_out(
+    variant: str, damage: Any, text: str, unpack: Any, tmp_path: Path
+):
+    data, size = bytearray(boards.records(variant, POSITIONS[:60])), boards.VARIANTS[variant].records
+    assert size is not None
+    record = data[30 * size.record_bytes :][: size.record_bytes]
+    damage(record)
+    data[30 * size.record_bytes : 31 * size.record_bytes] = record
+    (tmp_path / "a.bin").write_bytes(data)
+    options: dict[str, Any] = {"batch_size": 10, "workers": 1, "unpack": unpack}
+    with loaderd.Loader(tmp_path / "a.bin", boards.VARIANTS[variant], **options) as loader:
+        with pytest.raises(WorkerError, match=text) as caught:
+            list(loader)
+        assert caught.value.damage is not None and caught.value.damage.record == 30
+    with (
+        loaderd.Loader(tmp_path / "a.bin", boards.VARIANTS[variant], on_corrupt="skip_record", **options) as loader,
+        pytest.warns(SkippedDataWarning, match=r"a\.bin: record 30"),
+    ):
+        assert (
+            sum(len(batch["count"] if unpack == "worker" else next(iter(batch.values()))) for batch in loader) == 59
+        )
+
+
+def is_quiet(board: Any, move: Any) -> Any:
+    to, kind = move & 63, move >> 14
+    return (board[np.arange(len(board)), to] == 0) & (kind != 2) | (kind == 3)
+
+
+def test_filters_of_trainers(tmp_path: Path):
+    path = boards.write(tmp_path / "a.bin", "nnue_bin", POSITIONS)
+    schema = boards.VARIANTS["nnue_bin"]
+
+    def passing(function: Any, *inputs: str) -> list[int]:
+        where = loaderd.Derived(function, inputs, dtype="bool", shape=())
+        dataset = loaderd.Dataset(path, schema, shuffle=False, where=where)
+        with loaderd.Loader(dataset, batch_size=700, workers=1) as loader:
+            return [int(score) for batch in loader for score in np.abs(batch["score"])]
+
+    quiet = [
+        number
+        for number, each in enumerate(POSITIONS)
+        if each.move >> 14 == 3 or (each.move >> 14 != 2 and each.move & 63 not in each.board)
+    ]
+    assert passing(is_quiet, "board", "move") == quiet and 100 < len(quiet) < 600
+    assert passing(lambda ply: ply >= 16, "ply") == [n for n, each in enumerate(POSITIONS) if each.ply >= 16]
+    assert passing(lambda score: abs(score) < 500, "score") == list(range(500))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: loaderd.schemas.bullet([0] * 63), "bullet: buckets must be 64 integers from 0 on, one for each"),
+        (lambda: loaderd.schemas.bullet([-1] * 64), "bullet: buckets must be 64 integers from 0 on"),
+        (lambda: loaderd.schemas.bullet([0.5] * 64), "bullet: buckets must be 64 integers from 0 on"),
+        (lambda: loaderd.schemas.marlin([0] * 64, mirrored=True), "buckets must be 32 .* on the files a to d, got"),
+        (lambda: loaderd.schemas.bullet(mirrored=1), "bullet: mirrored must be True or False, got 1"),
+        (lambda: loaderd.schemas.bullet([99] * 64, dtype="int16"), "must hold indices from 0 to 32767"),
+        (lambda: loaderd.schemas.nnue_bin("uint16"), "dtype must be int16, int32 or int64, got uint16"),
+    ],
+)
+def test_what_cannot_be(make: Any, text: str):
+    with pytest.raises(SchemaError, match=text):
+        make()
