@@ -81,6 +81,13 @@ class GuardedHttp(HttpToolsProtocol):
         if self._read_limit is not None:
             self._read_limit.cancel()
         super().connection_lost(exc)
+        self.pipeline.clear()
+        self._forget_request()
+
+    def _forget_request(self) -> None:
+        """It refers to this connection, and would stay until the garbage collector looks at the oldest objects."""
+        if self.is_idle:
+            self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)
@@ -106,6 +113,8 @@ class GuardedHttp(HttpToolsProtocol):
         self.idle_since_s = self.loop.time()
         self._head_bytes = 0
         super().on_response_complete()
+        if self.parser is None:  # the connection was lost before
+            self._forget_request()
 
     def send_400_response(self, msg: str) -> None:
         self._note_refused("it is no HTTP request")

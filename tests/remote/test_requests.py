@@ -310,3 +310,26 @@ def test_refused_calls_are_counted_and_named_at_times(server: NetworkServer):
         request(server, "GET", "/v1", None)
     wait_until(lambda: refused() >= before + 50)  # it is added up once a second
     assert server.server.wait_line("a call from 127.0.0.1 was refused")
+
+
+def test_requests_behind_each_other_leave_no_memory(server):
+    """Neither those that a caller without a token sends before it goes."""
+
+    def own_mib() -> float:
+        lines = "".join(Path(f"/proc/{pid}/status").read_text() for pid in server.server.processes())
+        return sum(int(line.split()[1]) for line in lines.splitlines() if line.startswith("RssAnon")) / 1024
+
+    def call() -> None:
+        headers = "".join(f"X-{number}: y\r\n" for number in range(4_000))
+        with socket.create_connection(("127.0.0.1", server.port)) as sock, contextlib.suppress(OSError):
+            sock.sendall(f"GET /readyz HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode() * 50)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(1 << 16):
+                pass
+
+    for _ in range(20):
+        call()
+    before = own_mib()
+    for _ in range(30):
+        call()
+    assert own_mib() - before < 100  # 300 to 500, were each connection kept until the collector finds it
