@@ -31,7 +31,7 @@ _BOOT = (
     "import gc,marshal,sys;gc.disable()\n"
     "with open(int(sys.argv[4]),'rb') as file:sys.path[:],sys.argv[4:]=marshal.load(file)\n"
     "import importlib;module=importlib.import_module(sys.argv[1]);gc.freeze()\n"
-    "gc.set_threshold(10_000,10,100);gc.enable();module.main()"
+    "gc.set_threshold(10_000,10,20);gc.enable();module.main()"
 )
 
 _NOT_A_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC)
