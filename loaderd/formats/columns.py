@@ -23,6 +23,7 @@ from loaderd.schema import FixedRecords
 from loaderd.storage.shard_file import TABLES, ReadAt, ShardFile
 
 _HINT_LENGTHS = "Write them anew: row n of each belongs to the same record."
+_HINT_TWICE = "Give Columns another file for one of them; where the file holds both, write it as npz or Parquet."
 
 
 class ColumnsTable:
@@ -36,11 +37,15 @@ class ColumnsTable:
         self._file, self._records, self._on_read = file, records, on_read
         self._parts: list[tuple[FixedRecords, Table]] = []
         of_parts = records.by_columns([name for name, *_ in file.columns])
-        begin = 0
+        begin, plain = 0, dict[str, str]()
         for (name, *_), part in zip(file.columns, file.parts, strict=True):
             own, read_part = of_parts[name], part_of(read_at, begin, part.size_bytes)
             self._parts.append((own, _open(part, read_part, own)))
             begin += part.size_bytes
+            other = plain.setdefault(part.uri, name) if self._parts[-1][1].is_plain else name
+            if other != name:
+                expected = f"a file of its own for column {name!r}, as it has no named columns"
+                raise bad_table(part.uri, 0, expected, f"that of column {other!r}, too", _HINT_TWICE)
         ends = [list(accumulate(count for _, _, count in table.blocks)) for _, table in self._parts]
         lengths = [of_part[-1] if of_part else 0 for of_part in ends]
         for part, length in zip(file.parts, lengths, strict=True):

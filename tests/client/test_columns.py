@@ -103,6 +103,18 @@ def test_a_partner_that_is_missing_and_lengths_that_differ_are_named(shots: Any,
         loaderd.Loader(dataset, batch_size=10)
 
 
+def test_a_plain_file_that_is_named_twice_is_an_error(tmp_path: Path):
+    records = np.zeros(7, [("x", "<u2"), ("y", "<u2")])
+    columns, out = loaderd.Columns(x=tmp_path / "both", y=tmp_path / "both"), io.BytesIO()
+    schema = loaderd.Schema(loaderd.FixedRecords(records.dtype), {"x": loaderd.Array("x"), "y": loaderd.Array("y")})
+    np.savez(out, x=records["x"], y=records["y"])
+    (tmp_path / "both").write_bytes(out.getvalue())
+    loaderd.Loader(columns, schema, batch_size=1, index_cache="none").close()
+    (tmp_path / "both").write_bytes(records["x"].tobytes())
+    with pytest.raises(ShardReadError, match=rf"{tmp_path}/both: .* column 'y', .* found that of column 'x', too"):
+        loaderd.Loader(columns, schema, batch_size=1, index_cache="none")
+
+
 def test_what_columns_cannot_be():
     with pytest.raises(OptionError, match="got none"):
         loaderd.Columns()
