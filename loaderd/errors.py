@@ -27,10 +27,16 @@ An exception is made in a worker or in the daemon and raised in the training pro
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import wraps
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
 
 from loaderd.redaction import printable, readable, readable_line, redacted
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 HOW_TO_GO_ON = (
     "Ask the same iterator again (next) to go on with the same batch, or call loader.seek(loader.position) before a "
@@ -208,3 +214,29 @@ def from_wire(wire: dict[str, Any]) -> LoaderdError:
 def at_damage(cls: type[ShardError], damage: Damage, *, hint: str) -> ShardError:
     """An error of class ``cls`` that names the place of ``damage``."""
     return cls(str(damage), hint=hint, damage=damage)
+
+
+def names_its_arguments(
+    function: Callable[_P, _R], names: Mapping[str, str] = MappingProxyType({})
+) -> Callable[_P, _R]:
+    """``function``, whose TypeError for an argument that it does not have names the one that was meant.
+
+    ``names``: what to give in place of some that it does not have.
+    """
+    code = function.__code__
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    arguments = [name for name in parameters if name != "self"]
+
+    @wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        for name in kwargs:
+            if name not in arguments:
+                from difflib import get_close_matches
+
+                own = function.__qualname__.removesuffix(".__init__")
+                meant = names.get(name) or "".join(f"{each}=" for each in get_close_matches(name, arguments, 1))
+                there = f": give {meant}" if meant else f"; it has {', '.join(arguments)}"
+                raise TypeError(f"{own} has no option {name!r}{there}")
+        return function(*args, **kwargs)
+
+    return checked

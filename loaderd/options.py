@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
-from loaderd.errors import OptionError
+from loaderd.errors import OptionError, names_its_arguments
 from loaderd.machine import MAX_SENT_FILES, available_memory, usable_cores
 from loaderd.redaction import shown
 
@@ -73,30 +72,11 @@ _OTHER_NAMES = {
 
 
 def suggests_options(function: Callable[_P, _R], names: Mapping[str, str] = MappingProxyType({})) -> Callable[_P, _R]:
-    """``function``, whose TypeError for an option that it does not have names the one that was meant.
+    """``names_its_arguments``, which also knows what other libraries call an option.
 
     ``names``: what to give in place of options that other functions of loaderd have.
     """
-    code = function.__code__
-    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    options = [name for name in parameters if name != "self"]
-
-    @wraps(function)
-    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        for name in kwargs:
-            if name not in options:
-                own = function.__qualname__.removesuffix(".__init__")
-                raise TypeError(_unknown_option(own, name, options, {**_OTHER_NAMES, **names}))
-        return function(*args, **kwargs)
-
-    return checked
-
-
-def _unknown_option(function: str, name: str, options: Sequence[str], names: Mapping[str, str]) -> str:
-    from difflib import get_close_matches
-
-    meant = names.get(name) or "".join(f"{each}=" for each in get_close_matches(name, options, 1))
-    return f"{function} has no option {name!r}" + (f": give {meant}" if meant else f"; it has {', '.join(options)}")
+    return names_its_arguments(function, {**_OTHER_NAMES, **names})
 
 
 def require(condition: bool, what: str, must: str, got: Any, hint: str = "") -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import SchemaError
+from loaderd.errors import SchemaError, names_its_arguments
 from loaderd.schema.codes import Codes, PrefixCodes
 from loaderd.schema.dense import OneHot, Scatter
 from loaderd.schema.features import Feature, Float, Int64, Length, PackedBits, Raw
@@ -330,3 +330,7 @@ _PARTS: tuple[tuple[str, tuple[type, ...], str], ...] = (
 def _named(kinds: tuple[type, ...]) -> str:
     *first, last = (kind.__name__ for kind in kinds if kind is not Permuted)  # no user's
     return f"{', '.join(first)} or {last}"
+
+
+for _kind in (Schema, FixedRecords, *_FEATURE_KINDS, *_FIELD_KINDS):
+    _kind.__init__ = names_its_arguments(_kind.__init__)  # type: ignore[method-assign]

@@ -49,6 +49,24 @@ def test_chess_eval_is_what_the_documentation_says():
     assert list(board.channel_scale) == [1.0] * 6 + [-1.0] * 6 + [1.0] * 6 + [-1.0] * 6
 
 
+@pytest.mark.parametrize(
+    ("kind", "wrong", "meant"),
+    [
+        (loaderd.Sparse, "bitorder", "bit_order"),
+        (loaderd.PrefixCodes, "value", "values"),
+        (loaderd.OneHot, "class", "classes"),
+        (loaderd.Int64, "padding", "pad"),
+        (loaderd.PackedBits, "bits", "num_bits"),
+        (loaderd.Derived, "input", "inputs"),
+        (loaderd.FixedRecords, "bit", "bits"),
+        (loaderd.Schema, "feature", "features"),
+    ],
+)
+def test_a_misspelt_argument_is_told_from_the_one_that_was_meant(kind: Any, wrong: str, meant: str):
+    with pytest.raises(TypeError, match=f"^{kind.__name__} has no option '{wrong}': give {meant}="):
+        kind(**{wrong: 0})
+
+
 def test_features_become_fields_as_they_are_stored():
     schema = Schema.of_stored({"a": PackedBits(20), "b": Float((2,)), "c": Int64()})
     assert schema.specs == {
