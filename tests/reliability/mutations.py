@@ -16,7 +16,9 @@ damaged (its size and time forced to what they were) and read. Of both:
   and those of a compressed shard behind the damage (counted by kind).
 
 Every second case is a shard of records of a fixed size (``fixed_cases`` says what is promised of it): damaged, or
-made by somebody who means ill (``evil``). Every fortieth is a bomb.
+made by somebody who means ill (``evil``). Every fortieth is a bomb. In every fortieth, it is the index that somebody
+has changed and given a right CRC: the bits of ``where=``, or the restart points. It is refused; or each number is the
+record that the healthy index has, or named as damage.
 """
 
 from __future__ import annotations
@@ -37,22 +39,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
+import msgpack
 import numpy as np
 
 import loaderd
 from loaderd.decode.example import RecordFault, parse_example
 from loaderd.errors import CorruptRecordError, Damage, RecordMismatchError
+from loaderd.formats import point_finder
 from loaderd.formats.blocks import Block, BlockReader
-from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, build_index
+from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, decode_indexes, encode_indexes
+from loaderd.kernels.crc import masked_crc
+from loaderd.plan.selection import BitCondition
 from loaderd.storage.files import list_shards
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 from tests.reliability import evil, fixed_cases
-from tests.reliability.mutate import BYTES, COMPRESS, STREAM, Shard, healthy_shards
+from tests.reliability.mutate import BYTES, COMPRESS, HOSTILE, STREAM, Shard, healthy_shards
 from tests.reliability.plain_frames import common_prefix, headers_in, valid_payloads
 from tests.reliability.tensorflows_reader import TensorFlowsReader
 
 BOMB_EVERY = 40
+FORGED = 20
 LIMIT_S = 60  # of the clock, on a machine that may be busy; a case takes milliseconds
 SCHEMA = loaderd.Schema(
     features={"bits": loaderd.PackedBits(32), "id": loaderd.Int64(), "f": loaderd.Float((2,), default=0.5)},
@@ -311,6 +319,59 @@ def _may_be_lost(
     )
 
 
+FORGED_PAYLOADS = tuple(Random("forged").randbytes(60) for _ in range(1500))
+
+
+def check_forged(path: Path, rng: Random, counts: Counter[str]) -> str:
+    """Change what an index says of bits and restart points, and read by it; returns what was changed."""
+    compression = rng.choice(["gzip", "zlib", "members"])
+    path.write_bytes(COMPRESS[compression](Shard(FORGED_PAYLOADS).stream))
+    (file,) = list_shards(path)
+    with mock.patch.object(point_finder, "SPAN_BYTES", 20_000):
+        index = build_index(file, 64)
+    index.passing = np.frombuffer(rng.randbytes(-(-index.end // 8)), np.uint8)
+    fields = msgpack.unpackb(encode_indexes([index])[:-4])
+    what, (mutation, change) = (
+        rng.choice(["bits", "number of bits", "points", "windows"]),
+        rng.choice([*BYTES.items()]),
+    )
+    points = fields["points"][0]
+    if what == "bits":
+        fields["passing"][1] = change(fields["passing"][1], rng, points[0])
+    elif what == "number of bits":
+        size, bits = fields["passing"]
+        fields["passing"][1] = bits[: rng.randrange(len(bits))]
+        fields["num_passing"] = [rng.choice([*HOSTILE, len(fields["passing"][1]) // size])]
+    elif what == "points":
+        column = rng.randrange(3)
+        points[column] = change(points[column], rng, points[rng.randrange(3)])
+    else:
+        number = rng.randrange(len(points[3]))
+        bomb = zlib.compress(bytes(1 << 20))
+        points[3][number] = rng.choice([b"", bomb, change(points[3][number] or b"x", rng, points[1])])
+    body = msgpack.packb(fields)
+    try:
+        (forged,) = decode_indexes(body + masked_crc(body).to_bytes(4, "little"), [file])
+    except ValueError:
+        counts["forged: refused"] += 1
+        return f"an index, {what}, {mutation}"
+    numbers = list(range(len(FORGED_PAYLOADS)))
+    passing = BitCondition(forged.passing)
+    left = [bool(met) for block in range(len(forged.counts)) for met in passing.met_by(*_range_of(forged, block))]
+    check(not len(forged.passing) or (len(left), sum(left)) == (len(numbers), forged.num_passing), "others are left")
+    _, records, damages = read_all(path, forged)
+    check(sorted([*records, *(damage.record for damage in damages)]) == numbers, "a number is not named, or twice")
+    check(all(payload == FORGED_PAYLOADS[number] for number, payload in records.items()), "a record is another")
+    counts["forged: records"] += len(records)
+    counts["forged: damages"] += len(damages)
+    return f"an index, {what}, {mutation}"
+
+
+def _range_of(index: ShardIndex, block: int) -> tuple[int, int]:
+    first, count = int(index.first_records[block]), int(index.counts[block])
+    return first, first + count
+
+
 # ------------------------------------------------------------------------------------------------------- runs
 
 
@@ -356,6 +417,8 @@ def run(seed: int, first: int, count: int, tensorflow: int = 0) -> dict[str, Any
             try:
                 if number % BOMB_EVERY == BOMB_EVERY - 1:
                     kind = fixed_cases.check_bomb(path, of_case, counts)
+                elif number % BOMB_EVERY == FORGED:
+                    kind = check_forged(path, of_case, counts)
                 elif number % 2:
                     fixed = fixed_cases.make_case(of_case, fixed_shards)
                     kind = fixed.kind

@@ -19,6 +19,7 @@ def test_what_is_promised_of_damaged_shards_holds():
     found = mutations.run(seed=1, first=0, count=300)
     kinds = {kind.removesuffix(" (compressed)") for kind in found["kinds"]}
     assert {*BYTES, *STREAM} <= kinds and any("compressed bytes" in kind for kind in kinds)
+    assert found["counts"]["forged: records"] and sum("an index" in kind for kind in kinds) > 3
     assert 0 < found["counts"]["records delivered"] < found["counts"]["records of healthy shards"]
 
 
