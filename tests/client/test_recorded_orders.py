@@ -22,6 +22,7 @@ from tests.helpers import fixed_files
 
 RECORDED = Path(__file__).with_name("recorded_orders.json")
 SMALL = loaderd.Shuffle(window_records=64, block_records=16)
+LARGE = loaderd.Shuffle(window_records=4000)
 WRAPPED = {how: (f"fixed/*-{how}", fixed_files.SCHEMA) for how in fixed_files.WRAPPINGS}
 FEATURES = loaderd.testing.schema_of({"number": np.zeros(1, np.int64)}).features
 
@@ -47,6 +48,10 @@ def write(folder: Path) -> None:
         for shard, size in enumerate(sizes):
             numbers = np.arange(size) + 10_000 * shard
             loaderd.testing.write_shards(folder / name / str(shard), {"number": numbers}, compression=compression)
+    # Some 8 MB inflated, so that there are restart points, and blocks between them.
+    numbers = {"number": np.arange(24_000), "bits": np.random.default_rng(0).random((24_000, 2400)) < 0.1}
+    for compression in ("gzip", "zlib"):
+        loaderd.testing.write_shards(folder / f"large-{compression}" / "0", numbers, compression=compression)
     (folder / "fixed").mkdir()
     fixed_files.write_all(folder / "fixed")
 
@@ -124,6 +129,9 @@ def cases() -> Iterator[tuple[str, Callable[[Path], str]]]:
     for name in ("plain", "gzip", "zlib"):
         yield f"{name}, default shuffle", of_shards(*framed(name)[:2])
         yield f"{name}, small windows", of_shards(*framed(name)[:2], shuffle=SMALL, seed=7)
+    for name in ("large-gzip", "large-zlib"):
+        yield f"{name}, with restart points", of_shards(*framed(name)[:2], shuffle=LARGE, seed=7, batch_size=500)
+    yield "large-gzip on 2 hosts", of_shards(*framed("large-gzip")[:2], shuffle=LARGE, batch_size=500, hosts=2)
     for how, (shards, schema) in WRAPPED.items():
         yield f"fixed {how}", of_shards(shards, schema, shuffle=SMALL)
     yield "all kinds of fixed", of_shards("fixed/[0-4]-*", fixed_files.SCHEMA, shuffle=SMALL, hosts=2)
