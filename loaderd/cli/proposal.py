@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loaderd.cli.sample import FeatureSummary, Sample, range_of
-from loaderd.cli.stored_records import quoted
+from loaderd.cli.stored_records import PADDED, quoted
 from loaderd.errors import OptionError
 from loaderd.redaction import readable_line
 from loaderd.storage.names import some_of
@@ -89,7 +89,7 @@ def _lines(
     array = f"loaderd.Array({quoted(name)})"
     if kind != "bytes":
         length, varies = max(found.lengths), len(found.lengths) > 1
-        remarks = [f"Its lists have {range_of(found.lengths)} values; {_PADDED}"] if varies else []
+        remarks = [f"Its lists have {range_of(found.lengths)} values; {PADDED}"] if varies else []
         remarks += _of_shapes(length, "values")
         options = [f"({length},)"] * (length > 1 or varies)
         options += [f"default={'()' if varies else 0}"] * needs_default
@@ -119,9 +119,6 @@ def _lines(
     return f"loaderd.PackedBits({bits}{default})", f"{field})", remarks
 
 
-_PADDED = "shorter ones are padded, and cut=True would cut longer ones"
-
-
 def _list_of_bytes(found: FeatureSummary, needs_default: bool) -> str:
     """The stored feature of lists of bytes values."""
     length, num_bytes = max(found.lengths), max(found.byte_lengths)
@@ -133,7 +130,7 @@ def _list_of_bytes(found: FeatureSummary, needs_default: bool) -> str:
 
 
 def _said_of_list(found: FeatureSummary) -> str:
-    return f"Its lists have {range_of(found.lengths)} values of {range_of(found.byte_lengths)} bytes; {_PADDED}"
+    return f"Its lists have {range_of(found.lengths)} values of {range_of(found.byte_lengths)} bytes; {PADDED}"
 
 
 def shapes_of(number: int) -> list[tuple[int, ...]]:

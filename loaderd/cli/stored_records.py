@@ -16,9 +16,10 @@ from loaderd.formats.detect import columns_of, detect_schema
 from loaderd.formats.fixed_blocks import FixedBlockReader
 from loaderd.formats.reader import Reader
 from loaderd.formats.shard_index import ShardIndex
-from loaderd.schema import FixedRecords, Schema
+from loaderd.schema import FixedRecords, Length, Schema
 from loaderd.storage.shard_file import Block, ShardFile
 
+PADDED = "shorter ones are padded, and cut=True would cut longer ones"
 _NO_SCHEMA = "none is known, so these are the columns of the file"
 
 
@@ -55,10 +56,9 @@ def stored_in(file: ShardFile) -> StoredFormat | None:
     columns = columns_of(file)
     if columns is None:
         return None
-    dtype, left_out = columns
-    if not dtype.names:
+    records, left_out = columns
+    if records is None:
         raise ShardReadError(f"{file.uri} has no column that can be a feature: {left_out}")
-    records = FixedRecords(dtype)
     notes = "".join(f"# {name!a} is left out: {why}.\n" for name, why in left_out.items())
     return StoredFormat(records, None, _NO_SCHEMA, _as_python(records) + notes)
 
@@ -121,19 +121,43 @@ def kind_of(records: FixedRecords, name: str) -> tuple[str, tuple[int, ...]]:
 
 def _as_python(records: FixedRecords) -> str:
     """A module with a schema that reads each field as an array."""
+    arrays = [f"        {quoted(name)}: loaderd.Array({quoted(name)})," for name in records]
+    has_lists = any(feature.pad is not None for feature in records.values())
+    numpys, stored = (
+        ([], _features_text(records)) if has_lists else (["import numpy as np", ""], _dtype_text(records))
+    )
+    made = ["schema = loaderd.Schema(", "    loaderd.FixedRecords(record),", "    {", *arrays, "    },", ")"]
+    return "\n".join([*numpys, "import loaderd", "", *stored, *made, ""])
+
+
+def _dtype_text(records: FixedRecords) -> list[str]:
     types = {name: kind_of(records, name) for name in records}
     fields = [f"        ({quoted(name)}, {quoted(dtype)}, {shape})," for name, (dtype, shape) in types.items()]
-    arrays = [f"        {quoted(name)}: loaderd.Array({quoted(name)})," for name in types]
-    record = ["record = np.dtype(", "    [", *fields, "    ]", ")"]
     offsets, size = [records.offset_of(name) for name in records], records.record_bytes
     packed = [0, *accumulate(feature.num_bytes for feature in records.values())]
-    if [*offsets, size] != packed:  # there are bytes between the fields that belong to none
-        names, formats = list(records), [f"({quoted(dtype)}, {shape})" for dtype, shape in types.values()]
-        record = ["record = np.dtype(", "    {", f'        "names": [{", ".join(map(quoted, names))}],']
-        record += [f'        "formats": [{", ".join(formats)}],', f'        "offsets": {offsets},']
-        record += [f'        "itemsize": {size},', "    }", ")"]
-    made = ["schema = loaderd.Schema(", "    loaderd.FixedRecords(record),", "    {", *arrays, "    },", ")"]
-    return "\n".join(["import numpy as np", "", "import loaderd", "", *record, *made, ""])
+    if [*offsets, size] == packed:
+        return ["record = np.dtype(", "    [", *fields, "    ]", ")"]
+    # There are bytes between the fields that belong to none.
+    names, formats = list(records), [f"({quoted(dtype)}, {shape})" for dtype, shape in types.values()]
+    record = ["record = np.dtype(", "    {", f'        "names": [{", ".join(map(quoted, names))}],']
+    record += [f'        "formats": [{", ".join(formats)}],', f'        "offsets": {offsets},']
+    return [*record, f'        "itemsize": {size},', "    }", ")"]
+
+
+def _features_text(records: FixedRecords) -> list[str]:
+    record = ["record = {"]
+    for name, feature in records.items():
+        if isinstance(feature, Length):
+            record.append(f"    {quoted(name)}: loaderd.Length({quoted(feature.feature)}),")
+            continue
+        dtype, shape = kind_of(records, name)
+        options = [quoted(dtype), *[f"{shape}"] * bool(shape)]
+        if feature.pad is not None:
+            record.append(f"    # Up to {shape[0]} values in the first rows; {PADDED}.")
+            options.append(f"pad={feature.pad!r}")
+        options += ["as_list=True"] * feature.as_list
+        record.append(f"    {quoted(name)}: loaderd.Raw({', '.join(options)}),")
+    return [*record, "}"]
 
 
 def quoted(name: str) -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from loaderd.decode.example import RecordFault
 from loaderd.kernels.rows import Memory, Template, row_putter
 from loaderd.kernels.views import items_at
-from loaderd.schema import FixedRecords, Schema
+from loaderd.schema import FixedRecords, Float, Int64, Length, Raw, Schema
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -24,6 +24,11 @@ class FixedParser:
         runs = _runs(self._records, schema.row_dtype)
         template = Template(self._records.record_bytes, schema.row_bytes, [], runs, [], [])
         self._putter = row_putter([template])
+        self._most: dict[str, int] = {}
+        for name, each in self._records.items():
+            counted = self._records[each.feature] if isinstance(each, Length) else None
+            if isinstance(counted, (Raw, Int64, Float)):
+                self._most[name] = counted.max_length
 
     def parse(
         self,
@@ -38,7 +43,8 @@ class FixedParser:
         starts, lengths, places = (np.ascontiguousarray(each, np.int64) for each in (starts, lengths, places))
         left = self._putter.put(Memory(buffer, starts, lengths, out, places))
         assert not len(left), "records of another size"
-        return self._faults(buffer, starts, np.flatnonzero(places >= 0)) if self._records.expect else []
+        is_checked = self._records.expect or self._most
+        return self._faults(buffer, starts, np.flatnonzero(places >= 0)) if is_checked else []
 
     def _faults(
         self, buffer: Bytes, starts: npt.NDArray[np.int64], wanted: npt.NDArray[np.intp]
@@ -52,6 +58,11 @@ class FixedParser:
                 record = int(wanted[number])
                 fault = RecordFault(record, f"{name} {expected}", f"{name} {values[number].tolist()}")
                 faults.setdefault(record, fault)
+        for name, most in self._most.items():
+            found = _values(self._records, name, buffer, starts)
+            for number in np.flatnonzero((found < 0) | (found > most)).tolist():
+                record = int(wanted[number])
+                faults.setdefault(record, RecordFault(record, f"{name} of 0 to {most}", f"{name} {found[number]}"))
         return [faults[record] for record in sorted(faults)]
 
 

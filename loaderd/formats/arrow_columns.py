@@ -7,6 +7,8 @@ a number, a bool, a date               the same type of Arrow, little-endian
 ``u1 (n,)``, ``Sn``, ``Vn``            fixed_size_binary(n); or binary and text of n bytes each (of ``Sn``: up to n)
 any ``(n,)``                           a fixed_size_list of n such values, or a list of which each row has n
 ``(n, m)``                             the same, of n * m; or lists in lists
+a feature with a ``pad`` or ``cut``    lists of any length, of numbers, bytes or text; ``u1`` and ``S``: also binary
+``Length``                             none: it is counted
 =====================================  ==========================================================================
 
 Each may be encoded by a dictionary. A null is an error: a record has a value for each field.
@@ -16,7 +18,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NoReturn
@@ -31,13 +34,16 @@ from loaderd.formats.inflate import FileReader
 from loaderd.formats.table import PIECE_BYTES, bad_table
 from loaderd.kernels.crc import Bytes1D
 from loaderd.kernels.views import places_within
-from loaderd.schema import FixedRecords
+from loaderd.schema import Feature, FixedRecords, Float, Int64, Length, Raw
+from loaderd.schema.schema import with_lengths
 from loaderd.storage.shard_file import ReadAt, ShardFile
 
 MAX_BLOCK_BYTES = 1 << 30
 """Of the columns that are read, in a row group of Parquet or a record batch: they are in memory."""
 _PROBED_ROWS = 1000
+_LISTS = (Raw, Int64, Float)
 _HINT_NULL = "Fill the column, or drop these rows, before it is written."
+_HINT_LONG = "Make room for the longest in the feature's shape, or give cut=True, which keeps the first values."
 _HINT_LARGE = "Write the file with fewer rows in each: row_group_size=… of Parquet, max_chunksize=… of Arrow."
 
 
@@ -79,15 +85,17 @@ class BatchTable:
         """The columns to read. Raises ShardReadError where one is missing, or of a type that the field cannot be."""
         if self._records is None:
             return [name for name in schema.names if len(schema.get_all_field_indices(name)) == 1]
-        for name in self._records:
+        names = [name for name, feature in self._records.items() if not isinstance(feature, Length)]
+        for name in names:
             numbers = schema.get_all_field_indices(name)
             if len(numbers) != 1:
                 found = f"{len(numbers)} of that name" if numbers else f"only {schema.names!r:.500}"
                 self._refuse(0, f"a column {name!r}", found)
-            field, kind = self._field(name), schema.field(numbers[0]).type
-            if not _fits(kind, field.base, math.prod(field.shape)):
+            field, kind, feature = self._field(name), schema.field(numbers[0]).type, self._records[name]
+            fits = _fits_padded(kind, feature) or _fits(kind, field.base, math.prod(field.shape))
+            if not fits:
                 self._refuse(0, f"column {name!r} of {field}", f"{kind}")
-        return [*self._records]
+        return names
 
     def _field(self, name: str) -> np.dtype[Any]:
         assert self._records is not None and self._records.dtype.fields is not None
@@ -129,10 +137,17 @@ class BatchTable:
     def _records_of(self, batch: pa.RecordBatch, first: int) -> Bytes1D:
         assert self._records is not None
         out = np.zeros(batch.num_rows, self._records.dtype)
-        for name in self._records:
-            field = self._field(name)
+        for name, feature in self._records.items():
+            if isinstance(feature, Length):
+                continue
+            field, column = self._field(name), batch.column(name)
             try:
-                values = _values(batch.column(name), field.base, math.prod(field.shape))
+                if isinstance(feature, _LISTS) and _fits_padded(column.type, feature):
+                    values, lengths = _padded(column, feature)
+                    for each in self._records.lengths_of(name):
+                        out[each] = lengths
+                else:
+                    values = _values(column, field.base, math.prod(field.shape))
             except ColumnFault as fault:
                 row = first + fault.row
                 expected = f"column {name!r} of {field}: {fault.expected} in row {row}"
@@ -159,18 +174,46 @@ class BatchTable:
         return bad_table(self._shard, offset, what, f"{error!s:.500}" or type(error).__name__, record=record)
 
 
-def dtype_in(table: BatchTable) -> tuple[np.dtype[Any], dict[str, str]]:
-    """What a row of a table holds, by the first rows: a dtype with named fields; and why columns are left out."""
-    fields, left_out = {}, {}
+def records_in(table: BatchTable) -> tuple[FixedRecords | None, dict[str, str]]:
+    """What a row of a table holds, by the first rows; None: nothing. And why columns are left out."""
+    features, left_out = dict[str, Feature](), {}
     for batch in table.batches_of(0) if table.blocks else ():
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            dtype = None if column.null_count else _dtype_of(column)
-            if dtype is not None and dtype.itemsize:
-                fields[name] = dtype
+            feature = None if column.null_count else _feature_of(column)
+            if feature is not None and feature.num_bytes:
+                features[name] = feature
             else:
-                left_out[name] = "it has nulls" if column.null_count else f"{column.type} has no fixed size here"
+                left_out[name] = "it has nulls" if column.null_count else f"{column.type} cannot be a feature"
         break
-    return np.dtype(list(fields.items())), left_out
+    return FixedRecords(with_lengths(features)) if features else None, left_out
+
+
+def _feature_of(column: pa.Array) -> Raw | None:
+    """A feature for a column; where its lists have different lengths, one with a pad."""
+    if (dtype := _dtype_of(column)) is not None:
+        return Raw(dtype.base, dtype.shape) if dtype.itemsize else None
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _feature_of(column.dictionary)
+    if not (_is_bytes(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return None
+    most = int(np.diff(_ends_of(column)).max(initial=0))
+    if _is_bytes(kind):
+        return Raw("uint8", (most,), pad=0) if most else None
+    of_value = _feature_of(column.values)
+    if not most or of_value is None or (of_value.pad is not None and len(of_value.shape) > 1):
+        return None
+    if of_value.is_text or of_value.pad is not None or _holds_bytes(kind.value_type):
+        pad: Any = of_value.is_text or 0
+        return Raw(of_value.dtype, (most, *of_value.shape), pad=pad, as_list=True)
+    is_signed = of_value.dtype.kind in "imM"
+    return Raw(of_value.dtype, (most, *of_value.shape), pad=-1 if is_signed else of_value.dtype.type(0).item())
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    while pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return _is_bytes(kind) or bool(pa.types.is_fixed_size_binary(kind))
 
 
 def _dtype_of(column: pa.Array) -> np.dtype[Any] | None:
@@ -216,9 +259,31 @@ def _fits(kind: pa.DataType, base: np.dtype[Any], count: int) -> bool:
 
 
 def _fits_in_list(kind: pa.DataType, base: np.dtype[Any]) -> bool:
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    while _is_list(kind):
         kind = kind.value_type
     return _fits(kind, base, 1)
+
+
+def _fits_padded(kind: pa.DataType, feature: Feature) -> bool:
+    """Whether a column of this type can hold values of a feature in any number."""
+    while pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not isinstance(feature, _LISTS) or (feature.pad is None and not feature.varies):
+        return False
+    base = feature.value_dtype
+    if isinstance(feature, Raw) and feature.as_list:
+        inner = replace(feature, shape=feature.shape[1:], as_list=False)
+        return _is_list(kind) and (
+            _fits_padded(kind.value_type, inner) or _fits(kind.value_type, base, inner.num_values)
+        )
+    if _is_bytes(kind):
+        return base.kind == "S" or base == np.uint8
+    return _is_list(kind) and bool(feature.shape) and _fits(kind.value_type, base, math.prod(feature.shape[1:]))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    is_of = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in is_of)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -242,23 +307,10 @@ def _numpys(kind: pa.DataType) -> np.dtype[Any] | None:
 
 def _values(column: pa.Array, base: np.dtype[Any], count: int) -> npt.NDArray[Any]:
     """The values of a column: ``count`` of ``base`` in each row. Raises ColumnFault."""
-    column.validate()
-    if column.null_count:
-        row = int(np.argmax(np.asarray(column.is_null())))
-        raise ColumnFault(row, "a value", "null", _HINT_NULL)
+    _check(column)
     kind, rows = column.type, len(column)
     if pa.types.is_dictionary(kind):
-        indices, values = column.indices.to_numpy(zero_copy_only=False), column.dictionary
-        bad = (indices < 0) | (indices >= len(values))
-        if bad.any():
-            raise ColumnFault(int(bad.argmax()), f"one of {len(values)} values of its dictionary", "another number")
-        used, places = np.unique(indices, return_inverse=True)
-        try:
-            of_used = _values(values.take(pa.array(used)), base, count)
-        except ColumnFault as fault:
-            row = int(np.argmax(places == fault.row))
-            raise ColumnFault(row, fault.expected, fault.found, fault.hint) from None
-        return of_used.reshape(len(used), count)[places]
+        return _of_dictionary(column, lambda used: (_values(used, base, count).reshape(len(used), count),))[0]
     if pa.types.is_fixed_size_list(kind):
         return _of_rows(column.flatten(), base, count, kind.list_size)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -270,6 +322,85 @@ def _values(column: pa.Array, base: np.dtype[Any], count: int) -> npt.NDArray[An
     if _is_bytes(kind):
         return _of_bytes(column, base, count)
     return np.asarray(column.to_numpy(zero_copy_only=False), base).reshape(rows, count)
+
+
+def _check(column: pa.Array) -> None:
+    column.validate()
+    if column.null_count:
+        row = int(np.argmax(np.asarray(column.is_null())))
+        raise ColumnFault(row, "a value", "null", _HINT_NULL)
+
+
+def _of_dictionary(
+    column: pa.Array, made_of: Callable[[pa.Array], tuple[npt.NDArray[Any], ...]]
+) -> tuple[npt.NDArray[Any], ...]:
+    """What ``made_of`` makes of the values that are used, for each row."""
+    indices, values = column.indices.to_numpy(zero_copy_only=False), column.dictionary
+    bad = (indices < 0) | (indices >= len(values))
+    if bad.any():
+        raise ColumnFault(int(bad.argmax()), f"one of {len(values)} values of its dictionary", "another number")
+    used, places = np.unique(indices, return_inverse=True)
+    try:
+        return tuple(made[places] for made in made_of(values.take(pa.array(used))))
+    except ColumnFault as fault:
+        row = int(np.argmax(places == fault.row))
+        raise ColumnFault(row, fault.expected, fault.found, fault.hint) from None
+
+
+def _padded(column: pa.Array, feature: Raw | Int64 | Float) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """(values, (rows, num_values), with the pad behind those that are there; the ``Length`` of each row)."""
+    _check(column)
+    kind, rows = column.type, len(column)
+    if pa.types.is_dictionary(kind):
+        values, lengths = _of_dictionary(column, lambda used: _padded(used, feature))
+        return values, lengths
+    if _is_bytes(kind):
+        ends, flat, room, item = (
+            _ends_of(column),
+            np.frombuffer(column.buffers()[2] or b"", np.uint8),
+            feature.num_bytes,
+            1,
+        )
+        dtype, unit = np.dtype(np.uint8), "bytes"
+    else:
+        is_fixed = pa.types.is_fixed_size_list(kind)
+        ends = np.arange(rows + 1) * kind.list_size if is_fixed else _ends_of(column)
+        flat = column.flatten() if is_fixed else column.values
+        room, item, dtype, unit = feature.shape[0], math.prod(feature.shape[1:]), feature.value_dtype, "values"
+    lengths = np.diff(ends)
+    wrong = (lengths < 0) | ((lengths > room) & (not feature.cut)) | ((lengths < room) & (feature.pad is None))
+    if wrong.any():
+        row = int(wrong.argmax())
+        hint = "" if lengths[row] < room else _HINT_LONG
+        must = f"{room} {unit}" if feature.pad is None else f"up to {room} {unit}"
+        raise ColumnFault(row, must, f"{int(lengths[row])}", hint)
+    if rows and not 0 <= ends[0] <= ends[-1] <= len(flat):
+        raise ColumnFault(0, f"{unit} of its own", "some beyond them")
+    kept = np.minimum(lengths, room)
+    numbers, places = np.repeat(np.arange(rows), kept), places_within(0, kept)
+    out = np.zeros((rows, room, item), dtype)
+    if feature.pad is not None and not feature.is_text:
+        out[...] = feature.pad
+    items = np.repeat(ends[:-1], kept) + places
+    try:
+        out[numbers, places] = _items(flat, items, feature).reshape(len(items), item)
+    except ColumnFault as fault:
+        raise ColumnFault(int(numbers[fault.row]), fault.expected, fault.found, fault.hint) from None
+    return out.reshape(rows, room * item).view(feature.value_dtype), kept * (1 if feature.as_list else item)
+
+
+def _items(flat: Any, items: npt.NDArray[np.int64], feature: Raw | Int64 | Float) -> npt.NDArray[Any]:
+    """The values of some items of lists, or bytes of text."""
+    if isinstance(flat, np.ndarray):
+        return flat[items]
+    taken = flat.take(pa.array(items))
+    if isinstance(feature, Raw) and feature.as_list:
+        inner = replace(feature, shape=feature.shape[1:], as_list=False)
+        if _fits_padded(taken.type, inner):
+            return _padded(taken, inner)[0]
+        feature = inner
+        return _values(taken, feature.value_dtype, feature.num_values)
+    return _values(taken, feature.value_dtype, math.prod(feature.shape[1:]))
 
 
 def _of_rows(flat: pa.Array, base: np.dtype[Any], count: int, each: int) -> npt.NDArray[Any]:
@@ -285,8 +416,7 @@ def _of_list(column: pa.Array, base: np.dtype[Any], count: int) -> npt.NDArray[A
     lengths = np.diff(ends)
     each = int(lengths[0]) if len(lengths) else count
     inner = column.type.value_type
-    is_nested = pa.types.is_list(inner) or pa.types.is_large_list(inner) or pa.types.is_fixed_size_list(inner)
-    if not is_nested:
+    if not _is_list(inner):
         each = count
     wrong = lengths != each
     if wrong.any() or not each or count % each:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import math
 from contextlib import closing
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from loaderd.formats.npz import arrays_of
 from loaderd.formats.table import table_class
 from loaderd.formats.tar import Member, find_members
 from loaderd.kernels.crc import HEADER_BYTES
-from loaderd.schema import FixedRecords, Schema
+from loaderd.schema import Feature, FixedRecords, Raw, Schema
 from loaderd.schemas.kata import katago
 from loaderd.schemas.leela import lc0
 from loaderd.storage.access import Access
@@ -66,27 +65,32 @@ def detect_schema(file: ShardFile, access: Access | None = None) -> tuple[Schema
         return detected
 
 
-def columns_of(file: ShardFile) -> tuple[np.dtype[Any], dict[str, str]] | None:
+def columns_of(file: ShardFile) -> tuple[FixedRecords | None, dict[str, str]] | None:
     """What a row of a file holds, where the file says so itself. None: it does not.
 
-    (A dtype with named fields; of columns that cannot be fields, why.) Raises as :func:`detect_schema`.
+    (Its columns, or None if none of them can be a feature; of those that cannot, why.) Raises as
+    :func:`detect_schema`.
     """
     if file.columns:
         return _columns_of_parts(file)
     with closing(open_shard(file)) as opened:
         wrapping = wrapping_of(file.uri, Content(opened.read_at, file.size_bytes))
         if wrapping == "npz":
-            return np.dtype(list(arrays_of(file, opened.read_at).items())), {}
+            fields = list(arrays_of(file, opened.read_at).items())
+            return FixedRecords(np.dtype(fields)) if fields else None, {}
         if wrapping in TABLES:
-            from loaderd.formats.arrow_columns import dtype_in  # and pyarrow
+            from loaderd.formats.arrow_columns import records_in  # and pyarrow
 
-            return dtype_in(table_class(wrapping)(file, opened.read_at, None))
-        return (row_dtype(open_npy(file, opened.read_at)), {}) if wrapping == "npy" else None
+            return records_in(table_class(wrapping)(file, opened.read_at, None))
+        if wrapping == "npy":
+            dtype = row_dtype(open_npy(file, opened.read_at))
+            return FixedRecords(dtype) if dtype.names and dtype.itemsize else None, {}
+        return None
 
 
-def _columns_of_parts(file: ShardFile) -> tuple[np.dtype[Any], dict[str, str]]:
+def _columns_of_parts(file: ShardFile) -> tuple[FixedRecords | None, dict[str, str]]:
     """Of files that belong together. Those of plain bytes are as wide as another one's rows are many."""
-    fields: dict[str, Any] = {}
+    features: dict[str, Feature] = {}
     left_out: dict[str, str] = {}
     plain, rows = [], 0
     for (name, *_), part in zip(file.columns, file.parts, strict=True):
@@ -94,29 +98,31 @@ def _columns_of_parts(file: ShardFile) -> tuple[np.dtype[Any], dict[str, str]]:
         if found is None:
             plain.append((name, part))
             continue
-        dtype, why = found
+        records, why = found
         left_out |= why
-        rows = rows or num_rows_of(part, dtype)
-        named = dtype.names or ()
-        if named == (VALUES,) or name in named:
-            fields[name] = dtype[VALUES if named == (VALUES,) else name]
+        rows = rows or num_rows_of(part, records)
+        if records is None:
+            continue
+        if list(records) == [VALUES]:
+            features[name] = records[VALUES]
         else:
-            fields |= {each: dtype[each] for each in named}
+            names = [name, *records.lengths_of(name)] if name in records else list(records)
+            features |= {each: records[each] for each in names}
     for name, part in plain:
         width, left = divmod(part.size_bytes, rows) if rows else (0, 0)
         if width and not left:
-            fields[name] = np.dtype((np.uint8, (width,)))
+            features[name] = Raw("uint8", (width,))
         else:
             why_not = f"{part.size_bytes:,} bytes" + (
                 f" of {rows:,} rows" if rows else ", of an unknown number of rows"
             )
             left_out[name] = f"{part.name} does not say how wide its rows are: {why_not}"
-    return np.dtype(list(fields.items())), left_out
+    return FixedRecords(features) if features else None, left_out
 
 
-def num_rows_of(file: ShardFile, dtype: np.dtype[Any]) -> int:
-    """How many rows of ``dtype``, which is what :func:`columns_of` found, a file holds."""
-    return build_fixed_index(file, FixedRecords(dtype), _ANY_BLOCK).num_records if dtype.names else 0
+def num_rows_of(file: ShardFile, records: FixedRecords | None) -> int:
+    """How many of ``records``, which is what :func:`columns_of` found, a file holds."""
+    return 0 if records is None else build_fixed_index(file, records, _ANY_BLOCK).num_records
 
 
 def _detect_lc0(opened: OpenFile, file: ShardFile, wrapping: Compression) -> tuple[Schema, str] | None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Feature, PackedBits, Raw
+from loaderd.schema.features import Feature, Length, PackedBits, Raw
 from loaderd.schema.representable import as_plain, as_values
 
 
@@ -28,9 +28,25 @@ class FixedRecords(Mapping[str, Feature]):
     or an npz that has an array for each field, with one row for each record, or a single value for all of them; axes
     of length 1 don't count; or an npy: an array of ``dtype``, or, of a dtype with one field, one with a row of
     values for each record; or a Parquet or Arrow file with a column for each field. Its first bytes tell which it is.
+
+    In place of ``dtype`` and ``bits``, the features themselves may be given by name, as for a ``tf.train.Example``:
+    ``FixedRecords({"moves": Int64((200,), pad=-1), "num_moves": Length("moves")})``. In Parquet and Arrow, one with a
+    ``pad`` or a ``cut`` is a column of lists, or of bytes, of any length, and its :class:`Length` is counted. Other
+    shards hold lists with their padding, and a Length as int32, as ``loaderd convert`` writes them. None of them has
+    a ``default``.
     """
 
     def __init__(self, dtype: Any, bits: Collection[str] = (), expect: Mapping[str, Any] | None = None) -> None:
+        self._given: dict[str, Feature] = {}
+        if isinstance(dtype, Mapping) and dtype and all(isinstance(each, Feature) for each in dtype.values()):
+            self._given = dict(dtype)
+            dtype = [(name, each.row_dtype.base, each.row_dtype.shape) for name, each in dtype.items()]
+            if bits:
+                raise SchemaError(f"FixedRecords: bits must not be given with features, got {bits!r:.200}")
+            bits = [name for name, each in self._given.items() if isinstance(each, PackedBits)]
+        for name, feature in self._given.items():
+            if feature.default is not None:
+                raise SchemaError(f"FixedRecords: feature {name!r} must have no default, got {feature!r:.200}")
         try:
             self.dtype: np.dtype[Any] = np.dtype(dtype)
         except (TypeError, ValueError) as error:
@@ -61,7 +77,7 @@ class FixedRecords(Mapping[str, Feature]):
                 )
             is_bits = name in self.bits
             raw = Raw(dtype_of_field.base, dtype_of_field.shape)
-            self._features[name] = PackedBits(8 * raw.num_bytes) if is_bits else raw
+            self._features[name] = self._given.get(name) or (PackedBits(8 * raw.num_bytes) if is_bits else raw)
 
     def __getitem__(self, name: str) -> Feature:
         return self._features[name]
@@ -76,15 +92,19 @@ class FixedRecords(Mapping[str, Feature]):
         if not isinstance(other, FixedRecords):
             return NotImplemented
         same = self.dtype == other.dtype and list(self) == list(other)
-        return same and self.bits == other.bits and self.expect == other.expect
+        return same and self._features == other._features and self.expect == other.expect
 
     def __hash__(self) -> int:
         return hash((self.dtype.itemsize, tuple(self), self.bits))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._given:
+            return FixedRecords, (self._given, (), dict(self.expect))
         return FixedRecords, (self.dtype, tuple(sorted(self.bits)), dict(self.expect))
 
     def __repr__(self) -> str:
+        if self._given:
+            return f"FixedRecords({self._given!r}, expect={dict(self.expect)})"
         return f"FixedRecords({self.dtype!r}, bits={sorted(self.bits)}, expect={dict(self.expect)})"
 
     @property
@@ -107,16 +127,22 @@ class FixedRecords(Mapping[str, Feature]):
         """
         assert self.dtype.fields is not None
         fields = {name: self.dtype.fields[name][0] for name in self}
-        others, rest = [name for name in self if name not in names], [name for name in names if name not in self]
+        counted = {name: of for of in names for name in self.lengths_of(of)}
+        others = [name for name in self if name not in names and name not in counted]
+        rest = [name for name in names if name not in self]
         if len(rest) > 1 or bool(rest) != bool(others):
             raise SchemaError(
                 f"Columns must name the fields of FixedRecords, {list(self)}, got {list(names)}",
                 hint="One name may be no field: its files hold all fields that have no files of their own.",
             )
-        return {
-            name: FixedRecords(np.dtype([(each, fields[each]) for each in ([name] if name in self else others)]))
-            for name in names
-        }
+        own = {name: [name, *self.lengths_of(name)] if name in self else others for name in names}
+        if self._given:
+            return {name: FixedRecords({each: self[each] for each in own[name]}) for name in names}
+        return {name: FixedRecords(np.dtype([(each, fields[each]) for each in own[name]])) for name in names}
+
+    def lengths_of(self, name: str) -> list[str]:
+        """The features that are a :class:`Length` of ``name``."""
+        return [each for each, feature in self.items() if isinstance(feature, Length) and feature.feature == name]
 
     def expect_as_bytes(self, names: Collection[str]) -> dict[str, Any]:
         """``expect``, with the values of the fields ``names`` as lists of the bytes that a record holds."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -145,9 +145,15 @@ class Schema:
         Lists stand there with their padding, and behind all features the length of each list that has no ``Length``.
         """
         features = with_lengths(self.features)
-        dtype = np.dtype([(name, each.row_dtype.base, each.row_dtype.shape) for name, each in features.items()])
-        bits = [name for name, each in self.features.items() if isinstance(each, PackedBits)]
+        bits = [name for name, each in features.items() if isinstance(each, PackedBits)]
         expect = {} if self.records is None else self.records.expect_as_bytes(bits)
+        if any(isinstance(each, Length) for each in features.values()):
+            stored = {
+                name: each if isinstance(each, Length) else replace(each, default=None)
+                for name, each in features.items()
+            }
+            return Schema(FixedRecords(stored, expect=expect), self.fields, self.intermediates)
+        dtype = np.dtype([(name, each.row_dtype.base, each.row_dtype.shape) for name, each in features.items()])
         return Schema(FixedRecords(dtype, bits, expect), self.fields, self.intermediates)
 
     def definition_of(self, name: str) -> Field:
@@ -277,8 +283,13 @@ class Schema:
 
 
 def with_lengths(features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """The features, and a :class:`Length` for each list of any length that has none: how many values to write."""
+    """The features, and a :class:`Length` for each list of any length that has none: how many values to write.
+
+    In records of a fixed size there is no place for more.
+    """
     every = dict(features)
+    if isinstance(features, FixedRecords):
+        return every
     counted = {each.feature for each in features.values() if isinstance(each, Length)}
     for name, feature in features.items():
         if feature.pad is not None and feature.varies and name not in counted:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import loaderd
@@ -149,3 +150,37 @@ def test_a_proposed_schema_reads_them(folder: Path) -> None:
         (batch,) = loader
         assert batch["words_length"].tolist() == [number % 5 for number in range(600)]
         assert batch["tokens_length"].tolist() == [number % 9 if number % 3 else 0 for number in range(600)]
+
+
+def test_parquet_is_read_by_a_proposal_and_converted(folder: Path) -> None:
+    from pyarrow import parquet
+
+    columns = {
+        "tokens": [[*range(number % 9)] for number in range(600)],
+        "words": [[word.decode() for word in WORDS[: number % 5]] for number in range(600)],
+    }
+    for part in range(2):
+        own = {name: values[part * 300 :][:300] for name, values in columns.items()}
+        parquet.write_table(pa.table(own), folder / f"{part}.parquet", row_group_size=70)
+    module = commands.run("inspect", "0.parquet", "1.parquet", "--features", folder=folder).stdout
+    assert "is of another kind" not in module
+    (folder / "proposed.py").write_text(f"{module}examples, records = schema.as_examples(), schema.as_records()\n")
+    names: dict[str, Any] = {}
+    exec(module, names)
+    schema: loaderd.Schema = names["schema"]
+    convert = ("convert", "[01].parquet", "--schema", "proposed:schema", "--to")
+    commands.run(*convert, "a", folder=folder)
+    commands.run(*convert, "b", "--format", "npz", folder=folder)
+    commands.run("convert", "b/*.npz", "--schema", "proposed:records", "--to", "c", folder=folder)
+    for shards, one in (
+        ("[01].parquet", schema),
+        ("a/*.tfrecord", schema.as_examples()),
+        ("b/*.npz", schema.as_records()),
+        ("c/*.tfrecord", schema.as_examples()),
+    ):
+        with loaderd.Loader(folder / shards, one, batch_size=600, shuffle=False, workers=1) as loader:
+            (batch,) = loader
+        for name, values in columns.items():
+            lengths = batch[f"{name}_length"].tolist()
+            found = [[*row[:length]] for row, length in zip(batch[name].tolist(), lengths, strict=True)]
+            assert found == [[each.encode() if isinstance(each, str) else each for each in row] for row in values]
