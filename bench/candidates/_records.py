@@ -84,6 +84,15 @@ def parse(data: bytes, starts: Places, lengths: Places) -> Rows:
     return rows
 
 
+def row_of(example: bytes) -> tuple[bytes, int]:
+    """The board and the score of one record."""
+    board, score, varint_bytes = _places(example)
+    value = 0
+    for place in range(varint_bytes):
+        value |= (example[score + place] & 0x7F) << 7 * place
+    return example[board : board + BOARD_BYTES], value - (value >> 63 << 64)
+
+
 def _places(example: bytes) -> tuple[int, int, int]:
     """Of a serialized Example: where the bytes of ``d`` are, where the varint of ``s`` is, and its bytes."""
     board = example.index(b"\n\xc2\x01") + 3  # the tag of bytes_list's value, and 194 as a varint

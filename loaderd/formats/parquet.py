@@ -20,7 +20,7 @@ from loaderd.kernels.crc import crc32c
 from loaderd.schema import FixedRecords
 from loaderd.storage.shard_file import ReadAt, ShardFile
 
-_MOST_FOOTER_BYTES = 4 << 20  # pyarrow takes up to 240 times as much memory for one
+_MOST_FOOTER_BYTES = 768 << 10  # pyarrow takes up to 240 times as much memory for one: 180 MiB
 # In each list: what is said of a column takes more than 32 bytes.
 _LIMITS = {"thrift_string_size_limit": _MOST_FOOTER_BYTES, "thrift_container_size_limit": _MOST_FOOTER_BYTES // 32}
 _SAMPLE_BYTES = 1 << 10
@@ -30,7 +30,7 @@ _OF_PAGE = {0: (5, 2), 2: (7, 2), 3: (8, 4)}  # by type of page: the field with 
 _BATCH_BYTES = 64 << 20  # that the values of a batch may take beyond what their pages have
 _LEVEL_BYTES = 12  # of each value: a number, and whether and in which list it is
 _MOST_BITS, _MOST_DEPTH = 70, 8
-_HINT_FOOTER = "Write larger row groups, or fewer columns in each file."
+_HINT_FOOTER = "Write larger row groups, or fewer columns in each file; write_statistics=False makes it smaller, too."
 _TIMES_FOOTER = 12  # of 135 KiB, pyarrow makes 1.3 MiB; of one that means ill, 20 times as much
 
 

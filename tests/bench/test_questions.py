@@ -28,9 +28,9 @@ ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"bfloat16": "bfloat16", "bool": "bool", "packed": "float32"},
     ),
     "filter": (
-        "",
+        "--no-all",
         "one_in",
-        {"tf.data, 1 in 10": 10, "loaderd, 1 in 10": 10, "tf.data, all": None, "loaderd, all": None},
+        {"tf.data, 1 in 10": 10, "loaderd, 1 in 10": 10},
     ),
     "parquet": (
         "--sizes 1024",

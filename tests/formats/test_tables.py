@@ -369,6 +369,8 @@ _BOMBS = {
         dictionary_pagesize_limit=1 << 30,
     ),
     "footer": lambda: _footer_of_columns(900_000),
+    "columns": lambda: _footer_of_columns(200_000),
+    "groups": lambda: _footer_of_columns(20_000, 13),
     "arrow": lambda: feather_bytes({"x": np.zeros(1 << 27, np.uint8)}),
 }
 
@@ -379,10 +381,10 @@ def pq_bytes(columns: dict[str, Any], **options: Any) -> bytes:
     return out.getvalue()
 
 
-def _footer_of_columns(number: int) -> bytes:
-    """A Parquet file of nothing but a row group of so many columns, in Thrift's compact protocol."""
+def _footer_of_columns(number: int, groups: int = 1) -> bytes:
+    """A Parquet file of nothing but row groups of so many columns, in Thrift's compact protocol."""
     group = b"\x19\xfc" + _varint(number) + b"\x26\0\0" * number + b"\x16\0\x16\0\0"
-    footer = b"\x15\2\x19\x1c\x48\x01a\x15\0\0\x16\0\x19\x1c" + group + b"\0"
+    footer = b"\x15\2\x19\x1c\x48\x01a\x15\0\0\x16\0\x19" + bytes([groups << 4 | 12]) + groups * group + b"\0"
     return b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
 
 
