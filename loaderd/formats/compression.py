@@ -38,27 +38,26 @@ def detect_compression(shard: str, read_at: ReadAt, size_bytes: int) -> Compress
     Raises ShardFormatError where it is plainly a file of another kind than TFRecord, or holds one, compressed.
     """
     content = Content(read_at, size_bytes)
-    head = content.head
-    if is_frame(head):
-        return "none"
-    if head.startswith(GZIP_MAGIC):
-        compression: Compression = "gzip"
-    elif kind := kind_of(content, but="zlib"):
+    compression = compression_of_head(content.head)
+    if compression != "gzip" and not is_frame(content.head) and (kind := kind_of(content, but="zlib")):
         raise refused(shard, kind, _EXPECTED, also=_HINT_FIXED if kind in ("zstd", "tar", "zip") else "")
-    # Half of ZLIB's first byte says "deflate", and its first two bytes are a multiple of 31. One length in 500 looks
-    # like that too, but its bytes 4 to 7 are zeros, and no stream that zlib writes has four zeros there.
-    elif _begins_like_zlib(head) and (len(head) < 8 or any(head[4:8])):
-        compression = "zlib"
-    else:
-        return "none"
-    inside = kind_of(front_of(open_stream(shard, read_at, compression)), but="tfrecord")
-    if inside:
-        raise refused(shard, inside, _EXPECTED, inside=f"compressed with {compression}")
+    if compression != "none":
+        inside = kind_of(front_of(open_stream(shard, read_at, compression)), but="tfrecord")
+        if inside:
+            raise refused(shard, inside, _EXPECTED, inside=f"compressed with {compression}")
     return compression
 
 
-def _begins_like_zlib(head: bytes) -> bool:
-    return len(head) >= 2 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
+def compression_of_head(head: bytes) -> Compression:
+    """How a file that begins with ``head`` is compressed, if it holds TFRecord."""
+    if is_frame(head):
+        return "none"
+    if head.startswith(GZIP_MAGIC):
+        return "gzip"
+    # Half of ZLIB's first byte says "deflate", and its first two bytes are a multiple of 31. One length in 500 looks
+    # like that too, but its bytes 4 to 7 are zeros, and no stream that zlib writes has four zeros there.
+    is_zlib = len(head) >= 2 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
+    return "zlib" if is_zlib and (len(head) < 8 or any(head[4:8])) else "none"
 
 
 def front_of(stream: ByteStream, num_bytes: int = HEAD_BYTES) -> Content:

@@ -12,6 +12,8 @@ import zlib
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from loaderd.errors import LoaderdError
 from loaderd.formats.restart_points import from_bit, window_of
 from loaderd.storage.shard_file import ReadAt, RestartPoint
@@ -65,6 +67,16 @@ def inflate_whole(stored: memoryview, compression: str, most_bytes: int) -> byte
     except Exception:  # each library has errors of its own
         return None
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def inflate_member(stored: memoryview, compression: str, most_bytes: int) -> bytes | None:
+    """What a gzip or zlib file in memory holds; None as of ``inflate_whole``, or where it has several members."""
+    inflater = fast_library().decompressobj(wbits=_WINDOW_BITS[compression])
+    try:
+        data: bytes = inflater.decompress(stored, most_bytes + 1)
+    except Exception:  # each library has errors of its own
+        return None
+    return data if inflater.eof and not inflater.unused_data and len(data) <= most_bytes else None
 
 
 def inflate_into(view: memoryview, stored: memoryview, compression: str, point: RestartPoint, skipped: int) -> bool:
@@ -191,7 +203,7 @@ class DeflateReader:
             raise EOFError("the end of the file")
 
     def _refill(self) -> int:
-        stored = memoryview(bytearray(self._read_bytes))
+        stored = np.empty(self._read_bytes, np.uint8).data  # a bytearray would be filled with zeros first
         got = self._read_at(self._offset, stored)
         self._offset += got
         self._pending = stored[:got]

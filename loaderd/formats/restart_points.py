@@ -38,6 +38,9 @@ _EMPTY_DYNAMIC = (97, 0x15ABFF810000000000901E004)
 
 Int64s = npt.NDArray[np.int64]
 
+_START: Int64s = np.zeros(1, np.int64)
+_NO_WINDOW = (b"",)
+
 
 @dataclass(eq=False)
 class RestartPoints:
@@ -51,19 +54,31 @@ class RestartPoints:
     stops: Int64s
     windows: Sequence[bytes]
 
+    @classmethod
+    def of_start(cls, stop: int) -> RestartPoints:
+        """The start alone, of a file whose last byte that is read lies in front of ``stop``."""
+        return cls(_START, _START, np.array((stop,), np.int64), _NO_WINDOW)
+
     def at(self, offset: int) -> RestartPoint:
         """The last point that is not behind ``offset`` of what is inflated."""
         number = max(int(np.searchsorted(self.offsets, offset, side="right")) - 1, 0)
         offset, bit, stop = (column.item(number) for column in (self.offsets, self.bits, self.stops))
         return RestartPoint(offset, bit, stop, self.windows[number])
 
-    def to_wire(self) -> list[Any]:
+    def to_wire(self) -> Any:
+        """Plain values; of the start alone, its ``stop``: small shards are many."""
+        if len(self.windows) == 1:
+            return self.stops.item(0)
         columns = (self.offsets, self.bits, self.stops)
         return [*(np.diff(column, prepend=0).astype("<i8").tobytes() for column in columns), list(self.windows)]
 
     @classmethod
     def from_wire(cls, wire: Any, size_bytes: int) -> RestartPoints:
         """Of a shard of ``size_bytes``. Raises ValueError or TypeError where they cannot be its points."""
+        if isinstance(wire, int):
+            if not 0 <= wire <= size_bytes:
+                raise ValueError("its restart point is not of this file")
+            return cls.of_start(wire)
         *columns, windows = wire
         offsets, bits, stops = (np.cumsum(np.frombuffer(column, "<i8"), dtype=np.int64) for column in columns)
         count = len(windows)

@@ -47,15 +47,18 @@ import numpy.typing as npt
 from loaderd.errors import Damage, LoaderdError, ShardReadError
 from loaderd.formats.compression import (
     OnRead,
+    compression_of_head,
     detect_compression,
     most_record_bytes,
     no_callback,
     open_stream,
 )
 from loaderd.formats.framing import RecordChunk, scan
-from loaderd.formats.inflate import MAX_WHOLE_BYTES, MOST_INFLATED
+from loaderd.formats.inflate import MAX_WHOLE_BYTES, MOST_INFLATED, inflate_member
+from loaderd.formats.point_finder import SPAN_BYTES
 from loaderd.formats.restart_points import RestartPoints
 from loaderd.kernels.crc import (
+    HEADER_BYTES,
     Bytes1D,
     chain_crcs,
     check_data_crcs,
@@ -71,9 +74,11 @@ from loaderd.storage.access import Access
 from loaderd.storage.files import open_shard, read_shard
 from loaderd.storage.shard_file import PLAIN, Compression, RestartPoint, ShardFile, is_remote
 
-INDEX_VERSION = 8
+INDEX_VERSION = 9
 ANCHOR_RECORDS = 32
 MAX_BLOCK_BYTES = 8 << 20
+_MOST_TOGETHER_BYTES = 64 << 20
+"""Of small shards that are in memory together, inflated."""
 # A damage takes some 300 bytes of memory, and may be of 16 bytes in the shard.
 MOST_DAMAGES = 250_000
 _HINT_DAMAGES = "Restore the file, or write it anew if what wrote it left out the CRCs."
@@ -200,7 +205,7 @@ def encode_indexes(indexes: Sequence[ShardIndex]) -> bytes:
             "num_runs": [len(index.runs) for index in indexes],
             "num_crcs": [len(index.crcs) for index in indexes],
             "num_passing": [len(index.passing) for index in indexes],
-            "points": [index.points and index.points.to_wire() for index in indexes],
+            "points": [None if index.points is None else index.points.to_wire() for index in indexes],
             **{name: _array_to_wire(array) for name, array in zip(_ARRAYS, joined, strict=True)},
         },
         unicode_errors=_UNICODE_ERRORS,
@@ -233,7 +238,7 @@ def decode_indexes(data: bytes, files: Sequence[ShardFile] | None = None) -> lis
         ):
             raise ValueError("it has no CRC of some blocks")
         times = [
-            (1 << 20 if points else 1) if compression not in ("gzip", "zlib") else MOST_INFLATED
+            (1 if points is None else 1 << 20) if compression not in ("gzip", "zlib") else MOST_INFLATED
             for compression, points in zip(fields["compressions"], fields["points"], strict=True)
         ]
         sizes = [file.size_bytes * factor for file, factor in zip(files, times, strict=True)]
@@ -245,7 +250,7 @@ def decode_indexes(data: bytes, files: Sequence[ShardFile] | None = None) -> lis
                 digest,
                 tuple(map(_damage_of, damages)) if damages else (),
                 *[array[slice(*own)] for array, own in zip(arrays, owns, strict=True)],
-                points=points and RestartPoints.from_wire(points, file.size_bytes),
+                points=None if points is None else RestartPoints.from_wire(points, file.size_bytes),
             )
             for file, compression, digest, damages, points, *owns in zip(
                 files,
@@ -349,15 +354,29 @@ def build_indexes(
 ) -> list[ShardIndex] | None:
     """As :func:`build_index`, of small shards that are read into memory together: most steps are one call for all.
 
-    None where any of them is not plain, or damaged. ``on_read`` is called with the bytes of all so far.
+    None where any of them is damaged, has several gzip members, or holds more than a restart point does. ``on_read``
+    is called with the bytes of all so far.
     """
-    bounds = [0, *accumulate(file.size_bytes for file in files)]
-    buffer: Bytes1D = np.empty(bounds[-1] + 1, dtype=np.uint8)
-    for file, (begin, end) in zip(files, pairwise(bounds), strict=True):
-        if not read_shard(file, buffer.data[begin : end + 1], access):  # one byte is asked for even of an empty one
+    access = access or Access()  # for all: to make one takes longer than all else
+    contents, compressions, left_bytes = [], [], _MOST_TOGETHER_BYTES
+    stored = memoryview(bytearray(max(file.size_bytes for file in files) + 1))
+    begin = 0
+    for file in files:
+        if not read_shard(file, stored[: file.size_bytes + 1], access):  # a byte is asked for even of an empty one
             return None
-        on_read(end)
-    buffer = buffer[:-1]
+        compression = compression_of_head(bytes(stored[: min(file.size_bytes, HEADER_BYTES)]))
+        data: bytes | None = bytes(stored[: file.size_bytes])
+        if compression != "none":
+            data = inflate_member(stored[: file.size_bytes], compression, min(SPAN_BYTES, left_bytes))
+        if data is None:
+            return None
+        contents.append(data)
+        compressions.append(compression)
+        left_bytes -= len(data)
+        begin += file.size_bytes
+        on_read(begin)
+    bounds = [0, *accumulate(map(len, contents))]
+    buffer: Bytes1D = np.frombuffer(bytearray().join(contents), dtype=np.uint8)
     ends = walk(buffer, 0, len(buffer))
     firsts = np.searchsorted(ends, bounds)
     if ends[-1] != len(buffer) or not np.array_equal(ends[firsts], bounds):
@@ -367,16 +386,22 @@ def build_indexes(
     crcs = stored_crcs(buffer, ends)
     sizes, counts = (shrunk(np.diff(column)[:, np.newaxis]) for column in (np.array(bounds), firsts))
     indexes = []
-    for file, size, count, (first, stop) in zip(files, sizes, counts, pairwise(firsts.tolist()), strict=True):
+    for file, compression, size, count, (first, stop) in zip(
+        files, compressions, sizes, counts, pairwise(firsts.tolist()), strict=True
+    ):
         digest = crc32c(crcs[first:stop])
-        if first < stop <= first + min(block_records, ANCHOR_RECORDS):  # as below, in a tenth of the time
-            of_block = np.array([digest], dtype=np.uint32) if is_remote(file.uri) else _NONE
-            arrays: Sequence[Uints] = (_ZERO, size, count, _ZERO, _ZERO, of_block)
+        points = None if compression == "none" else RestartPoints.of_start(file.size_bytes)
+        of_block = block_records if points is None else ANCHOR_RECORDS
+        if first < stop <= first + min(of_block, ANCHOR_RECORDS):  # as below, in a tenth of the time
+            of_block_crc = np.array([digest], dtype=np.uint32) if is_remote(file.uri) else _NONE
+            arrays: Sequence[Uints] = (_ZERO, size, count, _ZERO, _ZERO, of_block_crc)
         else:
-            blocks = _Blocks(block_records, is_remote(file.uri))
+            blocks = _Blocks(
+                block_records if points is None else None, is_remote(file.uri), None if points is None else [0]
+            )
             blocks.add(RecordChunk(buffer, ends[first : stop + 1], 0, 0))
             arrays = blocks.arrays()
-        indexes.append(ShardIndex(file, "none", digest, (), *arrays))
+        indexes.append(ShardIndex(file, compression, digest, (), *arrays, points=points))
     return indexes
 
 

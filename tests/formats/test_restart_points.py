@@ -242,7 +242,9 @@ def test_windows_and_points_of_a_forged_index_are_bounded(tmp_path: Path):
         [*good[:3], good[3][:-1]],
         [good[0], good[1], np.diff([1 << 40] * len(good[3]), prepend=0).astype("<i8").tobytes(), good[3]],
         [b"", b"", b"", []],
-        7,
+        -1,
+        file.size_bytes + 1,
+        "7",
     ):
         with pytest.raises((ValueError, TypeError)):
             RestartPoints.from_wire(bad, file.size_bytes)

@@ -146,7 +146,9 @@ def test_small_shards_are_indexed_together_as_alone(tmp_path: Path, seed: int, b
     rng = random.Random(seed)
     sizes = [rng.choice((0, 1, rng.randrange(40), rng.randrange(200))) for _ in range(12)]
     payloads = [payloads_of(size)[rng.randrange(1 + size) :] for size in sizes]
-    files = [make_shard(tmp_path / f"{number:02}", frames(each)) for number, each in enumerate(payloads)]
+    compress = [COMPRESS[rng.choice(("none", *COMPRESS))] for _ in sizes]
+    contents = [of_shard(frames(each)) for of_shard, each in zip(compress, payloads, strict=True)]
+    files = [make_shard(tmp_path / f"{number:02}", content) for number, content in enumerate(contents)]
     alone, read = [build_index(file, block_records) for file in files], []
     together = build_indexes(files, block_records, read.append)
     assert together is not None and read == list(itertools.accumulate(file.size_bytes for file in files))
@@ -158,7 +160,7 @@ def test_small_shards_are_indexed_together_as_alone(tmp_path: Path, seed: int, b
         assert [one.block(n) for n in range(len(one.counts))] == [other.block(n) for n in range(len(other.counts))]
 
 
-@pytest.mark.parametrize("harm", ["length", "data", "cut", "more", "gzip", "swapped"])
+@pytest.mark.parametrize("harm", ["length", "data", "cut", "more", "members", "large", "swapped"])
 def test_shards_that_are_not_all_healthy_are_not_indexed_together(tmp_path: Path, harm: str):
     """Each is looked at alone then, and the indexes of all are the same as ever."""
     payloads = payloads_of(30)
@@ -170,8 +172,11 @@ def test_shards_that_are_not_all_healthy_are_not_indexed_together(tmp_path: Path
     elif harm == "swapped":  # all frames are whole where the shards touch, but one lies in two of them
         contents[1:] = [contents[1][:begin], contents[1][begin:] + contents[2]]
         contents[1:] = [contents[1] + contents[2][:5], contents[2][5:]]
+    elif harm == "large":  # it has another restart point
+        contents[1] = gzip.compress(frames([bytes(100_000)] * 25))
     else:
-        contents[1] = {"cut": contents[1][:-1], "more": contents[1] + b"x", "gzip": gzip.compress(contents[1])}[harm]
+        parts = map(gzip.compress, (contents[1][:begin], contents[1][begin:]))
+        contents[1] = {"cut": contents[1][:-1], "more": contents[1] + b"x", "members": b"".join(parts)}[harm]
     files = [make_shard(tmp_path / str(number), content) for number, content in enumerate(contents)]
     assert build_indexes(files, 7) is None
     for one, other in zip(make_indexes(files, None, 7), [build_index(file, 7) for file in files], strict=True):
