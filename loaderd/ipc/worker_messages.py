@@ -3,7 +3,7 @@
 ::
 
     daemon  ──► worker   Seat, Attach, Detach, Granted, Withdrawn, UseColumn, UseServers,
-                         ListTask, AskTask, IndexTask, CheckTask, LoadTask, TrialTask
+                         ListTask, AskTask, IndexTask, CheckTask, LoadTask
     daemon  ◄── worker   Ended, TaskProgress, WorkerNotice, OutageReport, FillFailed
 
 A message is sent as a pickle (``channel.WorkerChannel``). The daemon numbers tasks, and streams: a worker may be
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderd.errors import LoaderdError
 from loaderd.plan.batch_range import BatchRange
-from loaderd.plan.batches import Segment
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
 from loaderd.plan.selection import Condition
@@ -255,23 +254,7 @@ def _load_task(
     return LoadTask(*numbers, WindowOrder(*order), tuple(map(Slice._make, slices)), found, task)
 
 
-class TrialTask(NamedTuple):
-    """Daemon: decode ``rows`` of batch ``step``, and discard them, to see whether a worker survives it.
-
-    ``segments``: where all rows of the batch lie.
-    """
-
-    stream: int
-    step: int
-    segments: tuple[Segment, ...]
-    rows: tuple[int, ...]
-    task: int = -1
-
-    def __str__(self) -> str:
-        return f"the decoding of {len(self.rows)} record{'s' * (len(self.rows) != 1)} of batch {self.step}"
-
-
-WorkerTask = ListTask | AskTask | IndexTask | CheckTask | LoadTask | TrialTask
+WorkerTask = ListTask | AskTask | IndexTask | CheckTask | LoadTask
 """Each can be done again: a load writes the same rows to the same places. So a task whose worker died, or stalled, is
 given to another. ``str(task)`` says in a message what it was; the daemon numbers it, as ``task``, when it is sent."""
 

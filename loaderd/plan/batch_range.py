@@ -11,13 +11,14 @@ class BatchRange(NamedTuple):
     """Batches ``first`` to ``stop - 1``: one, or several whose rows lie one behind the other in the same window.
 
     ``segments``: where the rows of the first lie. ``omit``: the rows, counted from the start of the batch, that are
-    left out.
+    left out. ``suspects_from``: rows from this one on may kill workers, so each is first decoded alone; -1: none are.
     """
 
     first: int
     stop: int
     segments: tuple[Segment, ...]
     omit: tuple[int, ...] = ()
+    suspects_from: int = -1
 
     def has(self, step: int) -> bool:
         """Whether ``step`` is one of them."""
@@ -30,7 +31,7 @@ class BatchRange(NamedTuple):
     def part(self, first: int, stop: int) -> BatchRange:
         """Batches ``first`` to ``stop - 1`` of them."""
         if first == self.first:
-            return BatchRange(first, stop, self.segments, self.omit)
+            return self._replace(stop=stop)
         ((window, start, end, arena),) = self.segments
         shift = (first - self.first) * (end - start)
         return BatchRange(first, stop, (Segment(window, start + shift, end + shift, arena),), self.omit)

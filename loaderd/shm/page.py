@@ -32,6 +32,7 @@ daemon writes its words until another worker takes the seat.)
       SLEEPS                 worker    1: it sleeps; ring its bell when a slot of its own has been given back
       TASK                   worker    1 + the number of the task that it is at; 0: none
       MAKES                  worker    the key of the batch that it is making; 0: none
+      ROW                    worker    1 + the row of that batch that it decodes alone; 0: none
       FILLS …                worker    counters: see ``Counter``; behind them, ns by stage and by field
     of each slot, all of which belong to a seat (slot % seats):
       KEY                    worker    the key of the batch that is in the slot, or that is being written there
@@ -137,7 +138,7 @@ STORAGE_COUNTERS = tuple(Counter)[Counter.STORAGE_REQUESTS :]
 MAX_FIELDS = 32
 """Fields that have a word of their own; the last word is for all further ones together."""
 NUM_COUNTERS = len(Counter) + len(Stage) + MAX_FIELDS
-_NEWS, _SLEEPS, _TASK, _MAKES, _COUNTERS = 0, _LINE, _LINE + 1, _LINE + 2, _LINE + 3
+_NEWS, _SLEEPS, _TASK, _MAKES, _ROW, _COUNTERS = 0, *range(_LINE, _LINE + 5)
 _SPENT = _COUNTERS + len(Counter)
 _SEAT_WORDS = 8 * _LINE
 NUM_SAMPLES = 16
@@ -393,6 +394,14 @@ class Page:
     def say_makes(self, seat: int, key: int) -> None:
         """Worker: it makes this batch; 0: none."""
         self.words[self._of_seat(seat) + _MAKES] = key
+
+    def row(self, seat: int) -> int:
+        """The row that a worker decodes alone, of the batch that it makes; -1: none."""
+        return self.words[self._of_seat(seat) + _ROW] - 1
+
+    def say_row(self, seat: int, row: int) -> None:
+        """Worker: it decodes this row alone; -1: none."""
+        self.words[self._of_seat(seat) + _ROW] = row + 1
 
     def count(self, seat: int, counter: Counter, amount: int) -> None:
         """Worker: add to a counter."""

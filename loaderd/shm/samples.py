@@ -55,7 +55,7 @@ from loaderd.stages import Stage
 
 PAGE_NAME = "page"
 """The name of a page's memory: /proc/PID/fd and /proc/PID/maps show "memfd:loaderd-" and this."""
-_LAYOUT = 0x10ADE4D0006
+_LAYOUT = 0x10ADE4D0007
 """Change it whenever the layout of the words changes: another version may read the page."""
 _KINDS = get_type_hints(Facts)
 _NUM_CONSUMER = CONSUMER.stop - CONSUMER.start

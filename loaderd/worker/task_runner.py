@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,9 @@ from loaderd.ipc.worker_messages import (
     IndexTask,
     LoadFault,
     LoadTask,
-    TrialTask,
 )
 from loaderd.machine import remedy
+from loaderd.plan.batch_range import BatchRange
 from loaderd.plan.batches import Segment
 from loaderd.schema.record_values import RecordValues
 from loaderd.shm.anonymous import SharedMemory
@@ -139,11 +140,19 @@ class TaskRunner:
         """Decode a batch into its slot, without its rows ``omit``."""
         self._decode(self._slots[slot], segments, omit)
 
-    def try_out(self, task: TrialTask) -> None:
-        # The slots are other batches'.
-        room = {name: np.empty_like(view) for name, view in self._slots[0].items()}
-        num_rows = sum(stop - start for _, start, stop, _ in task.segments)
-        self._decode(room, task.segments, np.delete(np.arange(num_rows), task.rows).tolist())
+    def decode_alone(self, batch: BatchRange) -> Iterator[int]:
+        """Decode the suspect rows of a batch one by one, to see whether the worker survives it.
+
+        Yields each row before it is decoded. The results are discarded, and errors, too: they come again with the
+        whole batch.
+        """
+        room = {name: np.empty_like(view[:1]) for name, view in self._slots[0].items()}
+        rows = np.concatenate([self._windows[arena][start:stop] for _, start, stop, arena in batch.segments])
+        for row in range(batch.suspects_from, len(rows)):
+            if row not in batch.omit:
+                yield row
+                with contextlib.suppress(Exception):
+                    self._decoder.decode(rows[row : row + 1], room)
 
     def row_faults(
         self,

@@ -34,7 +34,6 @@ from loaderd.ipc.worker_messages import (
     NO_STREAM,
     AskTask,
     Attach,
-    CheckTask,
     Detach,
     Ended,
     FillFailed,
@@ -336,6 +335,8 @@ class Worker:
 
     def _make(self, stream: _Stream, claim: Claim) -> None:
         """Make a batch, and say so on the page; or tell the daemon why it cannot be made."""
+        if claim.batch.suspects_from >= 0:
+            self._try_suspects(stream, claim)
         began_ns, segments, omit = time.monotonic_ns(), claim.batch.segments, list(claim.batch.omit)
         fill = partial(stream.runner.fill, claim.slot, segments, omit)
         error = self._outcome_of(fill, f"the decoding of batch {claim.step}")
@@ -349,6 +350,17 @@ class Worker:
         faults, all_faults = stream.runner.row_faults(claim.slot, segments, omit, fill_ns, count_ns)
         stream.producer.not_made(claim)
         self._channel.send(FillFailed(stream.number, *claim.place, omit, faults, all_faults, error))
+
+    def _try_suspects(self, stream: _Stream, claim: Claim) -> None:
+        """Say on the page which row is decoded, so that the daemon knows of which one this process has died."""
+        page, now_ns = stream.producer.page, time.monotonic_ns()
+        for row in stream.runner.decode_alone(claim.batch):
+            if page.least_place() > claim.key:  # nobody wants the batch any more
+                break
+            page.say_row(self._seat, row)
+            began_ns, now_ns = now_ns, time.monotonic_ns()
+            page.count(self._seat, Counter.FILL_NS, now_ns - began_ns)  # its rise shows that it has not stalled
+        page.say_row(self._seat, -1)
 
     def _do_task(self, task: WorkerTask) -> None:
         """Do a task, and answer."""
@@ -388,9 +400,7 @@ class Worker:
         runner = self._streams[task.stream].runner
         if isinstance(task, LoadTask):
             return runner.load(task)
-        if isinstance(task, CheckTask):
-            return runner.probe(task)
-        return runner.try_out(task)
+        return runner.probe(task)
 
     def _list(self, task: ListTask) -> list[list[ShardFile]]:
         listed: list[list[ShardFile]] = []

@@ -10,7 +10,7 @@ import numpy as np
 from loaderd.daemon.pool.tasks import MAX_DEATHS, Task
 from loaderd.errors import ShardReadError
 from loaderd.ipc.messages import BatchFailed
-from loaderd.ipc.worker_messages import LoadFault, LoadTask, TrialTask
+from loaderd.ipc.worker_messages import LoadFault, LoadTask
 from loaderd.options import Remainder
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import Pass, PassPlan
@@ -18,7 +18,7 @@ from loaderd.plan.rows import DatasetRows
 from loaderd.plan.shares import EpochRemainder, HostShare
 from loaderd.shm.page import POSITION, split_key
 from loaderd.worker.page_producer import Claim
-from tests.daemon.page_workers import Delivery, Taker, answer_to, new_page, stream_of
+from tests.daemon.page_workers import Delivery, Taker, new_page, stream_of
 from tests.daemon.worker_manager_run import Crew, Job
 
 MOST_WORKERS = 4
@@ -92,7 +92,9 @@ class Consumer:
         self.losses: Counter[int] = Counter()
         """By step, how many workers the daemon may believe to have been lost there."""
         self.kills: Counter[int] = Counter()
-        """And how many were."""
+        """And how many were, with the whole batch."""
+        self.kills_alone: Counter[Place] = Counter()
+        """And with a place of it alone."""
         self.stalls: set[int] = set()
         pass_ = Pass(first_epoch, self.epochs)
         self.plan = self.make_plan(pass_)
@@ -104,10 +106,8 @@ class Consumer:
     def begin_load(self, task: Task, others: list[Task]) -> None:
         """A worker is given ``task``; ``others`` are those that workers have of this stream."""
         assert task.generation == self.generation and task.deaths < task.most_deaths
-        if not isinstance(task.work, LoadTask):
-            assert isinstance(task.work, TrialTask) and self.losses[task.work.step] >= MAX_DEATHS
-            return
         work = task.work
+        assert isinstance(work, LoadTask)
         window = (self.generation, work.window)
         users = [other for other in others if isinstance(other.work, LoadTask) and other.work.arena == work.arena]
         if self.arenas.get(work.arena) != window:
@@ -175,8 +175,10 @@ class Consumer:
     def end(self, job: Job, failed: bool, faults: list[int]) -> list[LoadFault] | None:
         """A worker is to end a job; returns its answer to a task."""
         if job.task is not None:
-            is_load = job.task.generation == self.generation and isinstance(job.task.work, LoadTask)
-            return answer_to(job.task, self.end_load(job.task.work, failed, faults) if is_load else [])
+            load = job.task.work
+            assert isinstance(load, LoadTask)
+            is_wanted = job.task.generation == self.generation
+            return self.end_load(load, failed, faults) if is_wanted else []
         assert job.claim is not None
         generation, step = job.claim.place
         if generation == self.generation and failed:
@@ -199,8 +201,14 @@ class Consumer:
             generation, step = job.claim.place
             if generation == self.generation:
                 self.losses[step] += 1
-                self.kills[step] += 1
                 self.stalls |= {step} if stalled else set()
+                if job.suspect < 0:
+                    self.kills[step] += 1
+                    return
+                place = self.places_of(step)[job.suspect]
+                self.kills_alone[place] += 1
+                if self.kills_alone[place] == MAX_DEATHS:
+                    self.bad.add(place)
             return
         task = job.task
         assert task is not None
@@ -210,8 +218,6 @@ class Consumer:
             return
         if isinstance(task.work, LoadTask) and len(task.work.slices) == 1:
             self.end_load(task.work, True, [])
-        elif isinstance(task.work, TrialTask) and len(task.work.rows) == 1:
-            self.bad.add(self.places_of(task.work.step)[task.work.rows[0]])
 
     # -------------------------------------------------------------------------------------- the consumer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loaderd.ipc.worker_messages import LoadTask, TrialTask
+from loaderd.ipc.worker_messages import LoadTask
 from loaderd.options import Remainder
 from loaderd.plan.passes import Pass
 from loaderd.worker.page_producer import Claim
@@ -38,7 +38,7 @@ class Line:
         self.crew.start(workers)
         for hand in self.crew.hands.values():
             hand.start()
-        self.begun: list[LoadTask | TrialTask | Claim] = []
+        self.begun: list[LoadTask | Claim] = []
         self.taken: list[Delivery] = []
         self.keeps = False
         self.taker.start(1, Pass(0, epochs), 0)
@@ -70,10 +70,10 @@ class Line:
         hand.begin()
         if hand.job is not None:
             what = hand.job.claim or (hand.job.task and hand.job.task.work)
-            assert isinstance(what, (LoadTask, TrialTask, Claim))
+            assert isinstance(what, (LoadTask, Claim))
             self.begun.append(what)
 
-    def work(self) -> Iterator[LoadTask | TrialTask | Claim]:
+    def work(self) -> Iterator[LoadTask | Claim]:
         """Until nobody has anything to do: what workers begin with, when they do. One after the other gets on."""
         idle = 0
         while idle < 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import Task, TaskSource
@@ -16,6 +16,14 @@ from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass
 from loaderd.shm.page import POSITION, key_of
 from tests.daemon.page_workers import Delivery, answer_to, new_page, plan_of, stream_of
+
+
+class Alone(NamedTuple):
+    """A worker decodes a row of a batch with suspects alone."""
+
+    step: int
+    row: int
+
 
 REASON = "was killed by SIGSEGV"
 STALLED = "made no progress"
@@ -60,7 +68,8 @@ def error_context(records: Sequence[Slice], error: LoaderdError, *, survived: bo
 class Run:
     """See the module's docstring. There is one worker; when it is lost, another one takes its place.
 
-    ``tasks`` and ``made``: all that was begun; ``queue``: the tasks that wait; ``sent``: what the consumer got.
+    ``tasks``, ``made`` and ``alone``: all that was begun; ``queue``: the tasks that wait; ``sent``: what the consumer
+    got.
     """
 
     def __init__(self, num_records: int, batch_size: int, window: int, *, skip_damaged: bool = False) -> None:
@@ -72,6 +81,7 @@ class Run:
         self.queue: deque[Task] = deque()
         self.tasks: list[Task] = []
         self.made: list[BatchRange] = []
+        self.alone: list[Alone] = []
         self.sent: list[Delivery | BatchFailed] = []
         self._notes: dict[int, Any] = {}
         self.start(1, 0)
@@ -117,9 +127,9 @@ class Run:
         self.scheduler.add_worker(self._worker)
         self.scheduler.ready(self._worker)
 
-    def lose_at_batch(self, stalled: bool = False) -> None:
+    def lose_at_batch(self, stalled: bool = False, row: int = -1) -> None:
         self.lose(None, stalled)
-        self.stream.lost_at(key_of(self.generation, self.step), STALLED if stalled else REASON, stalled)
+        self.stream.lost_at(key_of(self.generation, self.step), row, STALLED if stalled else REASON, stalled)
 
     def not_made(
         self,
@@ -132,6 +142,15 @@ class Run:
         left = {row: why for row, why in faults.items() if row not in omit}
         self.stream.not_made(FillFailed(0, self.generation, self.step, list(omit), left, all_faults, error))
 
+    def _deadly_row(self, batch: BatchRange, is_deadly: Callable[[Any], bool]) -> int:
+        """The suspect that a worker does not survive; -1: it survives all of them."""
+        for row in range(batch.suspects_from, batch.num_rows) if batch.suspects_from >= 0 else ():
+            if row not in batch.omit:
+                self.alone.append(Alone(batch.first, row))
+                if is_deadly(self.alone[-1]):
+                    return row
+        return -1
+
     def to_the_end(
         self,
         is_deadly: Callable[[Any], bool] = lambda work: False,
@@ -143,7 +162,8 @@ class Run:
     ) -> list[Delivery | BatchFailed]:
         """Have all done but what kills a worker (or has it ``stalled``), or fails; what was sent.
 
-        ``is_deadly`` and ``error_at`` are asked of the work of tasks, and of batches. Batches fail because of the
+        ``is_deadly`` and ``error_at`` are asked of the work of tasks, and of batches; the first also of rows that are
+        decoded alone. Batches fail because of the
         ``faults`` of rows that are not left out yet; these may be only the first of all.
         """
         assert self.plan.num_steps is not None
@@ -157,6 +177,9 @@ class Run:
                 self.sent.append(note)
                 self.come_to(self.step + 1)
             elif batch is not None:
+                if (row := self._deadly_row(batch, is_deadly)) >= 0:
+                    self.lose_at_batch(stalled, row)
+                    continue
                 self.made.append(batch)
                 if is_deadly(batch):
                     self.lose_at_batch(stalled)

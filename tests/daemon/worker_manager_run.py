@@ -111,6 +111,14 @@ class Job:
     stream: int = NO_STREAM
     claim: Claim | None = None
 
+    @property
+    def suspect(self) -> int:
+        """The row that it decodes alone first, and comes no further; -1: none."""
+        if self.claim is None or self.claim.batch.suspects_from < 0:
+            return -1
+        rows = range(self.claim.batch.suspects_from, self.claim.batch.num_rows)
+        return next((row for row in rows if row not in self.claim.batch.omit), -1)
+
 
 class Hand:
     """A worker of the ``crew``."""
@@ -172,6 +180,8 @@ class Hand:
                 self._say_sleeps(False)
         if self.job is not None and self.job.task is not None and self.job.stream in self._crew.pages:
             self._crew.pages[self.job.stream].say_task(self.seat, self.job.task.number)
+        elif self.job is not None and self.job.claim is not None:
+            self._crew.pages[self.job.stream].say_row(self.seat, self.job.suspect)
 
     def _say_sleeps(self, sleeps: bool) -> None:
         self.sleeps = sleeps
@@ -212,6 +222,7 @@ class Hand:
             self.said.append(Ended(number, error or answer or answer_to(job.task)))
             return
         assert job.claim is not None
+        self._crew.pages[job.stream].say_row(self.seat, -1)
         filler = self.fillers[job.stream]
         if error is None:
             filler.made(job.claim)

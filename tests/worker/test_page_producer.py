@@ -58,7 +58,7 @@ def test_what_cannot_be_made_keeps_its_slot_until_it_is_withdrawn(new_scene: New
 
 
 def test_a_slot_that_the_predecessor_left_is_kept(new_scene: NewScene):
-    """For a batch on trial: it is granted when it is known which records to leave out."""
+    """It is granted when it is known which records to leave out."""
     scene = new_scene(4)
     claim = claimed(scene, "A")
     scene.fillers["A"] = filler = PageProducer(scene.page, 0, scene.page.news(0), [scene.consumer_bell])

@@ -19,13 +19,13 @@ from loaderd.errors import (
     CorruptRecordError,
     RecordMismatchError,
     StorageError,
-    WorkerError,
 )
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import build_index, decode_indexes
-from loaderd.ipc.worker_messages import CheckTask, IndexTask, LoadFault, LoadTask, TrialTask
+from loaderd.ipc.worker_messages import CheckTask, IndexTask, LoadFault, LoadTask
 from loaderd.kernels.crc import framed
 from loaderd.options import Shuffle, Storage, StreamOptions
+from loaderd.plan.batch_range import BatchRange
 from loaderd.plan.batches import BatchPlan, Segment
 from loaderd.plan.passes import PassPlan
 from loaderd.plan.rows import DatasetRows
@@ -236,34 +236,25 @@ def test_memory_that_runs_out_costs_no_record(stage: Stage, monkeypatch: pytest.
     assert stage.load(0, 0) == []
 
 
-def test_a_trial_decodes_the_rows_that_are_left_and_writes_nothing(write_numbered: Write):
-    """Slots are the consumer's and other workers' meanwhile, and only the rows on trial may cost the worker."""
-    tried: list[int] = []
+def test_suspects_are_decoded_one_by_one_and_nothing_is_written(write_numbered: Write):
+    decoded: list[int] = []
 
     def remember(numbers: Any) -> Any:
-        tried.extend(numbers.tolist())
-        if 77 in numbers:
-            raise KeyError(77)
-        return numbers
+        decoded.extend(numbers.tolist())
+        raise KeyError
 
     schema = loaderd.Schema(
         {"id": loaderd.Int64()}, {"x": loaderd.Derived(remember, "id", (), "float32")}, {"id": loaderd.Array("id")}
     )
     stage = Stage(write_numbered([170]), schema)
-    for window, arena in ((0, 2), (1, 0), (2, 1)):
+    for window, arena in ((0, 2), (1, 0)):
         stage.load(window, arena)
-    before = stage.windows.bytes.copy()
     planned = stage.numbers(0)[50:57] + stage.numbers(1)[:9]
-    assert 77 not in planned
-    tried.clear()
-    stage.executor.try_out(TrialTask(0, 0, ACROSS, (1, 2)))
-    assert tried == planned[1:3]
-    (window,) = [window for window in range(3) if 77 in stage.numbers(window)]
-    place = stage.numbers(window).index(77)
-    with pytest.raises(WorkerError, match="raised KeyError: 77"):
-        stage.executor.try_out(TrialTask(0, 0, (Segment(window, place, place + 1, (2, 0, 1)[window]),), (0,)))
+    decoded.clear()
+    for row in stage.executor.decode_alone(BatchRange(0, 1, ACROSS, (3, 8), suspects_from=2)):
+        assert decoded == [planned[before] for before in range(2, row) if before not in (3, 8)]
+    assert decoded == [planned[row] for row in range(2, 16) if row not in (3, 8)]
     assert set(stage.slots.bytes.tobytes()) == {UNTOUCHED}
-    assert np.array_equal(stage.windows.bytes, before)
 
 
 @pytest.mark.parametrize("any_fits", [False, True])

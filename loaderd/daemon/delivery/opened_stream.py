@@ -244,13 +244,13 @@ class OpenedStream:
     def lose_claims(self, seat: int, reason: str, stalled: bool) -> None:
         page, stream = self.page, self.stream
         stream.storage.report(seat, None)
-        stream.lost_at(page.makes(seat), reason, stalled)
-        given_up = [slot for slot, key in page.unfinished(seat) if not stream.keeps_slot(key)]
+        stream.lost_at(page.makes(seat), page.row(seat), reason, stalled)
         page.say_makes(seat, 0)
+        page.say_row(seat, -1)
         page.say_task(seat, None)
         page.say_sleeps(seat, False)
         self.say()  # workers must know what is withdrawn before they can claim it again
-        for slot in given_up:
+        for slot, _ in page.unfinished(seat):
             page.claim(slot, 0)
         barrier()
         stream.wake_workers()

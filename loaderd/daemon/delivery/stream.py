@@ -4,11 +4,14 @@
 
     window   loading ──all rows in──► ready                                             (see ``windows``)
     batch    planned ──its windows are ready──► granted ──made and taken by others──► (see ``shm.page``)
-                 ▲                                 └─ workers are lost at it ──► on trial ──┘ (see ``poison_records``)
+                 ▲                                 └─ workers are lost at it ──► granted with suspects ──┘
 
 - Batches are granted in order, as soon as their rows are there. The daemon does not decide which worker makes which
   batch, and no message tells it that the consumer took one: when it is woken, it reads in the page how far that is.
 - The consumer is told which batches cannot be made, and, before a batch is granted, which records it lacks.
+- If worker after worker is lost at a batch, it is granted with all of its rows as **suspects**: a worker decodes each
+  alone before it makes the batch, and says on the page which one. A row at which three more workers are lost is left
+  out, or breaks the batch.
 - Loads of the next window come due while the consumer goes through this one, so that it does not meet a pause where a
   window ends.
 - :meth:`Stream.start` begins anew anywhere. Loads of older generations that are still in flight keep their arenas
@@ -25,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 from loaderd.daemon.delivery.mismatches import Mismatches
 from loaderd.daemon.delivery.notes import Note, note_of
-from loaderd.daemon.delivery.poison_records import PoisonSearch
 from loaderd.daemon.delivery.storage_outage import StorageOutage
 from loaderd.daemon.delivery.windows import Windows
 from loaderd.daemon.indexing.local_data import LocalData
@@ -38,7 +40,6 @@ from loaderd.ipc.worker_messages import (
     Granted,
     LoadFault,
     LoadTask,
-    TrialTask,
     Withdrawn,
 )
 from loaderd.options import StreamOptions
@@ -55,6 +56,8 @@ _TASKS_FAR_AWAY = 4
 """What tasks need from far away is fetched while the worker does others."""
 _MOST_UNREAD = 4096
 """How many damages may be named ahead: some 3 MB of messages. (A server lets 4 MiB lie unread.)"""
+_MOST_STALLING_ROWS = 3
+"""More of a batch are not left out: each one costs several times the seconds after which a worker is stalled."""
 _OF_A_BATCH = 16
 """A message about a batch counts as so many damages, besides those that it names."""
 
@@ -94,7 +97,7 @@ class Stream(TaskSource):
 
     def stop(self) -> None:
         """All that is under way is void; nothing happens until the next :meth:`start`."""
-        self._windows.stop([task.work for task in self._in_flight if isinstance(task.work, LoadTask)])
+        self._windows.stop(map(_load_of, self._in_flight))
         self._in_flight.clear()
         self.storage.clear()
         self.plan: PassPlan | None = None
@@ -106,10 +109,11 @@ class Stream(TaskSource):
         """Loads that were tried before, and come first."""
         self._unread: dict[int, int] = {}
         """By step, how much a consumer was told of that it has not come to yet."""
-        self._trials: dict[int, PoisonSearch] = {}
-        self._tried: set[int] = set()
+        self._deadly: dict[int, list[tuple[int, WorkerError, bool]]] = {}
+        """By step of a batch with suspects, the rows that workers are lost at, why, and whether they stalled."""
         self._num_faults: Counter[int] = Counter()
-        self._deaths: Counter[int] = Counter()
+        self._deaths: Counter[tuple[int, int]] = Counter()
+        """By step, and by row if it was decoded alone; else -1."""
         self._mismatches = Mismatches(self.data.per_passing)
         self.page.words[WAKE_DAEMON_AT] = NEVER
 
@@ -159,76 +163,57 @@ class Stream(TaskSource):
         """The most useful work that can begin now. Work that failed before comes first: everything waits for it."""
         if self.plan is None:
             return None
-        for trial in self._trials.values():
-            if (tried := trial.next_work()) is not None:
-                # One death is enough to try halves of several rows, but not to find a row guilty.
-                return self._begin(tried, MAX_DEATHS if len(tried.rows) == 1 else 1)
         was_loading = self._is_loading
         load = self._loads_alone.popleft() if self._loads_alone else self._windows.next_load()
         if load is None:
             return None
         if not was_loading:
             self.storage.begin()
-        return self._begin(load._replace(places=tuple(self.data.places(load.slices, self._seed))), MAX_DEATHS)
-
-    def _begin(self, work: LoadTask | TrialTask, most_deaths: int) -> Task:
-        task = Task(self, work, self.generation, most_deaths)
+        places = tuple(self.data.places(load.slices, self._seed))
+        task = Task(self, load._replace(places=places), self.generation)
         self._in_flight.add(task)
         return task
 
     @property
     def _is_loading(self) -> bool:
-        under_way = any(isinstance(task.work, LoadTask) for task in self._in_flight)
-        return under_way or bool(self._loads_alone) or self.storage.has_resting
+        return bool(self._in_flight or self._loads_alone) or self.storage.has_resting
 
     def done(self, task: Task, result: Any) -> None:
         """A task is done. The caller calls :meth:`look` afterwards."""
-        if not self._ended(task):
-            return
-        if isinstance(task.work, LoadTask):
+        if (load := self._ended(task)) is not None:
             self.storage.is_back()
-            self._windows.loaded(task.work, result)
-        elif isinstance(task.work, TrialTask):
-            self._tried_rows(task.work)
+            self._windows.loaded(load, result)
 
     def failed(self, task: Task, error: LoaderdError) -> None:
         """A task cannot be done: batches that need it are broken. If storage is the reason, it is tried again."""
-        if not self._ended(task):
-            return
-        work = task.work
-        if isinstance(work, TrialTask):
-            self._tried_rows(work)  # the worker survived; the error comes again with the whole batch
-        elif isinstance(work, LoadTask) and isinstance(error, (StorageError, ServerError)):
+        load = self._ended(task)
+        if load is not None and isinstance(error, (StorageError, ServerError)):
             # Tried again after all batches that can be made, so that it delays none of them.
-            self.storage.failed(work._replace(due=NEVER), error)
-        elif isinstance(work, LoadTask) and isinstance(error, WorkerError):  # not foreseen
-            self._windows.lost(work, lambda record: self.data.error_context([record], error))
-        elif isinstance(work, LoadTask):
-            self._windows.lost(work, lambda record: error)
+            self.storage.failed(load._replace(due=NEVER), error)
+        elif load is not None and isinstance(error, WorkerError):  # not foreseen
+            self._windows.lost(load, lambda record: self.data.error_context([record], error))
+        elif load is not None:
+            self._windows.lost(load, lambda record: error)
 
     def given_up(self, task: Task, error: WorkerError, stalled: bool) -> None:
         """Workers are lost at a task: find out at which of its records."""
-        if not self._ended(task):
-            return
-        work = task.work
-        if isinstance(work, TrialTask):
-            self._tried_rows(work, error, stalled)
-        elif isinstance(work, LoadTask) and len(work.slices) > 1:
-            self._loads_alone.extend(work._replace(slices=(part,)) for part in work.slices)
-        elif isinstance(work, LoadTask):
-            self._windows.lost(work, lambda record: self.data.error_context([record], error))
+        load = self._ended(task)
+        if load is not None and len(load.slices) > 1:
+            self._loads_alone.extend(load._replace(slices=(part,)) for part in load.slices)
+        elif load is not None:
+            self._windows.lost(load, lambda record: self.data.error_context([record], error))
 
     def retry(self, task: Task) -> bool:
         """Whether the task of a worker that died is still wanted. If its generation is older, its arena is free."""
         is_wanted = self.plan is not None and task.generation == self.generation
-        if not is_wanted and isinstance(task.work, LoadTask):
-            self._windows.forget(task.work)
+        if not is_wanted:
+            self._windows.forget(_load_of(task))
         return is_wanted
 
-    def _ended(self, task: Task) -> bool:
-        """A task has ended; whether it was wanted."""
+    def _ended(self, task: Task) -> LoadTask | None:
+        """A task has ended; its load, if that is still wanted."""
         self._in_flight.discard(task)
-        return self.retry(task)
+        return _load_of(task) if self.retry(task) else None
 
     # ------------------------------------------------------------------------------------------ batches
 
@@ -341,45 +326,51 @@ class Stream(TaskSource):
             error = self.data.error_context(records, error, survived=survived)
         self.notes.append(BatchFailed(self.generation, batch.first, error))
 
-    def keeps_slot(self, key: int) -> bool:
-        """Whether a claim is of a batch on trial. That batch keeps its slot: later ones could take all slots."""
-        generation, step = split_key(key)
-        return self.plan is not None and generation == self.generation and step in self._trials
+    def lost_at(self, key: int, row: int, reason: str, stalled: bool) -> None:
+        """A worker is lost that was making a batch; ``row``: which it was decoding alone, or -1.
 
-    def lost_at(self, key: int, reason: str, stalled: bool) -> None:
-        """A worker is lost that was making a batch.
-
-        After the third one, find out which records are to blame, and make the batch without them, or break it. To
-        notice a stall takes long: after one, this is done only if batches may be made without some of their records.
+        After the third one, its rows are suspects, or it is broken. To notice a stall takes long: after these, its
+        rows are tried only if batches may be made without some of them.
         """
         step, batch = step_of(key), self._granted_at(key)
         if batch is None or not batch.num_records or self.page.keys().count(key) > 1:  # another one makes it, too
             return
-        self._deaths[step] += 1
-        if self._deaths[step] < MAX_DEATHS:
+        if batch.suspects_from < 0 or row not in range(batch.num_rows) or row in batch.omit:
+            row = -1
+        self._deaths[step, row] += 1
+        if self._deaths[step, row] < MAX_DEATHS:
+            if row > batch.suspects_from:  # those in front of it have been survived
+                self._grant_anew(batch._replace(suspects_from=row))
             return
-        del self._deaths[step]
-        self._withdraw(step)
-        if step in self._tried or (stalled and not self._skip_damaged):
-            lost = f"{MAX_DEATHS} workers in a row were lost at the decoding of batch {step}; the last one {reason}"
-            self._break(batch, range(batch.num_rows), WorkerError(lost, hint=HINT_OF_DEATHS))
-            return
-        self._tried.add(step)
-        self._trials[step] = PoisonSearch(self._number, batch, first_only=not self._skip_damaged)
+        del self._deaths[step, row]
+        what = f"1 record of batch {step}" if row >= 0 else f"batch {step}"
+        lost = f"{MAX_DEATHS} workers in a row were lost at the decoding of {what}; the last one {reason}"
+        error = WorkerError(lost, hint=HINT_OF_DEATHS)
+        if row >= 0:
+            self._leave_out(batch, row, error, stalled)
+        elif step in self._deadly or (stalled and not self._skip_damaged):
+            self._withdraw(step)
+            self._break(batch, range(batch.num_rows), error)
+        else:
+            self._deadly[step] = []
+            self._grant_anew(batch._replace(suspects_from=0))
 
-    def _tried_rows(self, work: TrialTask, error: WorkerError | None = None, stalled: bool = False) -> None:
-        """Rows of a batch have been tried; at the end of the trial, the batch is made without the guilty ones."""
-        trial, step = self._trials[work.step], work.step
-        trial.tried(work, error, stalled)
-        if not trial.finished:
+    def _leave_out(self, batch: BatchRange, row: int, error: WorkerError, stalled: bool) -> None:
+        """Have a batch made without a row that workers are lost at, or break it: always, if there are too many."""
+        deadly = self._deadly[batch.first]
+        deadly.append((row, error, stalled))
+        if len(deadly) <= MOST_ROW_FAULTS and sum(stalls for *_, stalls in deadly) <= _MOST_STALLING_ROWS:
+            self.granted = without(self.granted, batch.first)
+            self._make_without(batch._replace(suspects_from=row + 1), {row: error})
             return
-        del self._trials[step]
-        if step >= self.taken and trial.hopeless is None:
-            self._make_without(trial.batch, trial.guilty)
-            return
-        self._withdraw(step)
-        if step >= self.taken and trial.hopeless is not None:
-            self._break(trial.batch, [min(trial.guilty)], trial.hopeless)
+        first_row, first, _ = deadly[0]
+        lost = f"workers are lost at {len(deadly)} records of batch {batch.first} or more"
+        self._withdraw(batch.first)
+        self._break(batch, [first_row], WorkerError(f"{lost}; at the first, {first.message}", hint=first.hint))
+
+    def _grant_anew(self, batch: BatchRange) -> None:
+        self.granted = without(self.granted, batch.first)
+        self._let(batch)
 
     def _make_without(self, batch: BatchRange, guilty: Mapping[int, LoaderdError], survived: bool = False) -> None:
         """Have a batch that nobody may make now made without rows, or break it."""
@@ -391,7 +382,7 @@ class Stream(TaskSource):
         if again is None:
             self._withdraw(batch.first)
         else:
-            self._let(again)
+            self._let(again._replace(suspects_from=-1 if survived else batch.suspects_from))
 
     # ------------------------------------------------------------------------------------------- report
 
@@ -421,3 +412,9 @@ class Stream(TaskSource):
         if (outage := self.outage) is not None:
             lines.append(f"storage    {outage.in_words()}")
         return [*lines, *self._windows.describe()]
+
+
+def _load_of(task: Task) -> LoadTask:
+    """What a task of a stream is."""
+    assert isinstance(task.work, LoadTask)
+    return task.work

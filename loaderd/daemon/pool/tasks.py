@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from loaderd.errors import LoaderdError, WorkerError
-from loaderd.ipc.worker_messages import LoadTask, TrialTask, WorkerTask
+from loaderd.ipc.worker_messages import LoadTask, WorkerTask
 
 TASKS_PER_WORKER = 2
 """One it works on and one that waits, so that a worker never idles while the daemon thinks."""
@@ -54,9 +54,9 @@ class Task:
 def current_task(tasks: Iterable[Task]) -> Task | None:
     """The task that a worker with these ``tasks`` is at, unless a page says that it is at another one.
 
-    Workers say on the page when they begin a load or a trial; a load that waits for storage lets later tasks pass.
+    Workers say on the page when they begin a load; one that waits for storage lets later tasks pass.
     """
-    return next((task for task in tasks if not isinstance(task.work, (LoadTask, TrialTask))), None)
+    return next((task for task in tasks if not isinstance(task.work, LoadTask)), None)
 
 
 class TaskSource(ABC):

@@ -36,7 +36,6 @@ from loaderd.ipc.worker_messages import (
     OutageReport,
     Seat,
     TaskProgress,
-    TrialTask,
     WorkerNotice,
 )
 from loaderd.shm.page import Counter, Page, new_bell, silence, step_of
@@ -309,7 +308,7 @@ class WorkerManager:
         task, what = self.task_of(worker), self._lost_at(worker, stalled)
         seat, pid = self.pool.seat_of(worker), self.pool.pid_of(worker)
         was_idle = self.scheduler.is_ready(worker) and self._at(worker) is None
-        at_batch = self.batch_of(worker) is not None or (task is not None and isinstance(task.work, TrialTask))
+        at_batch = self.batch_of(worker) is not None
         num_fills = sum(stream.page.total(Counter.FILLS) for stream in self._streams.values())
         if num_fills != self._num_fills:
             self._num_fills = num_fills

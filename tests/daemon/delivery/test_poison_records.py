@@ -10,11 +10,11 @@ import pytest
 from loaderd.daemon.pool.tasks import MAX_DEATHS
 from loaderd.errors import ShardError, WorkerError
 from loaderd.ipc.messages import BatchFailed, RecordsSkipped
-from loaderd.ipc.worker_messages import LoadTask, TrialTask
+from loaderd.ipc.worker_messages import LoadTask
 from loaderd.plan.batch_range import BatchRange
 from loaderd.shm.page import key_of
 from tests.daemon.page_workers import Delivery
-from tests.daemon.stream_run import REASON, Run
+from tests.daemon.stream_run import REASON, Alone, Run
 
 Deadly = Callable[[Any], bool]
 LOST = "3 workers in a row were lost at"
@@ -23,10 +23,10 @@ FAULTS = {3: WorkerError("ValueError"), 7: WorkerError("KeyError")}
 
 
 def rows_decoded(work: Any) -> set[tuple[int, int]]:
-    """(step, row) of what a batch or a trial decodes."""
+    """(step, row) of what a batch, or a row alone, decodes."""
     if isinstance(work, BatchRange):
         return {(work.first, row) for row in range(work.num_rows) if row not in work.omit}
-    return {(work.step, row) for row in work.rows} if isinstance(work, TrialTask) else set()
+    return {(work.step, work.row)} if isinstance(work, Alone) else set()
 
 
 def decodes(step: int) -> Deadly:
@@ -83,7 +83,8 @@ def test_a_record_that_workers_are_lost_at_is_found_and_breaks_its_batch():
     lost = f"{LOST} the decoding of 1 record of batch 13; the last one was killed by SIGSEGV"
     assert broken(sent) == {13: f"[{record_at(run, 1, 341)}]: {lost}"}
     assert [item.step for item in sent] == list(range(20)), "in its turn"
-    assert run.deaths <= 3 + 6 + 3, "for the batch, for each half, and for the record"
+    assert run.deaths == 3 + 3, "for the batch, and for the record"
+    assert run.alone == [Alone(13, row) for row in [*range(42), 41, 41]], "none again that was survived"
 
 
 def test_records_that_workers_are_lost_at_are_skipped_if_the_user_chose_so():
@@ -111,16 +112,15 @@ def test_more_records_than_are_left_out_break_their_batch(most: int, stalled: bo
 
 def test_workers_that_are_killed_by_chance_cost_no_record():
     run = Run(400, 100, 200)
-    deaths = iter([True] * 7)  # three for the batch, and then for whatever comes
+    deaths = iter([*[True] * 5, False, True, False, True, True])  # three for the batch, and then at whatever comes
     sent = run.to_the_end(is_deadly=lambda work: decodes(1)(work) and next(deaths, False))
     assert delivered(sent) == dict.fromkeys(range(4), 100)
-    assert run.deaths == 7
-    assert any(isinstance(task.work, TrialTask) for task in run.tasks)
+    assert run.deaths == 8 and {one.row for one in run.alone} == set(range(100))
 
 
-def test_no_more_than_one_trial_for_a_batch_that_dies_only_as_a_whole():
+def test_a_batch_that_kills_only_as_a_whole_is_broken():
     run = Run(400, 100, 200, skip_damaged=True)
-    sent = run.to_the_end(is_deadly=lambda work: decodes(1)(work) and not isinstance(work, TrialTask))
+    sent = run.to_the_end(is_deadly=lambda work: decodes(1)(work) and not isinstance(work, Alone))
     assert delivered(sent) == dict.fromkeys([0, 2, 3], 100)
     assert f"{LOST} the decoding of batch 1; the last one was killed by SIGSEGV" in broken(sent)[1]
     assert run.deaths == 6
@@ -199,19 +199,12 @@ def test_records_that_kill_and_records_at_which_a_function_raises_are_both_skipp
     assert not broken(sent) and delivered(sent)[12] == 7 and omitted(sent)[12].num_records == 3
 
 
-@pytest.mark.parametrize("ends", ["done", "failed", "died"])
-def test_a_start_ends_a_trial(ends: str):
+def test_a_start_clears_all_suspects():
     run = Run(200, 10, 100)
-    run.to_the_end(is_deadly=decodes(3), until=lambda: bool(run.queue) and isinstance(run.queue[0].work, TrialTask))
-    assert not run.stream.is_under_way(key_of(1, 3)) and run.stream.keeps_slot(key_of(1, 3))
-    trial = run.queue[0]
+    run.to_the_end(is_deadly=decodes(3), until=lambda: bool(run.alone))
     run.start(2, 0)
-    if ends == "died":
-        run.lose(trial)
-    else:
-        run.end_task(RAISED if ends == "failed" else None)
-    assert not run.stream.keeps_slot(key_of(2, 3))
-    assert delivered(run.to_the_end()) == dict.fromkeys(range(20), 10)
+    run.alone.clear()
+    assert delivered(run.to_the_end()) == dict.fromkeys(range(20), 10) and not run.alone
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -236,33 +229,37 @@ def test_a_load_that_kills_workers_costs_the_records_of_one_block(skip: bool):
         assert len(sent) == 20
 
 
-def test_a_batch_that_another_worker_makes_at_the_same_time_is_not_on_trial():
+def test_a_batch_that_another_worker_makes_at_the_same_time_has_no_suspects():
     run = Run(400, 100, 100)
     run.load_all()
     for slot in (0, 1):
         run.page.claim(slot, key_of(1, 0))
     for _ in range(2 * MAX_DEATHS):
-        run.stream.lost_at(key_of(1, 0), REASON, False)
-    assert run.stream.is_under_way(key_of(1, 0))
+        run.stream.lost_at(key_of(1, 0), -1, REASON, False)
+    assert {one.suspects_from for one in run.stream.granted} == {-1}
 
 
-@pytest.mark.parametrize("starts_anew", [False, True])
-@pytest.mark.parametrize("is_guilty", [False, True])
-def test_what_workers_are_lost_at_may_be_delivered_by_another_one(is_guilty: bool, starts_anew: bool):
-    """Two made it at the same time. Its window is gone before the trial ends."""
+def test_workers_that_are_lost_at_a_batch_that_another_one_has_delivered_blame_no_record():
+    """Two made it at the same time, and its window is gone."""
     run = Run(400, 100, 100, skip_damaged=True)
     run.load_all()
     for _ in range(MAX_DEATHS):
         run.lose_at_batch()
-    run.hand_out()
-    assert isinstance(run.queue[0].work, TrialTask)
     run.come_to(1)
     run.stream.look()
-    if starts_anew:
-        run.start(2, 0)
-    sent = run.to_the_end(is_deadly=lambda work: is_guilty and isinstance(work, TrialTask))
-    assert delivered(sent) == dict.fromkeys(range(1 - starts_anew, 4), 100)
-    assert not omitted(sent) and not broken(sent)
+    for _ in range(MAX_DEATHS):
+        run.stream.lost_at(key_of(1, 0), 5, REASON, False)
+    sent = run.to_the_end()
+    assert delivered(sent) == dict.fromkeys(range(1, 4), 100) and not omitted(sent) and not broken(sent)
+
+
+@pytest.mark.parametrize("row", [-7, 41, 100, (1 << 63) - 2])
+def test_a_row_that_a_consumer_has_written_on_the_page_is_not_believed(row: int):
+    run = Run(400, 100, 200, skip_damaged=True)
+    run.to_the_end(is_deadly=decodes_rows((0, 41)), until=lambda: any(one.omit for one in run.stream.granted))
+    for _ in range(MAX_DEATHS):
+        run.lose_at_batch(row=row)
+    assert broken(run.to_the_end())[0].endswith(f"{LOST} the decoding of batch 0; the last one {REASON}")
 
 
 def test_what_a_worker_says_of_a_batch_that_another_one_has_delivered_is_passed_over():

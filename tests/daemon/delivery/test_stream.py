@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from loaderd.daemon.pool.scheduler import Scheduler
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task
 from loaderd.errors import LoaderdError
-from loaderd.ipc.worker_messages import LoadFault, LoadTask, TrialTask
+from loaderd.ipc.worker_messages import LoadFault, LoadTask
 from loaderd.options import StreamOptions
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence
@@ -293,16 +293,15 @@ class StreamMachine(StreamWorld):
 
     @rule(which=st.integers(0, 2))
     def die(self, which: int) -> None:
-        """A worker is lost, and another one takes its seat. Who is guilty for good, ``test_trials`` says."""
+        """A worker is lost, and another one takes its seat. Who is to blame, ``test_poison_records`` says."""
         seat = which % len(self.hands)
         hand = self.hands[seat]
         task = self.tasks[seat][0] if self.tasks[seat] and hand.at is None else None
-        may_be_halved = task is not None and isinstance(task.work, TrialTask) and len(task.work.rows) > 1
-        if task is not None and self.deaths[task] == task.most_deaths - 1 and not may_be_halved:
+        if task is not None and self.deaths[task] == task.most_deaths - 1:
             return
         claimed = [(self.stream.generation, step) for step in self.floor.steps_claimed(seat)]
         if any(self.deaths_at[place] == 2 * MAX_DEATHS - 1 for place in claimed):
-            return  # it would be broken behind its trial
+            return  # it would be broken
         unheard = {(failed.generation, failed.step) for failed in hand.unheard}
         self.deaths_at.update(place for place in claimed if place not in unheard)
         if task is not None:

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from loaderd.daemon.indexing.index_pass import IndexPass
-from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task
+from loaderd.daemon.pool.tasks import TASKS_PER_WORKER, Task
 from loaderd.errors import ShardReadError
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import ShardIndex, encode_indexes
-from loaderd.ipc.worker_messages import NO_STREAM, IndexResult, IndexTask, TrialTask
+from loaderd.ipc.worker_messages import NO_STREAM, IndexResult, IndexTask
 from loaderd.shm.page import step_of
 from loaderd.storage.shard_file import ShardFile
 from tests.daemon.consumer_model import MOST_WORKERS, Consumer
@@ -112,8 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not holders:
                 break
             if target not in holders:
-                trials = [name for name in holders if isinstance(name, Task) and isinstance(name.work, TrialTask)]
-                target = (trials or list(holders))[victim % len(trials or holders)]
+                target = list(holders)[victim % len(holders)]
             self.lose(holders[target])
             self.all_get_ready()
         self.settle(True)
@@ -312,9 +311,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         idle = [hand for hand in self.crew.hands.values() if hand.started and hand.job is None]
         for hand in idle:
             assert not self.scheduler.tasks_of(hand.number)
-            for stream, step in hand.overlooked():
-                # Of a batch that was on trial, its slot's worker alone knows when it can be made again.
-                assert self.consumers[stream].losses[step] >= MAX_DEATHS, "nobody sleeps who could work"
+            assert not hand.overlooked(), "nobody sleeps who could work"
         if not idle or not all(hand.started for hand in self.crew.hands.values()):
             return
         for stream, consumer in enumerate(self.consumers):

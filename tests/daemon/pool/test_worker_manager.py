@@ -65,30 +65,6 @@ def test_all_that_a_window_has_is_granted_at_once(line_of: Any, batch_size: int)
     )
 
 
-def test_while_a_batch_is_on_trial_its_slot_is_kept_for_it(line_of: Any):
-    """Else all slots could come to hold batches behind it, and nothing would ever be taken."""
-    line = line_of(400, 10, 100, workers=2, slots=2)
-    at_a_batch(line)
-    for _ in range(MAX_DEATHS):
-        for hand in line.crew.hands.values():
-            hand.start()
-            line.listen()
-            line.begin(hand)
-            while hand.job is None or hand.job.claim is None:
-                hand.end()
-                line.listen()
-                line.begin(hand)
-        (victim,) = [hand for hand in line.crew.hands.values() if hand.job and hand.job.claim.step == 0]
-        line.crew.kill(victim.number)
-        line.listen()
-    new = line.crew.hands[max(line.crew.hands)]
-    new.start()
-    line.begin(new)
-    assert new.job is None, "the other one has the trial; and there is no slot for a batch behind it"
-    assert all(True for _ in line.work())
-    assert [item.step for item in line.taken] == list(range(40)) and line.ended
-
-
 # -------------------------------------------------------------------------- stalls that the worker manager must see
 
 
