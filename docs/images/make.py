@@ -68,7 +68,7 @@ def draw_top(shards: str) -> None:
                 row_of(one.consumer, "", samples, one.watched.facts, now_s) for one, samples in sampled if samples
             ]
         console = new_console(_WIDTH)
-        console.print(screen(rows, "p", _WIDTH))
+        console.print(screen(rows, _WIDTH))
         save(console, "top.svg", "loaderd top")
     finally:
         for training in trainings:

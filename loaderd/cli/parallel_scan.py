@@ -7,12 +7,13 @@ starting a process would take longer than reading gigabytes.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from loaderd.errors import OptionError
 from loaderd.formats.compression import OnRead
@@ -29,9 +30,13 @@ from loaderd.storage.files import list_with_progress
 from loaderd.storage.names import Columns
 from loaderd.storage.shard_file import ShardFile
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 _Seen = TypeVar("_Seen")
 Look = Callable[[Sequence[ShardFile], OnRead, Access], list[_Seen]]
-_SHOW_EVERY_S = 0.1
+_SHOW_EVERY_S, _SHOW_AGAIN_S = 0.1, 1.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Stopped(Exception):
@@ -132,6 +137,20 @@ def _result(future: Future[list[_Seen]], show: Callable[[], None]) -> list[_Seen
     while not wait([future], _SHOW_EVERY_S).done:
         show()
     return future.result()
+
+
+def watch(show: Callable[[], RenderableType]) -> int:
+    """Draw what ``show`` returns on the whole terminal, every second, until a signal. Returns the exit status.
+
+    Signals are waited for, and handled by nobody: one that raised could leave the terminal half changed.
+    """
+    from rich.live import Live
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    with Live(show(), auto_refresh=False, screen=True) as live:
+        while (came := signal.sigtimedwait(_SIGNALS, _SHOW_AGAIN_S)) is None:
+            live.update(show(), refresh=True)
+    return 128 + came.si_signo
 
 
 def needs_rich(what: str) -> None:

@@ -8,13 +8,13 @@ import math
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loaderd.cli.parallel_scan import needs_rich, say
+from loaderd.cli.parallel_scan import needs_rich, say, watch
 from loaderd.cli.server_access import access_of, add_access, no_report
 from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError, OptionError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Report = Mapping[str, Any]
 
-_INTERVAL_S, _AGAIN_S = 1.5, 1.0
+_INTERVAL_S = 1.5
 _MOST_AT_A_TIME = 16
 _MOST_SHOWN = 40
 
@@ -68,7 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
             return _print_json(ask(), len(arguments.addresses) > 1)
         needs_rich("loaderd status without --json")
         if arguments.watch:
-            _watch(ask)
+            last: deque[Answers] = deque(maxlen=3)  # of two seconds, as servers on the network count once a second
+
+            def show() -> RenderableType:
+                last.append(ask())
+                return screen(last[0], last[-1])
+
+            return watch(show)
         before = now = ask()
         if any(report["consumers"] for report in before.there.values()):
             time.sleep(_INTERVAL_S)
@@ -125,17 +131,6 @@ def _print_json(answers: Answers, with_addresses: bool) -> int:
         say(json.dumps({"address": address, **report} if with_addresses else report))
     sys.stderr.writelines(f"{error.message}\n" for error in answers.away.values())
     return 1 if answers.away else 0
-
-
-def _watch(ask: Callable[[], Answers]) -> None:
-    from rich.live import Live
-
-    last = deque([ask()], maxlen=3)  # a server on the network counts once a second: compare with two seconds ago
-    with Live(screen(last[0], last[-1]), auto_refresh=False, screen=True) as live:
-        while True:
-            time.sleep(_AGAIN_S)
-            last.append(ask())
-            live.update(screen(last[0], last[-1]), refresh=True)
 
 
 def screen(before: Answers, now: Answers) -> RenderableType:

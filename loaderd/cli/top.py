@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import select
-import signal
 import sys
-import termios
 import time
-import tty
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from loaderd.cli.parallel_scan import needs_rich
+from loaderd.cli.parallel_scan import needs_rich, watch
 from loaderd.errors import OptionError
 from loaderd.observe.remedies import Verdict
 from loaderd.observe.running_streams import RunningStream, running_streams
-from loaderd.observe.top_rows import SORTS, Row, row_of, short
+from loaderd.observe.top_rows import Row, row_of, short
 from loaderd.redaction import readable_line
 from loaderd.snapshots import span
 
@@ -28,10 +22,7 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_LOOK_EVERY_S = 1.0
 _FIND_EVERY_S = 3.0
-_QUIT = ("q", "\x03", "\x04", "\x1b")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def add_to(commands: Commands) -> None:
@@ -39,7 +30,7 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "top",
         help="all running loaders, live",
-        description="Show your running loaders, live. Keys: p, r, w sort by process, rate, waiting; q quits.",
+        description="Show your running loaders, every second, until Ctrl-C.",
     )
     parser.set_defaults(run=run)
     parser.add_argument("pids", nargs="*", type=int, metavar="PID", help="only the trainings of these processes")
@@ -47,70 +38,23 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 1 without a terminal or rich; if a signal ended it, 128 plus its number, as in a shell."""
+    """The exit status: 0; 1 without a terminal or rich; else as ``watch`` returns it."""
     try:
         needs_rich("loaderd top")
     except OptionError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     from rich.console import Console
-    from rich.live import Live
 
     streams = _Streams(frozenset(arguments.pids))
+    console = Console(width=None if sys.stdout.isatty() else 200)
     if arguments.once:
-        console = Console(width=None if sys.stdout.isatty() else 200)
-        console.print(screen(streams.rows(), "p", console.width))
+        console.print(screen(streams.rows(), console.width))
         return 0
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not sys.stdout.isatty():
         sys.stderr.write("loaderd top needs a terminal. Without one, use: loaderd top --once\n")
         return 1
-    with _Keyboard() as keyboard, Live(auto_refresh=False, screen=True) as live:
-        sort = "p"
-        while keyboard.signal is None:
-            live.update(screen(streams.rows(), sort, live.console.width), refresh=True)
-            key = keyboard.read_key(_LOOK_EVERY_S)
-            if key in _QUIT:
-                return 0
-            sort = key if key in SORTS else sort
-    return 128 + keyboard.signal
-
-
-class _Keyboard:
-    """Reads keys without Enter and without showing them, until the end of the ``with``.
-
-    A signal only sets ``signal`` and ends a wait for a key: a handler that raised could leave the terminal half
-    changed.
-    """
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        """The signal that came, if any; it ends the program."""
-        self._fd = sys.stdin.fileno()
-
-    def __enter__(self) -> _Keyboard:
-        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._wake_before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        self._handlers = {number: signal.signal(number, self._note) for number in _SIGNALS}
-        self._before = termios.tcgetattr(self._fd)
-        tty.setcbreak(self._fd)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        with contextlib.suppress(termios.error):  # the terminal itself may be gone
-            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wake_before)
-        for fd in (self._woken, self._wake):
-            os.close(fd)
-
-    def _note(self, number: int, frame: object) -> None:
-        self.signal = number
-
-    def read_key(self, seconds: float) -> str:
-        """A key; "" after so many seconds without one, or after a signal; "q" at the end of the input."""
-        ready, _, _ = select.select([self._fd, self._woken], [], [], seconds)
-        return os.read(self._fd, 1).decode(errors="replace") or "q" if self._fd in ready else ""
+    return watch(lambda: screen(streams.rows(), console.width))
 
 
 class _Streams:
@@ -176,22 +120,20 @@ _STYLES: dict[Verdict, str] = {
 }
 
 
-def screen(rows: list[Row], sort: str, width: int) -> RenderableType:
-    """All rows as a table of ``width`` characters."""
+def screen(rows: list[Row], width: int) -> RenderableType:
+    """All rows, by process, as a table of ``width`` characters."""
     from rich.bar import Bar
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    title, key = SORTS[sort]
-    head = Text(f"loaderd top: {len(rows)} loaders, by {title}.  ", style="bold")
-    head.append("p process  r rate  w waiting  q quit", style="dim")
+    head = Text(f"loaderd top: {len(rows)} loaders", style="bold")
     columns = [column for column in _COLUMNS if width >= column.min_width]
     table = Table(box=None, pad_edge=False, expand=True)
     for column in columns:
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
         table.add_column(column.title, justify=justify, no_wrap=True, ratio=column.ratio or None)
-    for row in sorted(rows, key=key):
+    for row in sorted(rows, key=lambda row: row.pid):
         style = "dim" if row.is_old else _STYLES.get(row.verdict, "yellow")
         cells = [column.cell(row) for column in columns]
         table.add_row(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loaderd.observe.diagnose import diagnose_samples
@@ -76,11 +76,3 @@ def short(command: str) -> str:
     if len(words) > 1 and os.path.basename(words[0]).startswith("python"):
         del words[0]
     return " ".join([os.path.basename(words[0]), *words[1:]]) if words else ""
-
-
-SORTS: dict[str, tuple[str, Callable[[Row], float]]] = {
-    "p": ("process", lambda row: row.pid),
-    "r": ("rate", lambda row: -row.records_per_s),
-    "w": ("waiting", lambda row: -row.waiting),
-}
-"""By key on the keyboard: the name of the order, and what rows are sorted by."""
