@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,7 +32,7 @@ from loaderd.ipc.subscription import Sharing, Subscription
 from loaderd.plan.passes import Pass
 from loaderd.version import VERSION
 from tests.daemon.served import Consumer, ServedDaemon, flat, goodbye, serve
-from tests.helpers.own_processes import all_workers_of, kill, workers_of
+from tests.helpers.own_processes import all_workers_of, workers_of
 from tests.helpers.serving import wait_until
 
 Write = Callable[..., list[Path]]
@@ -103,51 +101,12 @@ def expected(folder: Path, **options: object) -> list[list[int]]:
 # ------------------------------------------------------------------------------------------ what they get
 
 
-def test_consumers_at_once_each_have_the_order_of_an_embedded_loader(daemon: ServedDaemon, tmp_path: Path):
-    consumers = [daemon.subscribe(), daemon.subscribe(held_batches=2), daemon.subscribe("valid", 7)]
-    found: dict[int, list[list[int]]] = {}
-    threads = [
-        threading.Thread(target=lambda n=n, each=each: found.update({n: each.read()}))
-        for n, each in enumerate(consumers)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found[0] == found[1] == expected(tmp_path)
-    assert flat(found[2]) == list(range(100))
-
-
-def test_split_consumers_have_each_record_once(daemon: ServedDaemon):
-    parts = [flat(daemon.subscribe(sharing="split", shard=(rank, 3)).read()) for rank in range(3)]
-    assert sorted(itertools.chain(*parts)) == list(range(800))
-    assert {len(part) for part in parts} == {266, 267}
-
-
 def test_who_does_not_read_stops_nobody(daemon: ServedDaemon, tmp_path: Path):
     asleep = daemon.subscribe()
     asleep.start(Pass(0, None))
     assert daemon.subscribe().read() == expected(tmp_path)
     state = {each["number"]: each for each in daemon.report()["consumers"]}
     assert max(each["slots_lent"] for each in state.values()) == state[max(state)]["slots"]
-
-
-def test_killed_workers_cost_nobody_anything(daemon: ServedDaemon, tmp_path: Path):
-    consumers = [daemon.subscribe() for _ in range(2)]
-    found: list[list[list[int]]] = []
-    threads = [
-        threading.Thread(target=lambda each=each: found.append(each.read(epochs=2, pause_s=0.005)))
-        for each in consumers
-    ]
-    for thread in threads:
-        thread.start()
-    for killed in range(1, 5):
-        time.sleep(0.15)
-        kill(all_workers_of(daemon.process.pid, 2)[0])
-        wait_until(lambda killed=killed: daemon.report()["workers_restarted"] == killed)
-    for thread in threads:
-        thread.join(60)
-    assert found[0] == found[1] and found[0][:80] == expected(tmp_path)
 
 
 def test_sets_that_grow_are_listed_by_each_consumer(daemon: ServedDaemon, write_numbered: Write):
@@ -314,25 +273,6 @@ def test_what_cannot_be_served_is_told_the_supervisor(write_numbered: Write, tmp
         source = MODULE % {"folder": tmp_path}
         with pytest.raises(ServerError, match=match), serve(tmp_path, "limited", source, *names):
             pass
-
-
-def test_the_end_is_told_to_consumers(daemon: ServedDaemon):
-    reading, waiting = daemon.subscribe(), daemon.subscribe()
-    reading.start(Pass(0, None)).wait_for_batch()
-    daemon.supervisor.send(Stop("the server was told to stop"))
-    assert goodbye(reading) == goodbye(waiting) == "the server was told to stop"
-    assert reading.is_closed() and daemon.process.wait(60) == 0
-
-
-@pytest.mark.slow
-def test_a_daemon_that_is_drained_ends_with_its_last_consumer(daemon: ServedDaemon, tmp_path: Path):
-    consumer = daemon.subscribe()
-    daemon.supervisor.send(Drain())
-    assert daemon.report()["draining"]
-    assert consumer.read() == expected(tmp_path)
-    assert daemon.process.poll() is None
-    consumer.close()
-    assert daemon.process.wait(60) == 0
 
 
 @pytest.mark.slow

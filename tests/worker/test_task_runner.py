@@ -59,7 +59,6 @@ class Stage:
         share = HostShare(EpochRemainder(self.table.num_records), 0, 1, WINDOW)
         self.plan = PassPlan(DatasetRows(self.table.counts, 3, True), BatchPlan(share, BATCH, "short", 1), 3, True, 0)
         self.layout = WindowLayout(schema.row_bytes, share.largest_window)
-        self.row_dtype = schema.row_dtype
         self.slot_layout = SlotLayout(schema.specs, BATCH)
         self.windows = SharedMemory.create("windows", NUM_ARENAS * self.layout.arena_bytes)
         self.slots = SharedMemory.create("slots", NUM_SLOTS * self.slot_layout.slot_bytes)
@@ -96,13 +95,6 @@ class Stage:
         found[self.plan.order_of(window).places()] = rows
         return found.tolist()
 
-    def rows(self, arena: int) -> np.ndarray:
-        return self.layout.rows(self.windows.bytes, arena)
-
-    def ids(self, arena: int, count: int) -> list[int]:
-        """The numbers that lie in the first places of an arena."""
-        return self.rows(arena)[:count].copy().view(self.row_dtype)["id"][:, 0].tolist()
-
     def slot(self, number: int) -> dict[str, Any]:
         return self.slot_layout.views(self.slots.bytes, number)
 
@@ -122,28 +114,6 @@ def check_slot(slot: dict[str, Any], expected: list[int]) -> None:
     assert (slot["bits"][: len(expected)] @ 2.0 ** np.arange(31, -1, -1)).tolist() == expected
     for field in slot.values():
         assert set(field[len(expected) :].tobytes()) <= {UNTOUCHED}
-
-
-def test_a_window_is_loaded_as_it_is_planned(stage: Stage):
-    for window, arena in ((0, 2), (1, 0), (2, 1)):
-        assert stage.load(window, arena) == []
-        size = stage.plan.order_of(window).num_places
-        assert stage.ids(arena, size) == stage.numbers(window)
-        assert set(stage.rows(arena)[size:].tobytes()) <= {UNTOUCHED}, "nothing behind a smaller window"
-    everything = [number for window in range(3) for number in stage.numbers(window)]
-    assert sorted(everything) == list(range(170)) != everything
-
-
-def test_a_task_that_is_done_again_writes_the_same(stage: Stage):
-    stage.load(0, 0)
-    before = stage.windows.bytes.copy()
-    stage.load(0, 0)
-    assert np.array_equal(stage.windows.bytes, before)
-    stage.executor.fill(1, [Segment(0, 8, 24, 0)], [])
-    filled = stage.slots.bytes.copy()
-    stage.executor.fill(1, [Segment(0, 8, 24, 0)], [])
-    assert np.array_equal(stage.slots.bytes, filled)
-    assert np.array_equal(stage.windows.bytes, before)
 
 
 @pytest.mark.parametrize("omit", [[], [0], [15], [2, 3, 7], list(range(16)), list(range(7)), list(range(7, 16))])
