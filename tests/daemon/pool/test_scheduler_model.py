@@ -1,9 +1,9 @@
 """The worker manager with several sources, in any order of events, held to what must be true whatever happens.
 
-``test_stream.py`` follows what one stream writes to memory, row by row. Here it is who waits for whom: two streams
-and index passes share workers that end what they are at well, badly, or not at all, and the model sees what the
-workers see, which batches they claim and what tasks they are given, and what is said to each consumer. At the end of
-each example everything is let run to its end, and then each batch must have come, and each slot and arena be free.
+Two streams and index passes share workers that end what they are at well, badly, or not at all, and the model sees
+what the workers see, which batches they claim and what tasks they are given, and what is said to each consumer (see
+``consumer_model``). At the end of each example everything is let run to its end, and then each batch must have come,
+and each slot and arena be free.
 """
 
 from __future__ import annotations
