@@ -4,7 +4,8 @@ A loader has a schema, which says what records are. A command that looks at shar
 
 - **TFRecord**, plain, GZIP or ZLIB, by the CRC of the first length;
 - **KataGo's** npz by the names of their arrays, and board and targets by their shapes;
-- **Leela Chess Zero's** games, plain, compressed or in a tar, by the version that the first record begins with.
+- **Leela Chess Zero's** games, plain, compressed or in a tar, by the version that the first record begins with;
+- **boards of NNUE trainers**, in the same files, by what the first 32 records hold: boards with two kings.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from loaderd.kernels.crc import HEADER_BYTES
 from loaderd.schema import Feature, FixedRecords, Raw, Schema
 from loaderd.schemas.kata import katago
 from loaderd.schemas.leela import lc0
+from loaderd.schemas.nnue import BULLET, MARLIN, SFEN, bullet, could_be, marlin, nnue_bin
 from loaderd.storage.access import Access
 from loaderd.storage.files import OpenFile, open_shard
 from loaderd.storage.shard_file import TABLES, Compression, ShardFile
 
 _MOST_BOARD_SIZE, _ANY_BLOCK = 99, 1024
+_MOST_BOARDS = 32
 _POLICY, _TARGETS = "policyTargetsNCMove", "globalTargetsNC"
 
 
@@ -59,7 +62,7 @@ def detect_schema(file: ShardFile, access: Access | None = None) -> tuple[Schema
             return _detect_npz(opened, file)
         if wrapping in (*TABLES, "npy"):
             return None
-        detected = _detect_lc0(opened, file, wrapping)
+        detected = _detect_lc0(opened, file, wrapping) or _detect_boards(opened, file, wrapping)
         if detected is None and wrapping in ("none", "gzip"):
             detect_compression(file.uri, opened.read_at, file.size_bytes)
         return detected
@@ -136,6 +139,21 @@ def _detect_lc0(opened: OpenFile, file: ShardFile, wrapping: Compression) -> tup
     got = open_fixed(file.uri, opened.read_at, *place, size).read_into(memoryview(head))
     is_lc0 = got >= 4 and int.from_bytes(head[:4], "little") == schema.records.expect["version"]
     return (schema, "loaderd.schemas.lc0()") if is_lc0 and not is_frame(head) else None
+
+
+def _detect_boards(opened: OpenFile, file: ShardFile, wrapping: Compression) -> tuple[Schema, str] | None:
+    place = (0, file.size_bytes, wrapping) if wrapping != "tar" else _first_member(opened, file)
+    if place is None:
+        return None
+    for dtype, schema in ((BULLET, bullet), (MARLIN, marlin), (SFEN, nnue_bin)):
+        if wrapping == "none" and file.size_bytes % dtype.itemsize:
+            continue
+        head = bytearray(_MOST_BOARDS * dtype.itemsize)
+        got = open_fixed(file.uri, opened.read_at, *place, dtype.itemsize).read_into(memoryview(head))
+        boards = np.frombuffer(head, dtype, min(got // dtype.itemsize, _MOST_BOARDS))
+        if len(boards) and could_be(boards):
+            return schema(), f"loaderd.schemas.{schema.__name__}()"
+    return None
 
 
 def _first_member(opened: OpenFile, file: ShardFile) -> tuple[int, int, Compression] | None:

@@ -166,6 +166,15 @@ def _is_binpack(content: Content) -> bool:
     return end == content.size_bytes or content.at(end, 4) == b"BINP"
 
 
+def _is_viriformat(content: Content) -> bool:
+    head = content.head
+    if len(head) < 32 or head[30] > 2 or head[24] & 127 > 64:  # as of nearly all other files
+        return False
+    from loaderd.schemas.nnue import begins_with_game  # needed only for these
+
+    return begins_with_game(head)
+
+
 def _is_pickle(content: Content) -> bool:
     head, size_bytes = content.head, content.size_bytes
     end = 11 + int.from_bytes(head[3:11], "little")
@@ -232,8 +241,13 @@ KINDS: dict[str, Kind] = {
     "pickle": Kind("a pickle of Python's", _AS_NPZ.format(reader="pickle"), _is_pickle),
     "binpack": Kind(
         "a binpack of Stockfish's",
-        "Convert it to a .bin with Stockfish's tools (convert FROM TO), and describe its records with FixedRecords.",
+        "Convert it to a .bin with Stockfish's tools (convert FROM TO): loaderd.schemas.nnue_bin() reads that.",
         _is_binpack,
+    ),
+    "viriformat": Kind(
+        "games of viriformat",
+        "Unroll them to boards (bullet-utils viribinpack splat FROM TO): loaderd.schemas.bullet() reads those.",
+        _is_viriformat,
     ),
     "png": Kind("a PNG image", _NO_SHARD, _begins(b"\x89PNG\r\n\x1a\n")),
     "jpeg": Kind("a JPEG image", _NO_SHARD, _begins(b"\xff\xd8\xff\xe0\0\x10JFIF\0")),

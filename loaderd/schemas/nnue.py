@@ -165,6 +165,88 @@ def nnue_bin(dtype: Any = "int32") -> Schema:
     return Schema(schema.features, schema.fields, {**schema.intermediates, "board": SFEN_BOARD})
 
 
+def could_be(records: npt.NDArray[Any]) -> bool:
+    """Whether ``records``, an array of BULLET, MARLIN or SFEN, are of that format: all of them look like boards.
+
+    One king of each colour, where bulletformat says that they are; and no piece, result or square that cannot be.
+    """
+    return all(map(_TESTS[records.dtype], records))
+
+
+def _is_bullet(record: Any) -> bool:
+    pieces = _pieces_of(record)
+    kings = [[square for square, code in pieces.items() if code == king] for king in _KINGS]
+    where = [[int(record["king"])], [int(record["opponent_king"]) ^ 56]]
+    return kings == where and all(code in _NIBBLES for code in pieces.values()) and record["result"] <= 2
+
+
+def _is_marlin(record: Any) -> bool:
+    codes = list(_pieces_of(record).values())
+    has_kings = all(codes.count(king) == 1 for king in _KINGS)
+    is_known = all(code in _WITH_UNMOVED_ROOKS for code in codes)
+    return has_kings and is_known and record["side_to_move"] & 127 <= 64 and record["result"] <= 2
+
+
+def _pieces_of(record: Any) -> dict[int, int]:
+    """By square, codes of four bits; empty where there are more than 32."""
+    squares = np.flatnonzero(np.unpackbits(record["occupied"], bitorder="little")).tolist()
+    codes = [code for byte in record["pieces"].tolist() for code in (byte & 15, byte >> 4)]
+    return dict(zip(squares, codes, strict=False)) if len(squares) <= MAX_PIECES else {}
+
+
+def _is_sfen(record: Any) -> bool:
+    bits = "".join(f"{byte:08b}"[::-1] for byte in record["sfen"].tolist())
+    at, symbols = SFEN_BOARD.start, list[int]()
+    for _ in range(62):
+        found = [symbol for symbol, code in enumerate(_SFEN_CODES) if code and bits.startswith(code, at)]
+        if not found:
+            return False
+        symbols.append(found[0])
+        at += len(_SFEN_CODES[found[0]] or "")
+    has_kings, num_pieces = bits[1:7] != bits[7:13], 2 + 62 - symbols.count(0)
+    return has_kings and num_pieces <= MAX_PIECES and -1 <= record["result"] <= 1
+
+
+_TESTS = {BULLET: _is_bullet, MARLIN: _is_marlin, SFEN: _is_sfen}
+
+
+def begins_with_game(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` holds games of viriformat: a board, and moves of 4 bytes behind it.
+
+    Each is of a piece of the side whose turn it is, and not onto one of its own; castling takes the own rook.
+    """
+    if not _has_board(head, 0) or _has_board(head, MARLIN.itemsize):  # two of them: no games
+        return False
+    board = np.frombuffer(head, MARLIN, 1)
+    colours = {square: code >> 3 for square, code in _pieces_of(board[0]).items()}
+    turn, moves = (
+        int(board["side_to_move"][0]) >> 7,
+        np.frombuffer(head, "<u2", len(head) // 4 * 2)[16:].reshape(-1, 2),
+    )
+    for number, (move, score) in enumerate(moves.tolist()):
+        if move == score == 0:
+            stop = MARLIN.itemsize + 4 * (number + 1)
+            return number > 0 and (_has_board(head, stop) or len(head) < stop + MARLIN.itemsize)
+        start, to, kind = move & 63, move >> 6 & 63, move >> 14
+        is_castling = kind == 2
+        if colours.pop(start, None) != turn or (colours.get(to) == turn) != is_castling:
+            return False
+        if is_castling:
+            del colours[to]
+            king = start // 8 * 8 + (6 if to > start else 2)
+            colours[king] = colours[king - 1 if to > start else king + 1] = turn
+        else:
+            colours[to] = turn
+            if kind == 1:
+                colours.pop(to ^ 8, None)
+        turn ^= 1
+    return len(moves) > 8
+
+
+def _has_board(head: bytes, at: int) -> bool:
+    return len(head) >= at + MARLIN.itemsize and could_be(np.frombuffer(head, MARLIN, 1, at))
+
+
 def outcome(lost: int, stored: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """float32, (n,): 0, ½ and 1 of results, (n,), which are stored as ``lost``, and the two numbers behind it."""
     if (is_wrong := (stored < lost) | (stored > lost + 2)).any():

@@ -14,6 +14,8 @@ import loaderd
 from loaderd import testing
 from loaderd.cli.main import main
 from loaderd.schemas import kata, leela
+from tests.formats.test_kinds import VIRIFORMAT
+from tests.helpers import nnue_boards
 from tests.helpers.fixed_files import DTYPE, WRAPPINGS, records_from, tar_of, wrapped
 
 Capture = pytest.CaptureFixture[str]
@@ -75,6 +77,27 @@ def test_games_of_leela_tell_what_they_are_and_what_is_wrong_with_them(tmp_path:
     assert "plane 0           plane 104" not in text and "plane 0   " in text
     assert inspect(capsys, shard, "--png", tmp_path / "board.png")[0] == 0 and (tmp_path / "board.png").stat().st_size
     assert "schema = loaderd.schemas.lc0()\n" in inspect(capsys, shard, "--features")[1]
+
+
+@pytest.mark.parametrize("variant", ["bullet", "marlin", "nnue_bin"])
+def test_boards_of_nnue_trainers_are_recognized(variant: str, tmp_path: Path, capsys: Capture):
+    data = nnue_boards.records(variant, nnue_boards.positions(40))
+    for name, stored in (("a.bin", data), ("a.gz", gzip.compress(data))):
+        (tmp_path / name).write_bytes(stored)
+        told = inspected(capsys, tmp_path / name, "--record", 33)
+        assert told["schema"] == f"loaderd.schemas.{variant}(), recognized by the content"
+        assert told["records"] == 40 and abs(told["fields"]["score"]) == 33
+    assert f"schema = loaderd.schemas.{variant}()\n" in inspect(capsys, tmp_path / "a.bin", "--features")[1]
+    (tmp_path / "b.bin").write_bytes(np.random.default_rng(0).bytes(len(data)))
+    status, _, error = inspect(capsys, tmp_path / "b.bin")
+    assert status == 2 or "schemas" not in error
+
+
+def test_what_cannot_be_read_says_how_to_convert_it(tmp_path: Path, capsys: Capture):
+    (tmp_path / "a.binpack").write_bytes(b"BINP" + (8).to_bytes(4, "little") + bytes(8))
+    assert "convert FROM TO): loaderd.schemas.nnue_bin() reads" in inspect(capsys, tmp_path / "a.binpack")[2]
+    (tmp_path / "a.vf").write_bytes(VIRIFORMAT)
+    assert "viribinpack splat FROM TO): loaderd.schemas.bullet() reads" in inspect(capsys, tmp_path / "a.vf")[2]
 
 
 def test_rows_of_katago_tell_the_size_of_the_board(tmp_path: Path, capsys: Capture):

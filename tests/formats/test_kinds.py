@@ -115,6 +115,9 @@ def binpack(*chunks: int) -> bytes:
 
 
 RIEGELI = bytes.fromhex("83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9") + bytes(64)
+VIRIFORMAT = bytes.fromhex(  # the example of its README: five moves
+    "ffff00000000ffff1642256100000000888888889ecaade940000100000002000c070a0034091400c309e2ff3c0dff7f2709ff7f00000000"
+)
 MAKERS: dict[str, Callable[[], bytes]] = {
     "tfrecord": lambda: frames(payloads_of(100)),
     "gzip": lambda: gzip.compress(gzip.compress(TEXT)),
@@ -139,6 +142,7 @@ MAKERS: dict[str, Callable[[], bytes]] = {
     "riegeli": lambda: RIEGELI,
     "pickle": lambda: pickle.dumps(np.arange(99)),
     "binpack": lambda: binpack(1000, 7),
+    "viriformat": lambda: VIRIFORMAT,
     "png": lambda: image("encode_png"),
     "jpeg": lambda: image("encode_jpeg"),
     "pdf": lambda: b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n" + bytes(99),

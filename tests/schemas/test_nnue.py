@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import loaderd
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import SchemaError, SkippedDataWarning, WorkerError
 from loaderd.schema import packed_schema
-from loaderd.schemas.nnue import BULLET, MARLIN, SFEN
+from loaderd.schemas.nnue import BULLET, MARLIN, SFEN, begins_with_game
 from tests.helpers import nnue_boards as boards
 from tests.helpers.decoding import decoded
 from tests.helpers.device_program import run, unpacked
@@ -152,6 +153,27 @@ def test_what_is_damaged_is_named_and_can_be_left_out(
         assert (
             sum(len(batch["count"] if unpack == "worker" else next(iter(batch.values()))) for batch in loader) == 59
         )
+
+
+def game(board: str, *moves: tuple[int, int, int]) -> bytes:
+    """Of viriformat; moves: from, to, type."""
+    packed = [start | to << 6 | kind << 14 for start, to, kind in moves]
+    start = boards.marlin(boards.Position.of_fen(board))
+    return start + b"".join(struct.pack("<Hh", move, 10) for move in packed) + bytes(4)
+
+
+def test_games_of_viriformat_are_told_from_boards():
+    castling = game("r3k3/8/8/8/8/8/8/4K2R", (4, 7, 2), (60, 56, 2), (6, 14, 0), (58, 57, 0), (5, 37, 0))
+    en_passant = game("4k3/8/8/8/3p4/8/4P3/4K3", (12, 28, 0), (27, 20, 1), (28, 36, 0))
+    taken = game("4k3/8/8/8/3p4/8/4P3/4K3", (12, 28, 0), (27, 20, 1), (4, 12, 0), (60, 28, 0))
+    assert begins_with_game(castling) and not begins_with_game(en_passant), "the pawn on 28 was taken"
+    assert begins_with_game(taken * 3)
+    assert not begins_with_game(game("4k3/8/8/8/8/8/8/4K2R", (60, 52, 0))), "White is to move"
+    assert not begins_with_game(game("4k3/8/8/8/8/8/8/4K2R", (4, 7, 0))), "the own rook, without castling"
+    assert not begins_with_game(castling + bytes(40))
+    for variant in ("bullet", "marlin"):
+        for first in range(600):
+            assert not begins_with_game(boards.records(variant, POSITIONS[first : first + 3]))
 
 
 def is_quiet(board: Any, move: Any) -> Any:
