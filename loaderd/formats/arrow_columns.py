@@ -3,7 +3,7 @@
 =====================================  ==========================================================================
 field of the records' dtype            column
 =====================================  ==========================================================================
-a number, a bool, a date               the same type of Arrow, little-endian
+a number, a bool, a date               the same type of Arrow, little-endian; or a number that it holds exactly
 ``u1 (n,)``, ``Sn``, ``Vn``            fixed_size_binary(n); or binary and text of n bytes each (of ``Sn``: up to n)
 any ``(n,)``                           a fixed_size_list of n such values, or a list of which each row has n
 ``(n, m)``                             the same, of n * m; or lists in lists
@@ -255,7 +255,10 @@ def _fits(kind: pa.DataType, base: np.dtype[Any], count: int) -> bool:
         return bool(kind.byte_width == base.itemsize * count and (is_text or base == np.uint8))
     if _is_bytes(kind):
         return (base.kind in "SV" and count == 1) or base == np.uint8
-    return count == 1 and _numpys(kind) == base
+    stored = _numpys(kind)
+    if count != 1 or stored is None or stored == base:
+        return count == 1 and stored == base
+    return stored.kind in "iuf" and base.kind in "iuf" and np.can_cast(stored, base)
 
 
 def _fits_in_list(kind: pa.DataType, base: np.dtype[Any]) -> bool:

@@ -181,6 +181,17 @@ def test_lists_of_any_length_are_padded(tmp_path, monkeypatch, kinds, how, is_la
             assert len(read(file, loaderd.FixedRecords(wide))) == rows
 
 
+@pytest.mark.parametrize("how", ["arrow", "plain 1.0"])
+def test_numbers_may_be_read_as_any_that_hold_them(how: str, tmp_path: Path):
+    columns = {"a": pa.array([1, -2], "int16"), "b": pa.array([[0.5], []], pa.list_(pa.float32())), "c": [1, 2]}
+    file = make_shard(tmp_path / "a", bytes_of(pa.table(columns), how, 2, "none"))
+    found = read(file, loaderd.FixedRecords({"a": loaderd.Int64(), "b": loaderd.Raw("float64", (1,), pad=0)}))
+    assert found["a"].tolist() == [1, -2] and found["b"].tolist() == [[0.5], [0.0]]
+    for name, feature in (("c", "int32"), ("c", "float32"), ("a", "uint16"), ("a", "S2"), ("a", "M8[s]")):
+        with pytest.raises(ShardReadError, match=f"column '{name}' of .*, found int"):
+            read(file, loaderd.FixedRecords({name: loaderd.Raw(feature)}))
+
+
 def test_lists_of_a_plain_file_have_their_padding_and_a_length_that_is_looked_at(tmp_path: Path):
     features = {"moves": loaderd.Int64((3,), pad=-1), "n": loaderd.Length("moves")}
     schema = loaderd.Schema(loaderd.FixedRecords(features), {name: loaderd.Array(name) for name in features})
