@@ -195,7 +195,7 @@ def _features(schema: str | None, files: Sequence[ShardFile]) -> Mapping[str, Fe
     if records is None:
         raise OptionError(
             f"--schema is needed, as the content of {first.name} does not show what its records are",
-            hint="For TFRecord shards, `loaderd inspect SHARD --features` proposes one.",
+            hint="`loaderd inspect SHARD --features` proposes one.",
         )
     return records
 

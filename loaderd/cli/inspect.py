@@ -14,7 +14,7 @@ from loaderd.cli.parallel_scan import add_names, count, names_in, say
 from loaderd.cli.proposal import propose
 from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
 from loaderd.cli.sample import Sample, range_of, sample_shards
-from loaderd.cli.stored_records import StoredFormat, kind_of, list_values, read_record, stored_in, stored_of
+from loaderd.cli.stored_records import StoredFormat, joined, kind_of, list_values, read_record, stored_in, stored_of
 from loaderd.decode.example import RecordFault, list_features
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.formats.compression import OnRead
@@ -151,7 +151,10 @@ def _propose(files: Sequence[ShardFile], arguments: argparse.Namespace, display:
     for done, file in enumerate(files):
         display(Progress("looking into shards", done, len(files)))
         found = stored_in(file)
-        if found != stored:
+        both = None if found is None else joined(stored, found)
+        if both is not None:
+            stored = both
+        else:
             kind = "TFRecord, or of a kind that is not recognized" if found is None else found.named
             text.append(f"# {file.name!a} is of another kind: {readable_line(kind)}.")
     say("\n".join([*text, stored.python]).rstrip("\n"))
@@ -178,6 +181,7 @@ def _show_format(
         "schema": stored.named,
         "blocks": index.counts.tolist(),
         "features": {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in kinds.items()},
+        "left_out": dict(stored.left_out),
     }
     if arguments.json:
         return
@@ -190,6 +194,8 @@ def _show_format(
         for name, (dtype, shape) in kinds.items()
     ]
     _show_table([("feature", "type", "shape"), *rows])
+    for name, why in stored.left_out.items():
+        say(f"{readable_line(name)} is left out: {readable_line(why)}")
 
 
 def _show_sample(about: dict[str, Any], sample: Sample, arguments: argparse.Namespace) -> None:

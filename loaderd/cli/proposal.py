@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loaderd.cli.sample import FeatureSummary, Sample, range_of
-from loaderd.cli.stored_records import PADDED, quoted
+from loaderd.cli.stored_records import PADDED, quoted, scatter_remarks, sparse_remarks
 from loaderd.errors import OptionError
 from loaderd.redaction import readable_line
 from loaderd.storage.names import some_of
@@ -35,6 +35,10 @@ def propose(sample: Sample, num_shards: int) -> str:
             continue
         missing = parsed - found.records
         stored, delivered, remarks = _lines(name, found, missing > 0, float_lengths)
+        if found.kinds == {"int64"} and found.lengths != {1}:
+            remarks += scatter_remarks(
+                name, [each for each, other in sample.features.items() if _goes_with(found, other)]
+            )
         if missing:
             lacking = [shard for shard, examples in sample.examples_in.items() if found.records_in[shard] < examples]
             where = some_of([f"{shard!a}" for shard in lacking], _SHOWN_SHARDS)
@@ -70,6 +74,10 @@ def _notes(sample: Sample) -> Iterator[str]:
     if sample.lists:
         lists = some_of([f"{name!a}" for name in sorted(sample.lists)], _SHOWN_SHARDS)
         yield f"# Feature lists of a tf.train.SequenceExample are not read: {lists}."
+
+
+def _goes_with(integers: FeatureSummary, other: FeatureSummary) -> bool:
+    return other.kinds == {"float"} and other.lengths == integers.lengths
 
 
 def _problem(found: FeatureSummary) -> str:
@@ -108,6 +116,7 @@ def _lines(
     bits = 8 * num_bytes
     field = f"loaderd.Bits({quoted(name)}, shape=({bits},)"
     remarks.append(f'Are these bits, the most significant one of a byte first? Else {field}, bit_order="little")')
+    remarks += sparse_remarks(name, bits)
     remarks += _of_shapes(bits, "bits")
     remarks.append(f'Or bytes? Then loaderd.Raw("uint8", ({num_bytes},)) and {array}')
     remarks += _of_shapes(num_bytes, "bytes")

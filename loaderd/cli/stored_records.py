@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import numpy as np
@@ -16,10 +18,12 @@ from loaderd.formats.detect import columns_of, detect_schema
 from loaderd.formats.fixed_blocks import FixedBlockReader
 from loaderd.formats.reader import Reader
 from loaderd.formats.shard_index import ShardIndex
-from loaderd.schema import FixedRecords, Length, Schema
+from loaderd.schema import Feature, FixedRecords, Length, Raw, Schema
+from loaderd.schema.schema import with_lengths
 from loaderd.storage.shard_file import Block, ShardFile
 
 PADDED = "shorter ones are padded, and cut=True would cut longer ones"
+_MANY_BITS = 256
 _NO_SCHEMA = "none is known, so these are the columns of the file"
 
 
@@ -28,13 +32,14 @@ class StoredFormat:
     """What records of a fixed size are. ``schema``: None for a file of which nothing is known but its columns.
 
     ``named``: the schema in words. ``python``: the text of a module with the schema, or with one that reads all
-    arrays; "" if the user gave the schema.
+    arrays; "" if the user gave the schema. ``left_out``: of columns that cannot be features, why.
     """
 
     records: FixedRecords
     schema: Schema | None
     named: str
     python: str
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def stored_of(schema: Schema, name: str) -> StoredFormat | None:
@@ -59,8 +64,48 @@ def stored_in(file: ShardFile) -> StoredFormat | None:
     records, left_out = columns
     if records is None:
         raise ShardReadError(f"{file.uri} has no column that can be a feature: {left_out}")
+    return _of_columns(records, left_out)
+
+
+def _of_columns(records: FixedRecords, left_out: Mapping[str, str]) -> StoredFormat:
     notes = "".join(f"# {name!a} is left out: {why}.\n" for name, why in left_out.items())
-    return StoredFormat(records, None, _NO_SCHEMA, _as_python(records) + notes)
+    return StoredFormat(records, None, _NO_SCHEMA, _as_python(records) + notes, left_out)
+
+
+def joined(one: StoredFormat, other: StoredFormat) -> StoredFormat | None:
+    """What reads both: the same columns, whose texts and lists are longer in one of them; None: nothing does."""
+    if one == other:
+        return one
+    if one.schema or other.schema or not (one.records.is_of_features and other.records.is_of_features):
+        return None
+    left_out = {**one.left_out, **other.left_out}
+    columns = [
+        {name: feature for name, feature in each.records.items() if not isinstance(feature, Length)}
+        for each in (one, other)
+    ]
+    if list(columns[0]) != list(columns[1]):
+        return None
+    made: dict[str, Feature] = {}
+    for name, feature in columns[0].items():
+        longer = _longer(feature, columns[1][name])
+        if longer is None:
+            return None
+        made[name] = longer
+    return _of_columns(FixedRecords(with_lengths(made)), left_out)
+
+
+def _longer(one: Feature, other: Feature) -> Feature | None:
+    if one == other:
+        return one
+    if not (isinstance(one, Raw) and isinstance(other, Raw) and one.shape[1:] == other.shape[1:]):
+        return None
+    is_text, varies = one.is_text and other.is_text, one if one.pad is not None else other
+    if not (is_text or one.dtype == other.dtype) or len(one.shape) != len(other.shape):
+        return None
+    if varies.pad is None and one.shape != other.shape:
+        return None
+    dtype = max(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
+    return replace(varies, dtype=dtype, shape=max(one.shape, other.shape))
 
 
 def read_record(
@@ -121,13 +166,42 @@ def kind_of(records: FixedRecords, name: str) -> tuple[str, tuple[int, ...]]:
 
 def _as_python(records: FixedRecords) -> str:
     """A module with a schema that reads each field as an array."""
-    arrays = [f"        {quoted(name)}: loaderd.Array({quoted(name)})," for name in records]
+    arrays = []
+    for name, feature in records.items():
+        arrays += [f"        # {remark}." for remark in _remarks(name, feature, records)]
+        arrays.append(f"        {quoted(name)}: loaderd.Array({quoted(name)}),")
     has_lists = any(feature.pad is not None for feature in records.values())
     numpys, stored = (
         ([], _features_text(records)) if has_lists else (["import numpy as np", ""], _dtype_text(records))
     )
     made = ["schema = loaderd.Schema(", "    loaderd.FixedRecords(record),", "    {", *arrays, "    },", ")"]
     return "\n".join([*numpys, "import loaderd", "", *stored, *made, ""])
+
+
+def _remarks(name: str, feature: Feature, records: FixedRecords) -> Iterator[str]:
+    """What else the values of a feature may be."""
+    dtype, count = feature.row_dtype.base, feature.row_dtype.itemsize // feature.row_dtype.base.itemsize
+    if dtype == np.uint8 and count > 1 and feature.pad is None:
+        stored = f"loaderd.PackedBits({8 * count})" if records.is_of_features else f"bits=[{quoted(name)}]"
+        yield f"Bits? Then {stored} in FixedRecords, and loaderd.Bits({quoted(name)}, ({8 * count},))"
+        yield from sparse_remarks(name, 8 * count)
+    if dtype.kind in "iu" and not isinstance(feature, Length):
+        yield from scatter_remarks(name, [each for each, other in records.items() if _is_of_floats(other, count)])
+
+
+def _is_of_floats(feature: Feature, count: int) -> bool:
+    return count > 1 and feature.row_dtype.base.kind == "f" and math.prod(feature.row_dtype.shape) == count
+
+
+def sparse_remarks(name: str, num_bits: int) -> Iterator[str]:
+    if num_bits >= _MANY_BITS:
+        yield f"Bits of which few are set? Then loaderd.Sparse({quoted(name)}, k=…)"
+
+
+def scatter_remarks(name: str, floats: Sequence[str]) -> Iterator[str]:
+    """``floats``: features with as many numbers as ``name`` has integers."""
+    for other in floats[:1]:
+        yield f"The places of {quoted(other)}? Then loaderd.Scatter({quoted(name)}, {quoted(other)}, shape=…)"
 
 
 def _dtype_text(records: FixedRecords) -> list[str]:

@@ -108,6 +108,11 @@ class FixedRecords(Mapping[str, Feature]):
         return f"FixedRecords({self.dtype!r}, bits={sorted(self.bits)}, expect={dict(self.expect)})"
 
     @property
+    def is_of_features(self) -> bool:
+        """Whether it was made of features, and not of a dtype."""
+        return bool(self._given)
+
+    @property
     def record_bytes(self) -> int:
         """Bytes of a record in a shard."""
         return self.dtype.itemsize

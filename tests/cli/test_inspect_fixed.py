@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import loaderd
 from loaderd import testing
@@ -121,6 +123,28 @@ def test_the_schema_proposed_for_any_npz_reads_it(tmp_path: Path, capsys: Captur
         for batch in loader:
             for name, values in arrays.items():
                 np.testing.assert_array_equal(batch[name], values)
+
+
+def test_it_is_said_what_values_may_be_and_what_is_left_out(tmp_path: Path, capsys: Capture):
+    row = np.dtype([("bits", "u1", (32,)), ("moves", "<i2", (9,)), ("chances", "<f2", (9,))])
+    np.save(tmp_path / "a.npy", np.zeros(5, row))
+    text = inspect(capsys, tmp_path / "a.npy", "--features")[1]
+    assert '# Bits? Then bits=["bits"] in FixedRecords, and loaderd.Bits("bits", (256,)).' in text
+    assert '# Bits of which few are set? Then loaderd.Sparse("bits", k=…).' in text
+    assert '# The places of "chances"? Then loaderd.Scatter("moves", "chances", shape=…).' in text
+    for name, lists in (("a", [[1], [2, 3]]), ("b", [[4, 5, 6], [7]])):
+        columns = {"lists": lists, "bits": pa.array([bytes(4)] * 2, pa.binary(4)), "holes": [None, 1]}
+        parquet.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    text = inspect(capsys, tmp_path / "?.parquet", "--features")[1]
+    assert 'loaderd.Raw("int64", (3,), pad=-1),' in text and "of another kind" not in text
+    assert (
+        "# Bits? Then loaderd.PackedBits(32) in FixedRecords" in text
+        and "# 'holes' is left out: it has nulls." in text
+    )
+    assert "holes is left out: it has nulls" in inspect(capsys, tmp_path / "a.parquet")[1]
+    assert inspected(capsys, tmp_path / "a.parquet")["left_out"] == {"holes": "it has nulls"}
+    parquet.write_table(pa.table({"lists": [1, 2]}), tmp_path / "c.parquet")
+    assert "# 'c.parquet' is of another kind" in inspect(capsys, tmp_path / "?.parquet", "--features")[1]
 
 
 def test_values_that_json_has_no_word_for(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
