@@ -29,7 +29,7 @@ from pathlib import Path
 from loaderd.formats.shard_index import INDEX_VERSION, ShardIndex, decode_indexes
 from loaderd.redaction import redacted
 from loaderd.schema import FixedRecords
-from loaderd.storage.own_files import kept_files, read_own, write_whole
+from loaderd.storage.own_files import delete_least_used, kept_files, read_own, write_whole
 from loaderd.storage.shard_file import ShardFile
 
 _logger = logging.getLogger("loaderd")
@@ -211,18 +211,4 @@ def _prune_if_due(folder: Path) -> None:
                 os.utime(fd)
             finally:
                 os.close(fd)
-            prune(folder)
-
-
-def prune(folder: Path, *, max_bytes: int = _MAX_BYTES) -> None:
-    """Delete the indexes below ``folder`` unused for 60 days, and the least recently used beyond ``max_bytes``.
-
-    A temporary file whose process died while writing it counts as an index.
-    """
-    kept_bytes = 0
-    oldest_s = time.time() - _UNUSED_S
-    for used_s, num_bytes, path in sorted(kept_files(folder, _FILE), reverse=True):
-        kept_bytes += num_bytes
-        if used_s < oldest_s or kept_bytes > max_bytes:
-            with contextlib.suppress(OSError):  # another process was faster; or it is somebody else's
-                os.unlink(path)
+            delete_least_used(kept_files(folder, _FILE), time.time() - _UNUSED_S, 0, _MAX_BYTES)

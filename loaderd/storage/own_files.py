@@ -43,6 +43,22 @@ def kept_files(folder: Path, pattern: str) -> list[tuple[float, int, str]]:
     return files
 
 
+def delete_least_used(files: list[tuple[float, int, str]], in_use_s: float, keep_bytes: int, most_bytes: int) -> int:
+    """Delete those of ``files`` (:func:`kept_files`) that were not used for the longest time; returns the bytes left.
+
+    Those not used since ``in_use_s`` (seconds since 1970) go until ``keep_bytes`` are left, the others only until
+    ``most_bytes`` are. Several processes may do this at once.
+    """
+    left_bytes = sum(num_bytes for _, num_bytes, _ in files)
+    for used_s, num_bytes, path in sorted(files):
+        if left_bytes <= (most_bytes if used_s >= in_use_s else keep_bytes):
+            break
+        left_bytes -= num_bytes
+        with contextlib.suppress(OSError):  # another process was faster; or it is somebody else's
+            os.unlink(path)
+    return left_bytes
+
+
 def write_whole(path: str | Path, data: bytes, mode: int = 0, dir_fd: int | None = None) -> None:
     """Write a file under a hidden name, and rename it: a reader sees all of it or none, even if the writer is killed.
 

@@ -28,7 +28,7 @@ import zlib
 from pathlib import Path
 
 from loaderd.redaction import redacted
-from loaderd.storage.own_files import kept_files, read_own, write_whole
+from loaderd.storage.own_files import delete_least_used, kept_files, read_own, write_whole
 from loaderd.storage.shard_file import ShardFile
 
 PART_BYTES = 256 << 10
@@ -101,16 +101,10 @@ class RangeCache:
             parts = kept_files(self._folder, r"[0-9a-f]{30}-[0-9]+\.part")
         except OSError:
             return
-        total, aim = sum(num_bytes for _, num_bytes, _ in parts), self._max_bytes - self._max_bytes // 8
-        if total <= self._max_bytes - self._max_bytes // 32:
+        if sum(num_bytes for _, num_bytes, _ in parts) <= self._max_bytes - self._max_bytes // 32:
             return
+        aim = self._max_bytes - self._max_bytes // 8
         in_use_s = max(self._began_s, time.time() - _UNUSED_S)
-        for used_s, num_bytes, path in sorted(parts):
-            if total <= (self._max_bytes if used_s >= in_use_s else aim):
-                break
-            total -= num_bytes
-            with contextlib.suppress(OSError):  # another process was faster
-                os.unlink(path)
-        if total > aim:
+        if delete_least_used(parts, in_use_s, aim, self._max_bytes) > aim:
             self._full_until_s = time.monotonic() + _FULL_S
             self._unlooked_bytes = self._max_bytes  # the first write after that looks

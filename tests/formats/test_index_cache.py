@@ -17,7 +17,8 @@ from random import Random
 import msgpack
 import pytest
 
-from loaderd.formats.index_cache import IndexCache, default_cache_dir, groups_of, prune
+from loaderd.formats import index_cache
+from loaderd.formats.index_cache import IndexCache, default_cache_dir, groups_of
 from loaderd.formats.shard_index import INDEX_VERSION, build_index, decode_indexes, encode_indexes
 from loaderd.kernels.crc import masked_crc
 from loaderd.storage.files import list_shards
@@ -353,13 +354,15 @@ def test_what_nobody_has_used_for_long_goes(tmp_path: Path):
     assert all(cache.load(file) is not None for file in (used, lately, new))
 
 
-def test_the_least_used_go_where_there_are_too_many(tmp_path: Path):
+def test_the_least_used_go_where_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     cache = IndexCache(str(tmp_path / "chosen"), 4)
     files = [make_shard(tmp_path / f"{number}.tfrecord", frames(payloads_of(5))) for number in range(4)]
     for days, file in enumerate(files):
         keep(cache, file)
         used_days_ago(path_in(cache, file), days)
-    prune(tmp_path / "chosen" / "index", max_bytes=5 * path_in(cache, files[0]).stat().st_size // 2)
+    monkeypatch.setattr(index_cache, "_MAX_BYTES", 5 * path_in(cache, files[0]).stat().st_size // 2)
+    used_days_ago(tmp_path / "chosen" / "index" / ".pruned", 2)
+    keep(cache, files[0])
     assert [path_in(cache, file).exists() for file in files] == [True, True, False, False]
 
 
