@@ -40,6 +40,10 @@ MAX_EPOCHS = 1 << 30
 """So many epochs a pass may have, and passes begin in so many. A set that begins 2**32 epochs in each epoch of a Mix
 numbers its own with 63 bits."""
 _LEAST_TIMEOUT_S = 1e-6
+HINT_GROWING_ON_HOSTS = (
+    "With epochs=1, for each epoch: one host calls place = loader.list_shards(), and sends place.to_json() to the "
+    "others; all call loader.seek(place), and iterate."
+)
 _MOST_REQUESTS = 256
 _LEAST_CACHE_BYTES = 1 << 20
 MEMORY_HINT = (
@@ -271,15 +275,14 @@ class StreamOptions:
             object.__setattr__(self, name, value)
 
     def check_growing(self) -> None:
-        """Raise OptionError for what data that grow cannot have: only the epoch in use is listed, by this host."""
+        """Raise OptionError for what data that grow cannot have: only the epoch in use is listed."""
         if self.remainder == "carry":
             raise OptionError('remainder="carry" cannot complete a batch from an epoch that has not been listed yet')
-        if self.shard[1] > 1:
+        if self.shard[1] > 1 and self.epochs != 1:
             raise OptionError(
-                f"shard={self.shard} is not for data that grow: each host would list the shards at a moment of its "
-                "own, and so share out another epoch",
-                hint="For each epoch, have one host list the shards and send the list to all. Make a loader of it: "
-                "Loader(paths, …, shard=(i, n), epochs=1, seed=epoch).",
+                f"epochs={self.epochs} with shard={self.shard} is not for data that grow: each host would list the "
+                "shards of the next epoch at a moment of its own, and so share out another one",
+                hint=HINT_GROWING_ON_HOSTS,
             )
 
     @property

@@ -17,6 +17,7 @@ from loaderd.dataset import AnyDataset, Concat, Dataset, Mix, StreamDescription,
 from loaderd.errors import DaemonError, EmptyBatchError, LoaderdError, OptionError, ServerError, StorageError
 from loaderd.options import (
     DEFAULT_STORAGE,
+    HINT_GROWING_ON_HOSTS,
     OnCorrupt,
     Refresh,
     Remainder,
@@ -167,6 +168,8 @@ class Loader:
         self.grows = stream.grows
         """Whether each epoch is made of the shards that there are when it begins."""
         self._next = stream.pass_sequence.find(start)
+        if self.grows and self._options.shard[1] > 1 and start.listing is None:
+            self._next = self._next[0]._replace(listing=None), self._next[1]  # those that this host alone has listed
         self._here: tuple[Pass, int] | None = self._next
         self._first_pass = self._next[0]
         self._is_placed = start != Position()  # or by seek(), and no pass has begun since
@@ -262,11 +265,32 @@ class Loader:
         if not self._shard_is_chosen:
             self._warn_of_same_batches()
         if self.grows and pass_.listing is None:
-            self._stream.list_shards(None)
-            pass_ = pass_._replace(listing=self._stream.pass_sequence.listing)
+            if self._options.shard[1] > 1:
+                text = f"shard={self._options.shard} of data that grow: no host has listed the shards of this epoch"
+                raise OptionError(text, hint=HINT_GROWING_ON_HOSTS)
+            pass_ = self._listed(pass_)
         self._next = self._stream.pass_sequence.next_pass(pass_), 0
         self._is_placed = False
         return pass_, step
+
+    def _listed(self, pass_: Pass) -> Pass:
+        """A pass of data that grow, made of the shards that there are now."""
+        self._stream.list_shards(None)
+        return pass_._replace(listing=self._stream.pass_sequence.listing)
+
+    def list_shards(self) -> Position:
+        """List the shards of the next pass now, if data grow; returns :attr:`next_position`, which names them.
+
+        Several hosts make the same epoch of the same shards so: one calls this and sends the position to the others
+        (``to_json``); all ``seek`` it. Where a position in the middle of an epoch is next, its shards stay.
+        Raises LoaderdError.
+        """
+        with self._stream.lock:
+            pass_, step = self._next
+            if self.grows and pass_.listing is None:
+                self._next = self._listed(pass_), step
+                self._is_placed = True
+        return self.next_position
 
     def _warn_of_same_batches(self) -> None:
         for framework in ("torch", "jax"):

@@ -148,13 +148,32 @@ def test_growing_data_of_several_writers(numbered: Numbered, tmp_path: Path, new
         loaderd.Loader(data, batch_size=10, epochs=1, workers=1, start=position)
 
 
-def test_growing_data_cannot_be_shared_out(numbered: Numbered):
-    options: dict[str, Any] = {"batch_size": 10, "refresh": "epoch"}
-    with pytest.raises(
-        OptionError, match=r"shard=\(1, 2\) is not for data that grow: each host would list"
-    ) as caught:
-        numbered.loader([50], shard=(1, 2), **options)
-    assert "have one host list the shards" in caught.value.hint
+def test_hosts_share_out_the_shards_that_one_of_them_has_listed(numbered: Numbered, tmp_path: Path):
+    paths = numbered.write([50, 50, 60, 70, 80])
+    folder = tmp_path / "growing"
+    folder.mkdir()
+    grow(paths, folder, 2)
+    data = Dataset(str(folder / "*.tfrecord"), numbered.schema, shuffle=SMALL, refresh="epoch").newest(100)
+    with (
+        loaderd.Loader(data, batch_size=10, workers=1, shard=(0, 2)) as first,
+        loaderd.Loader(data, batch_size=10, workers=1, shard=(1, 2)) as second,
+    ):
+        place = Position()
+        for epoch, newest in enumerate((range(100), range(60, 160), range(130, 230))):
+            with pytest.raises(OptionError, match=r"shard=\(1, 2\) of data that grow: no host has listed"):
+                next(iter(second))
+            place = Position.from_json(first.list_shards().to_json())
+            assert first.list_shards() == place and (place.epoch, place.batch) == (epoch, 0)
+            grow(paths, folder, 1)  # before the other host looks
+            second.seek(place)
+            of_hosts = [numbered.batches(loader) for loader in (first, second)]
+            assert sorted(flat([*of_hosts[0], *of_hosts[1]])) == list(newest)
+            assert len(of_hosts[0]) == len(of_hosts[1]) == 5
+        first.seek(place)
+        assert numbered.batches(first) == of_hosts[0]
+    with pytest.raises(OptionError, match=r"epochs=None with shard=\(1, 2\) is not for data that grow") as caught:
+        loaderd.Loader(data, batch_size=10, epochs=None, shard=(1, 2))
+    assert "list_shards()" in caught.value.hint
 
 
 def test_a_mix_that_grows_is_no_set_of_another(numbered: Numbered):
