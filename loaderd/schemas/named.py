@@ -12,7 +12,9 @@ from loaderd.schema.record_values import RecordValues
 from loaderd.user_modules import add_working_directory
 
 _MODULE = "loaderd.schemas"
-_SHIPPED = ("bullet", "chess_eval", "katago", "lc0", "marlin", "minigo", "mnist", "nnue_bin")
+_SHIPPED = (
+    *("bullet", "ceres_tpg", "chess_eval", "hcpe", "katago", "lc0", "marlin", "minigo", "mnist", "nnue_bin", "psv"),
+)
 SCHEMA_HELP = f"a loaderd.Schema, a function that returns one, or one that ships: {', '.join(_SHIPPED)}"
 
 

@@ -1,0 +1,149 @@
+"""Shogi positions against a plain decoding, one piece at a time, and against cshogi; and what is damaged in them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderd
+from loaderd.decode.batch_decoder import BatchDecoder
+from loaderd.errors import SchemaError, SkippedDataWarning, WorkerError
+from loaderd.schema import packed_schema
+from loaderd.schemas.shogi import HCPE, PSV
+from tests.helpers import shogi_boards as boards
+from tests.helpers.decoding import decoded
+from tests.helpers.device_program import run, unpacked
+from tests.helpers.own_processes import kill, newest_daemon, workers_of
+from tests.remote.network_server import NetworkServer
+
+POSITIONS = boards.positions(400)
+
+
+def rows_of(variant: str, data: bytes) -> Any:
+    schema = boards.VARIANTS[variant]
+    stored = np.frombuffer(data, HCPE if variant.startswith("hcpe") else PSV)
+    rows = np.zeros(len(stored), schema.row_dtype)
+    for name in schema.features:
+        rows[name] = stored[name].reshape(rows[name].shape)
+    return rows.view(np.uint8).reshape(len(rows), -1)
+
+
+@pytest.mark.parametrize("variant", boards.VARIANTS)
+def test_boards_of_any_pieces(variant: str, kernels: str):
+    schema = boards.VARIANTS[variant]
+    rows = rows_of(variant, b"".join(boards.record_of(each, variant) for each in POSITIONS))
+    assert BatchDecoder(schema).kernels == kernels
+    boards.check([decoded(schema, rows)], variant, POSITIONS)
+    packed = decoded(packed_schema(schema, for_device=True), rows)
+    boards.check([{**packed, **run(schema.device_program(), packed)}], variant, POSITIONS)
+
+
+@pytest.mark.parametrize("variant", ["hcpe planes", "psv halfkp"])
+def test_a_loader_delivers_each_once_whatever_happens(variant: str, tmp_path: Path):
+    """Shuffled; a worker is killed, and another loader goes on where it stood. Then packed."""
+    path = boards.write(tmp_path / "a.bin", variant, POSITIONS)
+    options: dict[str, Any] = {"batch_size": 64, "workers": 1, "shuffle": loaderd.Shuffle(200, 16)}
+    schema = boards.VARIANTS[variant]
+    with loaderd.Loader(path, schema, **options) as loader:
+        copies = ({name: values.copy() for name, values in batch.items()} for batch in loader)
+        batches = [next(copies) for _ in range(2)]
+        for worker in workers_of(newest_daemon()):
+            kill(worker)
+        batches += [next(copies) for _ in range(2)]
+        position = loader.position
+    with loaderd.Loader(path, schema, start=position, **options) as loader:
+        boards.check([*batches, *loader], variant, POSITIONS)
+    with loaderd.Loader(path, schema, unpack="device", **options) as loader:
+        boards.check(unpacked(loader, loader), variant, POSITIONS)
+
+
+def test_a_server_sends_them(tmp_path: Path):
+    boards.write(tmp_path / "a.bin", "psv halfkp", POSITIONS)
+    module = "import loaderd\n\ntrain = loaderd.Dataset('*.bin', loaderd.schemas.psv())\n"
+    server = NetworkServer(tmp_path, module=module)
+    try:
+        with loaderd.connect(server.address, "train", batch_size=64, workers=1) as loader:
+            boards.check(loader, "psv halfkp", POSITIONS)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("variant", "offset", "values", "text"),
+    [
+        ("hcpe planes", 0, bytes(32), "a place of its own, found two at one"),
+        ("psv halfkp", 1, b"\xff" * 31, "codes that end by bit 256"),
+        ("psv halfka", 0, b"\xf1\xff", "field .black"),
+        ("hcpe halfkp", 32 - 3, b"\xff" * 3, "the bits behind a board are no pieces in hand"),
+        ("psv planes", 32 - 4, b"\xff" * 4, "the bits behind a board are no pieces in hand"),
+        ("hcpe planes", 36, b"\x03", "a result must be 0, 1 or 2, got 3"),
+        ("psv halfkp", 38, b"\x80", "a result must be -1, 0 or 1, got -128"),
+    ],
+)
+def test_what_is_damaged_is_named_and_can_be_left_out(
+    variant: str, offset: int, values: bytes, text: str, tmp_path: Path
+):
+    boards.write(tmp_path / "a.bin", variant, POSITIONS[:60])
+    size = boards.VARIANTS[variant].records
+    assert size is not None
+    data = bytearray((tmp_path / "a.bin").read_bytes())
+    data[30 * size.record_bytes + offset : 30 * size.record_bytes + offset + len(values)] = values
+    (tmp_path / "a.bin").write_bytes(data)
+    options: dict[str, Any] = {"batch_size": 10, "workers": 1}
+    with loaderd.Loader(tmp_path / "a.bin", boards.VARIANTS[variant], **options) as loader:
+        with pytest.raises(WorkerError, match=text) as caught:
+            list(loader)
+        assert caught.value.damage is not None and caught.value.damage.record == 30
+    with (
+        loaderd.Loader(tmp_path / "a.bin", boards.VARIANTS[variant], on_corrupt="skip_record", **options) as loader,
+        pytest.warns(SkippedDataWarning, match=r"a\.bin: record 30"),
+    ):
+        assert sum(len(batch["move"]) for batch in loader) == 59
+
+
+def test_more_pieces_than_there_are_is_named():
+    position = boards.Position({0: "K", 80: "k"} | {square: "P" for square in range(1, 40)})
+    bits = "0" + f"{0:07b}"[::-1] + f"{80:07b}"[::-1] + "1000" * 39 + "0" * 40
+    data = bytes(int(bits[place : place + 8][::-1], 2) for place in range(0, len(bits) // 8 * 8, 8))
+    record = (data + bytes(32))[:32] + boards.record_of(boards.positions(1)[0], "psv")[32:]
+    with pytest.raises(WorkerError, match="at most 38"):
+        decoded(boards.VARIANTS["psv halfkp"], rows_of("psv halfkp", record))
+    assert len(position.board) == 41
+
+
+def test_inputs_that_there_are_not():
+    with pytest.raises(SchemaError, match='hcpe: inputs must be "planes", "halfkp" or "halfka", got \'kp\''):
+        loaderd.schemas.hcpe("kp")  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match='psv: inputs must be "planes"'):
+        loaderd.schemas.psv([])  # type: ignore[arg-type]
+
+
+def test_cshogi_writes_the_same_boards_and_planes():
+    """Of positions that it plays at random, of all that dlshogi's features have and a board alone says."""
+    cshogi = pytest.importorskip("cshogi", reason="boards are compared with it: pip install cshogi")
+    dlshogi = pytest.importorskip("cshogi.dlshogi")
+    rng, board, stored, want = random.Random(0), cshogi.Board(), [], []
+    for _ in range(1500):
+        moves = list(board.legal_moves)
+        if not moves or board.move_number > 200:
+            board.reset()
+            continue
+        move = rng.choice(moves)
+        hcpe, psv = np.zeros(1, HCPE), np.zeros(1, PSV)
+        board.to_hcp(hcpe["hcp"])
+        board.to_psfen(psv["sfen"])
+        hcpe["bestMove16"], psv["move"] = cshogi.move16(move), cshogi.move16_to_psv(cshogi.move16(move))
+        planes = np.zeros((62, 9, 9), np.float32), np.zeros((57, 9, 9), np.float32)
+        dlshogi.make_input_features(board, *planes)
+        pieces = np.concatenate([planes[0][:14], planes[0][31:45]])
+        want.append((pieces, planes[1][:56, 0, 0], dlshogi.make_move_label(cshogi.move16(move), board.turn)))
+        stored.append((hcpe.tobytes(), psv.tobytes()))
+        board.push(move)
+    for variant, records in zip(("hcpe planes", "psv planes"), zip(*stored, strict=True), strict=True):
+        found = decoded(boards.VARIANTS[variant], rows_of(variant, b"".join(records)))
+        for number, name in enumerate(("pieces", "hands", "move")):
+            assert (found[name] == np.array([each[number] for each in want])).all(), name
