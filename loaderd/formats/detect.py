@@ -5,14 +5,16 @@ A loader has a schema, which says what records are. A command that looks at shar
 - **TFRecord**, plain, GZIP or ZLIB, by the CRC of the first length;
 - **KataGo's** npz by the names of their arrays, and board and targets by their shapes;
 - **Leela Chess Zero's** games, plain, compressed or in a tar, by the version that the first record begins with;
-- **boards of NNUE trainers**, in the same files, by what the first 32 records hold: boards with two kings.
+- **boards of NNUE trainers and of shogi, and Ceres' records**, in the same files, by what the first 32 records hold.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 
@@ -27,15 +29,24 @@ from loaderd.formats.table import table_class
 from loaderd.formats.tar import Member, find_members
 from loaderd.kernels.crc import HEADER_BYTES
 from loaderd.schema import Feature, FixedRecords, Raw, Schema
+from loaderd.schemas import ceres, nnue, shogi
 from loaderd.schemas.kata import katago
 from loaderd.schemas.leela import lc0
-from loaderd.schemas.nnue import BULLET, MARLIN, SFEN, bullet, could_be, marlin, nnue_bin
 from loaderd.storage.access import Access
 from loaderd.storage.files import OpenFile, open_shard
 from loaderd.storage.shard_file import TABLES, Compression, ShardFile
 
 _MOST_BOARD_SIZE, _ANY_BLOCK = 99, 1024
 _MOST_BOARDS = 32
+_BOARDS: tuple[tuple[np.dtype[Any], Callable[[], Schema], Callable[[Any], bool]], ...] = (
+    (nnue.BULLET, nnue.bullet, nnue.could_be),
+    (nnue.MARLIN, nnue.marlin, nnue.could_be),
+    (nnue.SFEN, nnue.nnue_bin, nnue.could_be),
+    (shogi.HCPE, shogi.hcpe, shogi.could_be),
+    (shogi.PSV, shogi.psv, shogi.could_be),
+    (ceres.RECORD, ceres.ceres_tpg, ceres.could_be),
+)
+"""Of records that have no mark: their dtype, their schema, and whether the first ones could be such."""
 _POLICY, _TARGETS = "policyTargetsNCMove", "globalTargetsNC"
 
 
@@ -145,7 +156,7 @@ def _detect_boards(opened: OpenFile, file: ShardFile, wrapping: Compression) -> 
     place = (0, file.size_bytes, wrapping) if wrapping != "tar" else _first_member(opened, file)
     if place is None:
         return None
-    for dtype, schema in ((BULLET, bullet), (MARLIN, marlin), (SFEN, nnue_bin)):
+    for dtype, schema, could_be in _BOARDS:
         if wrapping == "none" and file.size_bytes % dtype.itemsize:
             continue
         head = bytearray(_MOST_BOARDS * dtype.itemsize)

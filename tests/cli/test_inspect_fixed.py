@@ -17,8 +17,9 @@ from loaderd import testing
 from loaderd.cli.main import main
 from loaderd.schemas import kata, leela
 from tests.formats.test_kinds import VIRIFORMAT
-from tests.helpers import nnue_boards
-from tests.helpers.fixed_files import DTYPE, WRAPPINGS, records_from, tar_of, wrapped
+from tests.helpers import nnue_boards, shogi_boards
+from tests.helpers.fixed_files import DTYPE, WRAPPINGS, records_from, tar_of, wrapped, zstd
+from tests.schemas.test_ceres import records as ceres_records
 
 Capture = pytest.CaptureFixture[str]
 
@@ -93,6 +94,25 @@ def test_boards_of_nnue_trainers_are_recognized(variant: str, tmp_path: Path, ca
     (tmp_path / "b.bin").write_bytes(np.random.default_rng(0).bytes(len(data)))
     status, _, error = inspect(capsys, tmp_path / "b.bin")
     assert status == 2 or "schemas" not in error
+
+
+@pytest.mark.parametrize(
+    ("schema", "data"),
+    [
+        ("hcpe", b"".join(shogi_boards.record_of(each, "hcpe") for each in shogi_boards.positions(40))),
+        ("psv", b"".join(shogi_boards.record_of(each, "psv") for each in shogi_boards.positions(40))),
+        ("ceres_tpg", ceres_records(3)),
+    ],
+)
+def test_boards_of_shogi_and_records_of_ceres_are_recognized(
+    schema: str, data: bytes, tmp_path: Path, capsys: Capture
+):
+    (tmp_path / "a.bin").write_bytes(data)
+    (tmp_path / "a.zst").write_bytes(zstd(data))
+    for name in ("a.bin", "a.zst"):
+        assert (
+            inspected(capsys, tmp_path / name)["schema"] == f"loaderd.schemas.{schema}(), recognized by the content"
+        )
 
 
 def test_what_cannot_be_read_says_how_to_convert_it(tmp_path: Path, capsys: Capture):
