@@ -17,12 +17,14 @@ import numpy as np
 from loaderd.formats import npy
 from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.fixed import detect_wrapping, part_of
+from loaderd.formats.inflate import MAX_WHOLE_BYTES, inflate_whole, read_at_of
 from loaderd.formats.table import PIECE_BYTES, Table, bad_table, open_table
 from loaderd.kernels.crc import Bytes1D
 from loaderd.schema import FixedRecords
 from loaderd.storage.shard_file import TABLES, ReadAt, ShardFile
 
 _HINT_LENGTHS = "Write them anew: row n of each belongs to the same record."
+_HINT_INFLATE = "Decompress it: its rows must be found by their number."
 _HINT_TWICE = "Give Columns another file for one of them; where the file holds both, write it as npz or Parquet."
 
 
@@ -42,7 +44,8 @@ class ColumnsTable:
             own, read_part = of_parts[name], part_of(read_at, begin, part.size_bytes)
             self._parts.append((own, _open(part, read_part, own)))
             begin += part.size_bytes
-            other = plain.setdefault(part.uri, name) if self._parts[-1][1].is_plain else name
+            has_names = not isinstance(self._parts[-1][1], _PlainTable)
+            other = name if has_names else plain.setdefault(part.uri, name)
             if other != name:
                 expected = f"a file of its own for column {name!r}, as it has no named columns"
                 raise bad_table(part.uri, 0, expected, f"that of column {other!r}, too", _HINT_TWICE)
@@ -82,6 +85,7 @@ class _PlainTable:
     """Rows one behind the other as they are: a plain file, or the values of an npy."""
 
     digest, is_plain = None, True
+    _held_bytes = 0
 
     def __init__(self, file: ShardFile, read_at: ReadAt, record_bytes: int, start: int, num_rows: int) -> None:
         self._file, self._read_at, self._record_bytes, self._start = file, read_at, record_bytes, start
@@ -101,7 +105,25 @@ class _PlainTable:
         return data
 
     def leave(self) -> int:
-        return 0
+        return self._held_bytes
+
+
+class _InflatedTable(_PlainTable):
+    """Such rows of a compressed file, which is in memory: so all of them are one block."""
+
+    is_plain = False
+
+    def __init__(self, file: ShardFile, read_at: ReadAt, kind: str, record_bytes: int) -> None:
+        stored = bytearray(min(file.size_bytes, MAX_WHOLE_BYTES + 1))
+        got = read_at(0, memoryview(stored))
+        is_small = len(stored) <= MAX_WHOLE_BYTES
+        data = inflate_whole(memoryview(stored)[:got], kind, MAX_WHOLE_BYTES) if is_small else None
+        if data is None:
+            expected = f"a column in {kind} of at most {MAX_WHOLE_BYTES:,} bytes, inflated, without damage"
+            raise bad_table(file.uri, 0, expected, f"{file.size_bytes:,} bytes that are not", _HINT_INFLATE)
+        inflated = file._replace(size_bytes=len(data))
+        super().__init__(inflated, read_at_of(memoryview(data)), record_bytes, 0, len(data) // record_bytes)
+        self._held_bytes = len(data)
 
 
 def _open(file: ShardFile, read_at: ReadAt, records: FixedRecords) -> Table:
@@ -113,5 +135,7 @@ def _open(file: ShardFile, read_at: ReadAt, records: FixedRecords) -> Table:
         return _PlainTable(file, read_at, size, *npy.rows_in(file, read_at, records))
     if kind == "none":
         return _PlainTable(file, read_at, size, 0, file.size_bytes // size)
-    expected = "a column in a plain file, an npy, npz, Parquet or Arrow"
-    raise bad_table(file.uri, 0, expected, kind, "Decompress it: its rows must be found by their number.")
+    if kind in ("gzip", "zstd"):
+        return _InflatedTable(file, read_at, kind, size)
+    expected = "a column in a plain file, one in gzip or zstd, an npy, npz, Parquet or Arrow"
+    raise bad_table(file.uri, 0, expected, kind, _HINT_INFLATE)

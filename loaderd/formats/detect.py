@@ -123,11 +123,14 @@ def _columns_of_parts(file: ShardFile) -> tuple[FixedRecords | None, dict[str, s
             names = [name, *records.lengths_of(name)] if name in records else list(records)
             features |= {each: records[each] for each in names}
     for name, part in plain:
-        width, left = divmod(part.size_bytes, rows) if rows else (0, 0)
+        with closing(open_shard(part)) as opened:
+            wrapping = wrapping_of(part.uri, Content(opened.read_at, part.size_bytes))
+        width, left = divmod(part.size_bytes, rows) if rows and wrapping == "none" else (0, 0)
         if width and not left:
             features[name] = Raw("uint8", (width,))
         else:
-            why_not = f"{part.size_bytes:,} bytes" + (
+            how = "" if wrapping == "none" else f" of {wrapping}"
+            why_not = f"{part.size_bytes:,} bytes{how}" + (
                 f" of {rows:,} rows" if rows else ", of an unknown number of rows"
             )
             left_out[name] = f"{part.name} does not say how wide its rows are: {why_not}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +20,13 @@ from pyarrow import parquet as pq
 import loaderd
 from loaderd.cli.main import main
 from loaderd.errors import LoaderdError, NoShardsError, OptionError, SchemaError, ShardReadError
+from loaderd.formats import columns as columns_reader
 from loaderd.formats.fixed_index import build_fixed_index
 from loaderd.storage.columns import list_columns
 from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile
 from tests.formats.test_tables import read
+from tests.helpers.fixed_files import zstd
 from tests.reliability import fixed_cases
 from tests.reliability.mutate import BYTES
 
@@ -115,6 +119,24 @@ def test_a_plain_file_that_is_named_twice_is_an_error(tmp_path: Path):
         loaderd.Loader(columns, schema, batch_size=1, index_cache="none")
 
 
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_a_compressed_column_that_is_too_large_or_damaged_is_refused(kind: str, shots: Any, tmp_path: Path):
+    dataset, detections, _ = shots
+    path = tmp_path / "b.detection.b8"
+    stored = zstd(path.read_bytes()) if kind == "zstd" else gzip.compress(path.read_bytes())
+    path.write_bytes(stored)
+    assert SCHEMA.records is not None
+    found = read(list_shards(dataset.shards)[1], SCHEMA.records)["detections"]
+    assert found.tobytes() == np.packbits(detections[SHOTS : 2 * SHOTS], axis=1, bitorder="little").tobytes()
+    for data, most in ((stored[:-9], columns_reader.MAX_WHOLE_BYTES), (stored, 700), (stored, 5)):
+        path.write_bytes(data)
+        with mock.patch.object(columns_reader, "MAX_WHOLE_BYTES", most), pytest.raises(ShardReadError) as raised:
+            read(list_shards(dataset.shards)[1], SCHEMA.records)
+        assert f"{path}: record 0" in str(raised.value) and f"a column in {kind} of at most {most:,}" in str(
+            raised.value
+        )
+
+
 def test_what_columns_cannot_be():
     with pytest.raises(OptionError, match="got none"):
         loaderd.Columns()
@@ -145,10 +167,11 @@ def written(array: Any, name: str, how: str, block: int) -> bytes:
     elif how == "parquet":
         lists = pa.FixedSizeListArray.from_arrays(array.reshape(-1), array.shape[1])
         pq.write_table(pa.table({name: lists}), out, row_group_size=block)
-    return array.tobytes() if how == "plain" else out.getvalue()
+    whole = {"plain": bytes, "gzip": gzip.compress, "zstd": zstd}.get(how)
+    return out.getvalue() if whole is None else whole(array.tobytes())
 
 
-KINDS = st.sampled_from(["plain", "npy", "npz", "parquet"])
+KINDS = st.sampled_from(["plain", "npy", "npz", "parquet", "gzip", "zstd"])
 
 
 @given(kinds=st.tuples(KINDS, KINDS, KINDS), rows=st.integers(1, 50), seed=st.integers(0, 1 << 30))
