@@ -105,7 +105,9 @@ def _longer(one: Feature, other: Feature) -> Feature | None:
     if varies.pad is None and one.shape != other.shape:
         return None
     dtype = max(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
-    return replace(varies, dtype=dtype, shape=max(one.shape, other.shape))
+    default = one.default if other.default is None else other.default
+    default = () if default is not None and varies.pad is not None else default
+    return replace(varies, dtype=dtype, shape=max(one.shape, other.shape), default=default)
 
 
 def read_record(
@@ -228,6 +230,10 @@ def _features_text(records: FixedRecords) -> list[str]:
         options = [quoted(dtype), *[f"{shape}"] * bool(shape)]
         if feature.pad is not None:
             record.append(f"    # Up to {shape[0]} values in the first rows; {PADDED}.")
+        if feature.default is not None:
+            record.append("    # It has nulls, which become the default.")
+            options.append(f"default={() if feature.default == [] else feature.default!r}")
+        if feature.pad is not None:
             options.append(f"pad={feature.pad!r}")
         options += ["as_list=True"] * feature.as_list
         record.append(f"    {quoted(name)}: loaderd.Raw({', '.join(options)}),")

@@ -11,7 +11,7 @@ a feature with a ``pad`` or ``cut``    lists of any length, of numbers, bytes or
 ``Length``                             none: it is counted
 =====================================  ==========================================================================
 
-Each may be encoded by a dictionary. A null is an error: a record has a value for each field.
+Each may be encoded by a dictionary. A null becomes the feature's ``default``; without one, it is an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_BLOCK_BYTES = 1 << 30
 """Of the columns that are read, in a row group of Parquet or a record batch: they are in memory."""
 _PROBED_ROWS = 1000
 _LISTS = (Raw, Int64, Float)
-_HINT_NULL = "Fill the column, or drop these rows, before it is written."
+_HINT_NULL = "Give the feature a default, or fill the column before it is written."
 _HINT_LONG = "Make room for the longest in the feature's shape, or give cut=True, which keeps the first values."
 _HINT_LARGE = "Write the file with fewer rows in each: row_group_size=… of Parquet, max_chunksize=… of Arrow."
 
@@ -141,21 +141,35 @@ class BatchTable:
             if isinstance(feature, Length):
                 continue
             field, column = self._field(name), batch.column(name)
+            rows, lengths_of = np.arange(len(out)), self._records.lengths_of(name)
+            if column.null_count and feature.default_bytes is not None:
+                column, rows = self._without_nulls(name, column)
+                out[name] = np.frombuffer(feature.default_bytes, field.base).reshape(field.shape)
+                for each in lengths_of:
+                    out[each] = feature.default_length
             try:
                 if isinstance(feature, _LISTS) and _fits_padded(column.type, feature):
                     values, lengths = _padded(column, feature)
-                    for each in self._records.lengths_of(name):
-                        out[each] = lengths
+                    for each in lengths_of:
+                        out[each][rows] = lengths
                 else:
                     values = _values(column, field.base, math.prod(field.shape))
             except ColumnFault as fault:
-                row = first + fault.row
+                row = first + int(rows[fault.row])
                 expected = f"column {name!r} of {field}: {fault.expected} in row {row}"
                 self._refuse(row, expected, fault.found, fault.hint)
             except Exception as error:
                 raise self._failed(f"column {name!r} of {field}", error, self._block) from None
-            out[name] = values.reshape(len(out), *field.shape)
+            out[name][rows] = values.reshape(len(rows), *field.shape)
         return out.view(np.uint8).reshape(-1)
+
+    def _without_nulls(self, name: str, column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.intp]]:
+        """(the values that are there, their rows)"""
+        try:
+            column.validate()
+            return column.drop_null(), np.flatnonzero(np.asarray(column.is_valid()))
+        except Exception as error:
+            raise self._failed(f"column {name!r}", error, self._block) from None
 
     def _check_size(self, block: int, num_bytes: int) -> None:
         if num_bytes > MAX_BLOCK_BYTES:
@@ -179,11 +193,17 @@ def records_in(table: BatchTable) -> tuple[FixedRecords | None, dict[str, str]]:
     features, left_out = dict[str, Feature](), {}
     for batch in table.batches_of(0) if table.blocks else ():
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            feature = None if column.null_count else _feature_of(column)
-            if feature is not None and feature.num_bytes:
+            column.validate()
+            feature = _feature_of(column.drop_null())
+            if feature is None or not feature.num_bytes:
+                left_out[name] = f"{column.type} cannot be a feature"
+            elif not column.null_count:
                 features[name] = feature
+            elif feature.dtype.kind in "iufSb":
+                default: Any = () if feature.pad is not None else feature.dtype.type().item()
+                features[name] = replace(feature, default=default)
             else:
-                left_out[name] = "it has nulls" if column.null_count else f"{column.type} cannot be a feature"
+                left_out[name] = "it has nulls"
         break
     return FixedRecords(with_lengths(features)) if features else None, left_out
 
@@ -275,7 +295,7 @@ def _fits_padded(kind: pa.DataType, feature: Feature) -> bool:
         return False
     base = feature.value_dtype
     if isinstance(feature, Raw) and feature.as_list:
-        inner = replace(feature, shape=feature.shape[1:], as_list=False)
+        inner = replace(feature, shape=feature.shape[1:], as_list=False, default=None)
         return _is_list(kind) and (
             _fits_padded(kind.value_type, inner) or _fits(kind.value_type, base, inner.num_values)
         )
@@ -398,7 +418,7 @@ def _items(flat: Any, items: npt.NDArray[np.int64], feature: Raw | Int64 | Float
         return flat[items]
     taken = flat.take(pa.array(items))
     if isinstance(feature, Raw) and feature.as_list:
-        inner = replace(feature, shape=feature.shape[1:], as_list=False)
+        inner = replace(feature, shape=feature.shape[1:], as_list=False, default=None)
         if _fits_padded(taken.type, inner):
             return _padded(taken, inner)[0]
         feature = inner

@@ -32,8 +32,8 @@ class FixedRecords(Mapping[str, Feature]):
     In place of ``dtype`` and ``bits``, the features themselves may be given by name, as for a ``tf.train.Example``:
     ``FixedRecords({"moves": Int64((200,), pad=-1), "num_moves": Length("moves")})``. In Parquet and Arrow, one with a
     ``pad`` or a ``cut`` is a column of lists, or of bytes, of any length, and its :class:`Length` is counted. Other
-    shards hold lists with their padding, and a Length as int32, as ``loaderd convert`` writes them. None of them has
-    a ``default``.
+    shards hold lists with their padding, and a Length as int32, as ``loaderd convert`` writes them. A ``default`` is
+    what a null of Parquet and Arrow becomes.
     """
 
     def __init__(self, dtype: Any, bits: Collection[str] = (), expect: Mapping[str, Any] | None = None) -> None:
@@ -44,9 +44,6 @@ class FixedRecords(Mapping[str, Feature]):
             if bits:
                 raise SchemaError(f"FixedRecords: bits must not be given with features, got {bits!r:.200}")
             bits = [name for name, each in self._given.items() if isinstance(each, PackedBits)]
-        for name, feature in self._given.items():
-            if feature.default is not None:
-                raise SchemaError(f"FixedRecords: feature {name!r} must have no default, got {feature!r:.200}")
         try:
             self.dtype: np.dtype[Any] = np.dtype(dtype)
         except (TypeError, ValueError) as error:

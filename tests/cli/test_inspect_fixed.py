@@ -153,7 +153,12 @@ def test_it_is_said_what_values_may_be_and_what_is_left_out(tmp_path: Path, caps
     assert '# Bits of which few are set? Then loaderd.Sparse("bits", k=…).' in text
     assert '# The places of "chances"? Then loaderd.Scatter("moves", "chances", shape=…).' in text
     for name, lists in (("a", [[1], [2, 3]]), ("b", [[4, 5, 6], [7]])):
-        columns = {"lists": lists, "bits": pa.array([bytes(4)] * 2, pa.binary(4)), "holes": [None, 1]}
+        columns = {
+            "lists": lists,
+            "bits": pa.array([bytes(4)] * 2, pa.binary(4)),
+            "holes": pa.array([None, 1], pa.timestamp("us")),
+            "gaps": [None, 1],
+        }
         parquet.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
     text = inspect(capsys, tmp_path / "?.parquet", "--features")[1]
     assert 'loaderd.Raw("int64", (3,), pad=-1),' in text and "of another kind" not in text
@@ -161,6 +166,7 @@ def test_it_is_said_what_values_may_be_and_what_is_left_out(tmp_path: Path, caps
         "# Bits? Then loaderd.PackedBits(32) in FixedRecords" in text
         and "# 'holes' is left out: it has nulls." in text
     )
+    assert '    # It has nulls, which become the default.\n    "gaps": loaderd.Raw("int64", default=0),' in text
     assert "holes is left out: it has nulls" in inspect(capsys, tmp_path / "a.parquet")[1]
     assert inspected(capsys, tmp_path / "a.parquet")["left_out"] == {"holes": "it has nulls"}
     parquet.write_table(pa.table({"lists": [1, 2]}), tmp_path / "c.parquet")

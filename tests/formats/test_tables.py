@@ -192,6 +192,37 @@ def test_numbers_may_be_read_as_any_that_hold_them(how: str, tmp_path: Path):
             read(file, loaderd.FixedRecords({name: loaderd.Raw(feature)}))
 
 
+@pytest.mark.parametrize("how", ["arrow", "dictionary 1.0"])
+def test_a_null_becomes_the_default(how: str, tmp_path: Path):
+    columns = {
+        "number": pa.array([1, None, 3], "int32"),
+        "pair": pa.array([[1, 2], [3, 4], None], pa.list_(pa.int8(), 2)),
+        "words": pa.array([None, ["a", "bc"], []]),
+        "name": pa.array(["x", None, "yz"]).dictionary_encode(),
+        "bits": pa.array([None, b"ab", b"cd"], pa.binary(2)),
+    }
+    features = {
+        "number": loaderd.Raw("int32", default=-7),
+        "pair": loaderd.Raw("int8", (2,), default=[8, 9]),
+        "words": loaderd.Raw("S2", (3,), pad=True, as_list=True, default=()),
+        "name": loaderd.Raw("S2", default=b"?"),
+        "bits": loaderd.PackedBits(16, default=b"\0\xff"),
+        "num_words": loaderd.Length("words"),
+    }
+    file = make_shard(tmp_path / "a", bytes_of(pa.table(columns), how, 3, "none"))
+    found = read(file, loaderd.FixedRecords(features))
+    assert found["number"].tolist() == [1, -7, 3] and found["pair"].tolist() == [[1, 2], [3, 4], [8, 9]]
+    assert found["words"].tolist() == [[b"", b"", b""], [b"a", b"bc", b""], [b"", b"", b""]]
+    assert found["num_words"].tolist() == [0, 2, 0] and found["name"].tolist() == [b"x", b"?", b"yz"]
+    assert found["bits"].tobytes() == b"\0\xffabcd"
+    proposed, left_out = columns_of(file) or (None, {})
+    assert proposed is not None and not left_out and proposed["number"] == loaderd.Raw("int32", default=0)
+    assert read(file, proposed)["number"].tolist() == [1, 0, 3]
+    wrong = {**features, "name": loaderd.Raw("S1", default=b"?")}
+    with pytest.raises(ShardReadError, match="up to 1 bytes in row 2, found 2"):
+        read(file, loaderd.FixedRecords(wrong))
+
+
 def test_lists_of_a_plain_file_have_their_padding_and_a_length_that_is_looked_at(tmp_path: Path):
     features = {"moves": loaderd.Int64((3,), pad=-1), "n": loaderd.Length("moves")}
     schema = loaderd.Schema(loaderd.FixedRecords(features), {name: loaderd.Array(name) for name in features})
@@ -207,8 +238,6 @@ def test_lists_of_a_plain_file_have_their_padding_and_a_length_that_is_looked_at
             pytest.raises(RecordMismatchError, match=r"record 1 .*n of 0 to 3, found n (4|-1)"),
         ):
             next(iter(loader))
-    with pytest.raises(SchemaError, match="feature 'a' must have no default"):
-        loaderd.FixedRecords({"a": loaderd.Int64(default=0)})
     with pytest.raises(SchemaError, match="bits must not be given with features"):
         loaderd.FixedRecords({"a": loaderd.Int64()}, bits=["a"])
 
