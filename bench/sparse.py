@@ -4,17 +4,20 @@
 
     python bench/sparse.py
 
-Chess boards of 32 bytes (the squares that are occupied, and a code for each piece) become 32 int32 indices for each
-side, by ``BatchDecoder`` as in a worker, on one core, into 32 batches in turn. The bound is numpy's copy of such
-batches: C code that makes nothing, and reads as much as it writes. Alternated rounds in one process.
+Chess boards as trainers store them become 32 int32 indices for each side, a score, a result and a count, by
+``BatchDecoder`` as in a worker, on one core, into 32 batches of 4,096 in turn. The bound is numpy's copy of such
+batches: C code that makes nothing, and reads as much as it writes. Alternated rounds in one process. At last, a
+loader shuffles boards of 32 bytes from a file and delivers batches of 16,384, in wall time.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,61 +27,60 @@ from harness.report import Spread
 from harness.rounds import turns
 
 import loaderd
-from loaderd import FixedRecords, Schema, Sparse
+from loaderd import Schema
 from loaderd.decode.batch_decoder import BatchDecoder
+from loaderd.schemas.nnue import BULLET, SFEN, SFEN_BOARD
 
-BATCH, SLOTS = 4096, 32
+BATCH, SLOTS, DISTINCT, LOADER_BATCH = 4096, 32, 8192, 16_384
 VERSIONS = {"loaderd": loaderd.__version__, "numpy": np.__version__, "llvmlite": version("llvmlite")}
-COPY = "copying the output"
-STORED = np.dtype([("occupied", "u1", (8,)), ("pieces", "u1", (16,)), ("king", "u1"), ("rest", "V7")])
-Table = npt.NDArray[np.int64]
+COPY, LOADER = "copying the output", "a loader of bullet()"
+Boards = npt.NDArray[Any]
 
 
-def tables() -> tuple[Table, Table]:
-    """(16, 64) each: the indices of a piece for the side to move, and for the other one."""
-    own, other = np.full((2, 16, 64), -2)
-    square = np.arange(64)
-    for colour in (0, 1):
-        for kind in range(6):
-            own[8 * colour + kind] = 384 * colour + 64 * kind + square
-            other[8 * colour + kind] = 384 * (1 - colour) + 64 * kind + (square ^ 56)
-    return own, other
-
-
-def schema(has_buckets: bool) -> Schema:
-    """``has_buckets``: both sides have an index for each square of a king: 49,152 in all."""
-    fields = {}
-    for name, table in zip(("own", "other"), tables(), strict=True):
-        by_king = np.where(table < 0, -2, table + 768 * np.arange(64)[:, None, None])
-        more: dict[str, Any] = {"table": by_king, "bucket": "king"} if has_buckets else {"table": table}
-        fields[name] = Sparse("occupied", 32, codes="pieces", bit_order="little", **more)
-    return Schema(FixedRecords(STORED[["occupied", "pieces", "king"]], bits=["occupied", "pieces"]), fields)
-
-
-def rows_of(of: Schema, count: int) -> npt.NDArray[np.uint8]:
+def bullet_boards(count: int) -> Boards:
     """Boards of 2 to 32 pieces; how many there are is drawn evenly."""
-    rng = np.random.default_rng(0)
-    stored = np.zeros(count, of.row_dtype)
+    rng, boards = np.random.default_rng(0), np.zeros(count, BULLET)
     order = rng.random((count, 64)).argsort(axis=1)
-    stored["occupied"] = np.packbits(order < rng.integers(2, 33, (count, 1)), axis=1, bitorder="little")
+    boards["occupied"] = np.packbits(order < rng.integers(2, 33, (count, 1)), axis=1, bitorder="little")
     codes = rng.choice([*range(6), *range(8, 14)], (count, 32))
-    stored["pieces"] = codes[:, ::2] | codes[:, 1::2] << 4
-    stored["king"] = rng.integers(0, 64, count)
-    return stored.view(np.uint8).reshape(count, of.row_bytes)
+    boards["pieces"] = codes[:, ::2] | codes[:, 1::2] << 4
+    boards["king"], boards["opponent_king"] = rng.integers(0, 64, (2, count))
+    boards["score"], boards["result"] = rng.integers(-3000, 3000, count), rng.integers(0, 3, count)
+    return boards
 
 
-def made_by(kernels: str, has_buckets: bool, count: int) -> Callable[[], None]:
-    of = schema(has_buckets)
+def sfen_boards(count: int) -> Boards:
+    """The same, with two kings, in the codes of a PackedSfenValue."""
+    rng, boards = np.random.default_rng(0), np.zeros(count, SFEN)
+    for board in boards[:DISTINCT]:
+        squares = rng.permutation(64)[: rng.integers(2, 33)]
+        symbols = dict(zip(squares[2:].tolist(), rng.integers(1, 11, len(squares) - 2).tolist(), strict=True))
+        codes = [SFEN_BOARD.codes[symbols.get(place, 0)] or "" for place in SFEN_BOARD.order or ()]
+        codes = [code for place, code in zip(SFEN_BOARD.order or (), codes, strict=True) if place not in squares[:2]]
+        bits = "0" + "".join(f"{king:06b}"[::-1] for king in squares[:2]) + "".join(codes)
+        board["sfen"] = np.packbits([bit == "1" for bit in bits.ljust(256, "0")], bitorder="little")
+    return np.resize(boards[:DISTINCT], count)
+
+
+def rows_of(schema: Schema, boards: Boards) -> npt.NDArray[np.uint8]:
+    rows = np.zeros(len(boards), schema.row_dtype)
+    for name in schema.features:
+        rows[name] = boards[name].reshape(rows[name].shape)
+    return rows.view(np.uint8).reshape(len(rows), schema.row_bytes)
+
+
+def made_by(kernels: str, schema: Schema, boards: Boards) -> Callable[[], None]:
     os.environ["LOADERD_KERNELS"] = kernels
-    decoder, rows = BatchDecoder(of), rows_of(of, count)
+    decoder, rows = BatchDecoder(schema), rows_of(schema, boards)
     if decoder.kernels != kernels:
         raise SystemExit("this needs what is compiled: pip install 'loaderd[compiled]'")
     slots = [
-        {name: np.zeros((BATCH, *spec.shape), spec.dtype) for name, spec in of.specs.items()} for _ in range(SLOTS)
+        {name: np.zeros((BATCH, *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
+        for _ in range(SLOTS)
     ]
 
     def make() -> None:
-        for number in range(count // BATCH):
+        for number in range(len(boards) // BATCH):
             decoder.decode(rows[number * BATCH :][:BATCH], slots[number % SLOTS])
 
     return make
@@ -94,31 +96,65 @@ def copied(count: int) -> Callable[[], None]:
     return copy
 
 
+def loaded_ns(path: Path, workers: int, seconds: float, warmup_s: float) -> float:
+    """Wall time of a record, in ns, of a loader that has warmed up."""
+    with loaderd.Loader(
+        path, loaderd.schemas.bullet(), batch_size=LOADER_BATCH, epochs=None, workers=workers
+    ) as loader:
+        began_s, num_records = time.perf_counter(), 0
+        measured_s, is_warm = began_s, False
+        for batch in loader:
+            now_s = time.perf_counter()
+            if not is_warm and now_s - began_s >= warmup_s:
+                measured_s, num_records, is_warm = now_s, 0, True
+                continue
+            num_records += batch.num_records
+            if is_warm and now_s - measured_s >= seconds:
+                return (now_s - measured_s) / num_records * 1e9
+    raise AssertionError("epochs have no end")
+
+
 def main() -> None:
     options = question_of(__doc__, rounds=9, records=262_144).parse_args()
     count = max(BATCH, options.records // BATCH * BATCH)
+    bullet, sfen, schemas = bullet_boards(count), sfen_boards(count), loaderd.schemas
     cases = {
         COPY: copied(count),
-        "compiled": made_by("compiled", False, count),
-        "compiled, by the king's square": made_by("compiled", True, count),
-        "numpy": made_by("numpy", False, count),
+        "bullet()": made_by("compiled", schemas.bullet(), bullet),
+        "bullet(), a bucket for each square of a king": made_by("compiled", schemas.bullet([*range(64)]), bullet),
+        "nnue_bin()": made_by("compiled", schemas.nnue_bin(), sfen),
+        "bullet(), numpy": made_by("numpy", schemas.bullet(), bullet),
+        "nnue_bin(), numpy": made_by("numpy", schemas.nnue_bin(), sfen),
     }
     runs: list[dict[str, Any]] = []
+
+    def note(case: str, number: int, ns: float) -> None:
+        runs.append({"case": case, "round": number, "ns": ns, "config": {"records": count}, "versions": VERSIONS})
+
     for make in cases.values():
         make()  # the first one meets fresh memory
     for number, case in turns(list(cases), options.rounds):
         began_s = time.process_time()
         cases[case]()
-        ns = (time.process_time() - began_s) / count * 1e9
-        runs.append({"case": case, "round": number, "ns": ns, "config": {"records": count}, "versions": VERSIONS})
+        note(case, number, (time.process_time() - began_s) / count * 1e9)
+    os.environ["LOADERD_KERNELS"] = "compiled"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "boards.bin"
+        np.resize(bullet, 8 * count).tofile(path)
+        for number in range(options.rounds):
+            note(LOADER, number, loaded_ns(path, options.workers, options.seconds, options.warmup_seconds))
     runs.sort(key=lambda run: int(run["round"]))
-    of_case = {case: [float(run["ns"]) for run in runs if run["case"] == case] for case in cases}
+    of_case = {case: [float(run["ns"]) for run in runs if run["case"] == case] for case in (*cases, LOADER)}
     rows = []
-    for case, ns in of_case.items():
-        rates = Spread.of([1e9 / each for each in ns])
-        ratio = Spread.of([each / copy for each, copy in zip(ns, of_case[COPY], strict=True)])
-        rows.append((case, Spread.of(ns).shown(".0f"), rates.shown(",.0f"), ratio.shown(".1f")))
-    notes = ["256 bytes are written of each record; of those that are made, 25 are read"]
+    for case in of_case:
+        rates = Spread.of([1e9 / each for each in of_case[case]])
+        ratio = Spread.of([each / copy for each, copy in zip(of_case[case], of_case[COPY], strict=True)])
+        rows.append((case, Spread.of(of_case[case]).shown(".0f"), rates.shown(",.0f"), ratio.shown(".1f")))
+    notes = [
+        "256 bytes are copied for each record; the schemas write 12 more",
+        f"the loader: wall time with {options.workers} workers on all cores, from a file, shuffled, to batches of "
+        f"{LOADER_BATCH:,}",
+    ]
     publish(("both sides", "ns a record", "records/s and core", "× the copy"), rows, notes, runs, options)
 
 

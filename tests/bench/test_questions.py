@@ -40,7 +40,10 @@ ASKED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sparse": (
         "",
         "records",
-        dict.fromkeys(["copying the output", "compiled", "compiled, by the king's square", "numpy"], 4096),
+        {
+            **{"copying the output": 4096, "bullet()": 4096, "bullet(), a bucket for each square of a king": 4096},
+            **{"nnue_bin()": 4096, "bullet(), numpy": 4096, "nnue_bin(), numpy": 4096, "a loader of bullet()": 4096},
+        },
     ),
     "window": ("--sizes 1024 4096", "window_records", {"1,024": 1024, "4,096": 4096}),
     "workers": (
