@@ -39,7 +39,8 @@ _DESCRIPTION = """\
 Show what is in a shard: its compression, its records and their sizes, and the features of the first ones. With
 --record, show the values of one; with --schema too, what a loader would deliver for it, with planes such as a board's
 drawn as grids: ■ above 0, □ below 0. For records of a fixed size, --schema says what they are; npz, npy, Parquet,
-Arrow, the files of Leela Chess Zero and KataGo, and boards of NNUE trainers are recognized. The exit status is 0, or 2 if that cannot be shown.
+Arrow, the files of Leela Chess Zero, KataGo and Ceres, and boards of NNUE trainers and of shogi are recognized. The
+exit status is 0, or 2 if that cannot be shown.
 """
 _EXAMPLE = "example: loaderd inspect shards/00000.tfrecord --schema chess_eval --record 7 --png board.png"
 

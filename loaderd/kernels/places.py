@@ -6,9 +6,10 @@
     index     table[bucket, symbol, square]     -1: the square is left out; -2: there is no such piece
     batch     index index index -1 -1 …         k of them
 
-The loop writes the index of each square behind those before it, also where that is -1, and the next one over it: so
-it has no branch that a processor would guess wrong for every piece. Both check what they read, and raise WorkerError
-for the first record that is damaged.
+The loop compares 64 squares at once with the symbol that is always left out, the empty square's, and goes through the
+others. It writes the index of each behind those before it, also where that is -1, and the next one over it: so it has
+no branch that a processor would guess wrong for every piece. Both check what they read, and raise WorkerError for the
+first record that is damaged.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
 from loaderd.kernels.llvm import compiled
+from loaderd.kernels.prefix import NO_SYMBOL
 from loaderd.kernels.sparse import SparseByNumpy, SparseEngine, SparseLayout, of_items
 
 
@@ -50,11 +52,16 @@ class PlacesByNumpy(SparseByNumpy):
 PLACE = """
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare i32 @llvm.smin.i32(i32, i32)
+declare i64 @llvm.cttz.i64(i64, i1)
 
 define i64 @placeITEM(ptr noalias readonly %rows, i64 %num_records, i64 %row_bytes, ptr noalias %out,
                       ptr noalias readonly %symbols, i64 %k, i64 %counts, ptr noalias readonly %table,
-                      i64 %num_buckets, i64 %slab_items, i64 %squares, i64 %bucket_byte, i64 %bucket_code) {
+                      i64 %num_buckets, i64 %slab_items, i64 %squares, i64 %bucket_byte, i64 %bucket_code,
+                      i64 %skipped) {
 start:
+  %skip = trunc i64 %skipped to i8
+  %one_skip = insertelement <64 x i8> poison, i8 %skip, i64 0
+  %skips = shufflevector <64 x i8> %one_skip, <64 x i8> poison, <64 x i32> zeroinitializer
   %in_byte = icmp sge i64 %bucket_byte, 0
   %by_code = icmp sge i64 %bucket_code, 0
   %is_count = icmp ne i64 %counts, 0
@@ -62,6 +69,8 @@ start:
   %room = select i1 %is_count, i64 0, i64 %k
   %room_bytes = mul i64 %room, BYTES
   %king_code = trunc i64 %bucket_code to i8
+  %one_king = insertelement <64 x i8> poison, i8 %king_code, i64 0
+  %kings = shufflevector <64 x i8> %one_king, <64 x i8> poison, <64 x i32> zeroinitializer
   %any = icmp sgt i64 %num_records, 0
   br i1 %any, label %record, label %good
 
@@ -84,10 +93,26 @@ bucket:
   br i1 %is_bucket, label %squares_of, label %bad
 
 search_or_not:
-  br i1 %by_code, label %search, label %squares_of
+  br i1 %by_code, label %search_block, label %squares_of
+
+search_block:
+  %search_first = phi i64 [0, %search_or_not], [%search_stop, %search_compare]
+  %search_stop = add i64 %search_first, 64
+  %is_search_block = icmp ule i64 %search_stop, %squares
+  br i1 %is_search_block, label %search_compare, label %search
+
+search_compare:
+  %search_ptr = getelementptr i8, ptr %board, i64 %search_first
+  %searched = load <64 x i8>, ptr %search_ptr, align 1
+  %are_kings = icmp eq <64 x i8> %searched, %kings
+  %king_bits = bitcast <64 x i1> %are_kings to i64
+  %king_trailing = call i64 @llvm.cttz.i64(i64 %king_bits, i1 false)
+  %block_king = add i64 %search_first, %king_trailing
+  %has_king = icmp ne i64 %king_bits, 0
+  br i1 %has_king, label %squares_of, label %search_block
 
 search:
-  %king = phi i64 [0, %search_or_not], [%next_king, %other]
+  %king = phi i64 [%search_first, %search_block], [%next_king, %other]
   %is_there = icmp ult i64 %king, %squares
   br i1 %is_there, label %is_it, label %bad
 
@@ -102,15 +127,70 @@ other:
   br label %search
 
 squares_of:
-  %slab_number = phi i64 [%value, %bucket], [0, %search_or_not], [%king, %is_it]
+  %slab_number = phi i64 [%value, %bucket], [0, %search_or_not], [%block_king, %search_compare],
+                       [%king, %is_it]
   %slab_at = mul i64 %slab_number, %slab_items
   %slab = getelementptr i32, ptr %table, i64 %slab_at
-  br label %square
+  br label %block
+
+block:
+  %block_first = phi i64 [0, %squares_of], [%block_stop, %bits]
+  %block_count = phi i64 [0, %squares_of], [%bits_count, %bits]
+  %block_least = phi i32 [0, %squares_of], [%bits_least, %bits]
+  %block_stop = add i64 %block_first, 64
+  %is_block = icmp ule i64 %block_stop, %squares
+  br i1 %is_block, label %compare, label %rest
+
+compare:
+  %block_ptr = getelementptr i8, ptr %board, i64 %block_first
+  %stored_symbols = load <64 x i8>, ptr %block_ptr, align 1
+  %are_others = icmp ne <64 x i8> %stored_symbols, %skips
+  %others = bitcast <64 x i1> %are_others to i64
+  br label %bits
+
+bits:
+  %left = phi i64 [%others, %compare], [%fewer, %bit_done]
+  %bits_count = phi i64 [%block_count, %compare], [%bit_count, %bit_done]
+  %bits_least = phi i32 [%block_least, %compare], [%bit_least, %bit_done]
+  %is_empty = icmp eq i64 %left, 0
+  br i1 %is_empty, label %block, label %bit
+
+bit:
+  %trailing = call i64 @llvm.cttz.i64(i64 %left, i1 true)
+  %less = sub i64 %left, 1
+  %fewer = and i64 %left, %less
+  %bit_square = add i64 %block_first, %trailing
+  %bit_symbol_ptr = getelementptr i8, ptr %board, i64 %bit_square
+  %bit_symbol_byte = load i8, ptr %bit_symbol_ptr
+  %bit_symbol = zext i8 %bit_symbol_byte to i64
+  %bit_first = mul i64 %bit_symbol, %squares
+  %bit_position = add i64 %bit_first, %bit_square
+  %bit_index_ptr = getelementptr i32, ptr %slab, i64 %bit_position
+  %bit_index = load i32, ptr %bit_index_ptr
+  %bit_least = call i32 @llvm.smin.i32(i32 %bits_least, i32 %bit_index)
+  %bit_has_room = icmp ult i64 %bits_count, %room
+  br i1 %bit_has_room, label %bit_store, label %bit_done
+
+bit_store:
+  %bit_item_ptr = getelementptr ITEM, ptr %place, i64 %bits_count
+  %bit_item = CAST i32 %bit_index to ITEM
+  store ITEM %bit_item, ptr %bit_item_ptr
+  br label %bit_done
+
+bit_done:
+  %bit_is_kept = icmp sge i32 %bit_index, 0
+  %bit_more = zext i1 %bit_is_kept to i64
+  %bit_count = add i64 %bits_count, %bit_more
+  br label %bits
+
+rest:
+  %has_rest = icmp ult i64 %block_first, %squares
+  br i1 %has_rest, label %square, label %row_done
 
 square:
-  %number_of_square = phi i64 [0, %squares_of], [%next_square, %next]
-  %count = phi i64 [0, %squares_of], [%next_count, %next]
-  %least = phi i32 [0, %squares_of], [%next_least, %next]
+  %number_of_square = phi i64 [%block_first, %rest], [%next_square, %next]
+  %count = phi i64 [%block_count, %rest], [%next_count, %next]
+  %least = phi i32 [%block_least, %rest], [%next_least, %next]
   %symbol_ptr = getelementptr i8, ptr %board, i64 %number_of_square
   %symbol_byte = load i8, ptr %symbol_ptr
   %symbol = zext i8 %symbol_byte to i64
@@ -137,11 +217,13 @@ next:
   br i1 %are_more, label %square, label %row_done
 
 row_done:
-  %are_pieces = icmp sge i32 %next_least, -1
+  %row_count = phi i64 [%block_count, %rest], [%next_count, %next]
+  %row_least = phi i32 [%block_least, %rest], [%next_least, %next]
+  %are_pieces = icmp sge i32 %row_least, -1
   br i1 %are_pieces, label %fits, label %bad
 
 fits:
-  %is_most = icmp ule i64 %next_count, %k
+  %is_most = icmp ule i64 %row_count, %k
   br i1 %is_most, label %count_or_not, label %bad
 
 count_or_not:
@@ -168,7 +250,7 @@ good:
 
 def place_code(itemsize: int) -> str:
     """The loop for indices of 2, 4 or 8 bytes. It returns the first record that is damaged, or -1."""
-    return of_items(PLACE, itemsize, "%next_count")
+    return of_items(PLACE, itemsize, "%row_count")
 
 
 class PlacesByLoop(SparseEngine):
@@ -180,9 +262,10 @@ class PlacesByLoop(SparseEngine):
         self._layout, self._loop, self._symbols = layout, loop, symbols
         self._table = np.ascontiguousarray(layout.table, np.int32)
         num_buckets, num_codes, squares = self._table.shape
+        left_out = np.flatnonzero((self._table == -1).all(axis=(0, 2)))
         self._arguments = (
             *(layout.k, int(layout.counts), self._table.ctypes.data, num_buckets, num_codes * squares, squares),
-            *(layout.bucket_byte, layout.bucket_code),
+            *(layout.bucket_byte, layout.bucket_code, int(left_out[0]) if len(left_out) else NO_SYMBOL),
         )
 
     def decode(self, rows: Bytes, out: AnyArray) -> None:
