@@ -176,13 +176,14 @@ class AskTask(NamedTuple):
 class IndexTask(NamedTuple):
     """Daemon: index this group of files, and keep the indexes. Its result: an IndexResult.
 
-    ``values``: a pickle of the ``RecordValues`` that the indexes are to hold; empty: none.
+    ``values``: a pickle of the ``RecordValues`` that the indexes are to hold; empty: none; None: that of the worker's
+    last task, which was an IndexTask, too.
     """
 
     group: tuple[ShardFile, ...]
     cache: IndexCache
     storage: bytes
-    values: bytes = b""
+    values: bytes | None = b""
     task: int = -1
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -74,13 +75,15 @@ def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access |
     if task.values:
         if known is None:
             cache.without_values.store(task.group, encode_indexes(indexes))
-        indexes = add_values(_values_of(task.values), indexes, on_read, access)
+        indexes = add_values(values_of(task.values), indexes, on_read, access)
     encoded = encode_indexes(indexes)
     unkept = cache.store(task.group, encoded)
     return IndexResult(encoded, unkept, list(astuple(access.take_counts())))
 
 
-def _values_of(pickled: bytes) -> RecordValues:
+@lru_cache(maxsize=1)
+def values_of(pickled: bytes) -> RecordValues:
+    """What ``IndexTask.values`` is of: many tasks have the same. Raises OptionError."""
     try:
         values: RecordValues = pickle.loads(pickled)
     except (Exception, SystemExit) as error:  # modules of the user's are imported

@@ -59,7 +59,7 @@ from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile, is_remote
 from loaderd.worker.file_rows import FileRows
 from loaderd.worker.page_producer import Claim, PageProducer
-from loaderd.worker.task_runner import TaskRunner, index_group
+from loaderd.worker.task_runner import TaskRunner, index_group, values_of
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher
@@ -105,6 +105,8 @@ class Worker:
         self._unanswered_s: dict[int, float] = {}
         """When it was last said of a stream that its requests have no answer."""
         self._done_bytes = 0
+        self._values: bytes | None = b""
+        """Those of the last task that has come, if it is an IndexTask."""
         self._accesses: dict[bytes, Access] = {}
         """By the pickles of their options."""
         self._poll = select.poll()
@@ -124,6 +126,11 @@ class Worker:
 
     def _received(self, message: Message) -> None:
         if isinstance(message, WorkerTask):
+            if isinstance(message, IndexTask) and message.values is None:
+                message = message._replace(values=self._values)
+            self._values = message.values if isinstance(message, IndexTask) else b""
+            if not self._values:
+                values_of.cache_clear()
             self._tasks.append(message)
             self._begin(message)
         elif isinstance(message, UseServers):

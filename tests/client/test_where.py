@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -206,3 +208,36 @@ def test_consumers_of_servers(tmp_path: Path, numbered: Numbered):
     finally:
         network.close()
         unix.close()
+
+
+class LargeFunction:
+    """Notes where it is unpickled."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+
+    def __call__(self, id: Any) -> Any:
+        return id % 10 == 3
+
+    def __reduce__(self) -> Any:
+        return unpickled, (self.log,)
+
+
+def unpickled(log: str) -> LargeFunction:
+    with open(log, "a") as out:
+        out.write(f"{os.getpid()}\n")
+    return LargeFunction(log)
+
+
+def test_a_worker_gets_the_function_once(numbered: Numbered, tmp_path: Path):
+    """Not with each of its tasks: a function may refer to megabytes."""
+    shards = []
+    for number, path in enumerate(numbered.write([30] * 10)):
+        (tmp_path / f"{number:02}").mkdir()  # shards in several folders are not indexed by one task
+        shards.append(path.rename(tmp_path / f"{number:02}" / path.name))
+    log = tmp_path / "log"
+    where = Derived(LargeFunction(str(log)), "id")
+    with numbered.loader(shards, batch_size=10, shuffle=SMALL, where=where, workers=2, index_cache="none") as loader:
+        assert sorted(numbered.records(loader)) == TENTHS
+    of_process = Counter(log.read_text().split())
+    assert max(of_process.values()) <= 2, "for the index, and for the stream"

@@ -32,6 +32,7 @@ from loaderd.ipc.worker_messages import (
     Ended,
     FillFailed,
     Granted,
+    IndexTask,
     News,
     OutageReport,
     Seat,
@@ -95,6 +96,8 @@ class WorkerManager:
         self._said: dict[str, float] = {}
         self._outages: dict[int, Outage] = {}
         """Of workers whose requests have no answer, for tasks that belong to no stream."""
+        self._values: dict[int, bytes | None] = {}
+        """The ``values`` of the last task of each worker, which need not be sent again: they may be large."""
         self.use = WorkerUsage(pool)
         """For samples."""
         self.bell = new_bell()
@@ -315,6 +318,7 @@ class WorkerManager:
             self.pool.achieved()
         self._event_loop.remove(worker)
         self._outages.pop(worker, None)
+        self._values.pop(worker, None)
         reason = self.pool.reap(worker, was_idle or at_batch)
         for stream in self._streams.values():
             stream.lose_claims(seat, stalled or reason, bool(stalled))
@@ -325,4 +329,9 @@ class WorkerManager:
 
     def assign(self) -> None:
         for worker, task in self.scheduler.assign():
-            self._event_loop.post(worker, task.work._replace(task=task.number))
+            work = task.work._replace(task=task.number)
+            values = work.values if isinstance(work, IndexTask) else b""
+            if isinstance(work, IndexTask) and values and values is self._values.get(worker):
+                work = work._replace(values=None)
+            self._values[worker] = values
+            self._event_loop.post(worker, work)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from loaderd.daemon.pool.tasks import MAX_DEATHS
+from loaderd.errors import WorkerError
 from loaderd.ipc.worker_messages import IndexTask, LoadTask
 from loaderd.plan.passes import Pass
 from loaderd.shm.page import POSITION, Counter, split_key
@@ -144,6 +145,22 @@ def test_an_index_is_blamed_and_not_a_load_before_it_that_waits(line_of: Any):
         line.listen()
     assert load.deaths == 0 and indexing.error is not None
     assert "3 workers in a row were lost at the index of /a" in indexing.error.message
+
+
+def test_what_indexes_are_made_with_is_sent_to_a_worker_once(line_of: Any):
+    line = line_of(400, 10, 100)
+    scheduler = line.crew.worker_manager.scheduler
+    ((worker, hand),) = line.crew.hands.items()
+    for task in scheduler.tasks_of(worker):
+        scheduler.end_task(worker, task.number, answer_to(task))
+    scheduler._sources.clear()
+    hand.inbox.clear()
+    values, of_another = b"large", b"other"
+    for sent, comes in ((values, values), (values, None), (of_another, of_another), (values, values)):
+        line.crew.add_source(source := OneTask(IndexTask((ShardFile("/a", 1, 1),), b"", b"", sent)))
+        line.crew.assign()
+        assert hand.inbox.pop().values == comes
+        scheduler.end_task(worker, source.task.number, WorkerError("it is of no account"))
 
 
 def test_the_load_that_a_worker_has_begun_is_blamed_and_not_one_that_stands_before_it(line_of: Any):
