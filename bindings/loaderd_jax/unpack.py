@@ -39,7 +39,7 @@ class Unpacker:
     """Makes the fields ``names`` of packed ones, by ``program``."""
 
     def __init__(self, program: DeviceProgram, names: Collection[str]) -> None:
-        self._steps = {name: (program.steps[name], program.permutes.get(name)) for name in names}
+        self._steps = {name: (program.steps[name], program.permutes.get(name, ())) for name in names}
         self.inputs = program.inputs(names)
         """The packed fields that it reads."""
         self._run = jax.jit(self.unpack)
@@ -61,7 +61,7 @@ class Unpacker:
         flat = {name: array.reshape(len(array), -1) for name, array in packed.items()}
         n = len(next(iter(flat.values())))
         fields = {}
-        for name, (steps, permute) in self._steps.items():
+        for name, (steps, permutes) in self._steps.items():
             parts = [
                 jnp.broadcast_to(_constant(step.value), (n, *step.shape))
                 if isinstance(step, Constant)
@@ -69,7 +69,7 @@ class Unpacker:
                 for step in steps
             ]
             fields[name] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
-            if permute is not None:
+            for permute in permutes:
                 fields[name] = _permuted(fields[name], permute, flat[permute.feature][:, 0])
         return fields
 
@@ -179,7 +179,10 @@ def _permuted(values: jax.Array, step: Permute, numbers: jax.Array) -> jax.Array
     n, num_places = places.shape
     outer = math.prod(step.shape) // (num_places * step.inner)
     grouped = values.reshape(n, outer, num_places, step.inner)
-    return jnp.take_along_axis(grouped, places[:, None, :, None], axis=2, mode="clip").reshape(values.shape)
+    taken = jnp.take_along_axis(grouped, places[:, None, :, None], axis=2, mode="clip")
+    if (step.sources < 0).any():
+        taken = jnp.where(places[:, None, :, None] < 0, jnp.zeros((), taken.dtype), taken)
+    return taken.reshape(values.shape)
 
 
 def _constant(value: npt.NDArray[Any]) -> jax.Array:

@@ -99,7 +99,7 @@ class Unpacker:
         program = schema.device_program()
         names = program.steps if names is None else names
         self._steps = {
-            name: (program.inputs([name]), program.steps[name], program.permutes.get(name)) for name in names
+            name: (program.inputs([name]), program.steps[name], program.permutes.get(name, ())) for name in names
         }
         used = program.inputs(names)
         self.inputs = {name: spec for name, spec in specs.items() if name in used}
@@ -112,12 +112,12 @@ class Unpacker:
         tensors = {name: self._checked(name, value) for name, value in packed.items()}
         flat = {name: tf.reshape(tensor, [tf.shape(tensor)[0], -1]) for name, tensor in tensors.items()}
         fields = {}
-        for name, (features, steps, permute) in self._steps.items():
+        for name, (features, steps, permutes) in self._steps.items():
             if all(feature in flat for feature in features):
                 n = tf.shape(flat[features[0]])[0]
                 parts = [tf.reshape(_made(flat, step, n), [n, *step.shape]) for step in steps]
                 fields[name] = parts[0] if len(parts) == 1 else tf.concat(parts, axis=1)
-                if permute is not None:
+                for permute in permutes:
                     fields[name] = _permuted(fields[name], permute, flat[permute.feature], n)
         return fields
 
@@ -179,7 +179,10 @@ def _permuted(values: tf.Tensor, step: Permute, numbers: tf.Tensor, n: tf.Tensor
     places = tf.gather(step.sources.astype(np.int32), number)
     outer = math.prod(step.shape) // (num_places * step.inner)
     grouped = tf.reshape(values, [n, outer, num_places, step.inner])
-    return tf.reshape(tf.gather(grouped, places, axis=2, batch_dims=1), [n, *step.shape])
+    taken = tf.gather(grouped, tf.maximum(places, 0), axis=2, batch_dims=1)
+    if (step.sources < 0).any():
+        taken = tf.where(places[:, None, :, None] < 0, tf.zeros((), taken.dtype), taken)
+    return tf.reshape(taken, [n, *step.shape])
 
 
 def _expand_bits(stored: tf.Tensor, step: ExpandBits) -> tf.Tensor:

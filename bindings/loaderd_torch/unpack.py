@@ -25,6 +25,7 @@ from loaderd.schema.device_program import (
     LookUp,
     LookUpCodes,
     OneHotOf,
+    Permute,
     Put,
     Step,
     as_int64,
@@ -46,8 +47,8 @@ class Unpacker:
             name: [(inputs_of(step), _operation(step, device)) for step in program.steps[name]] for name in names
         }
         self._sources = {
-            name: (permute, torch.from_numpy(permute.sources).to(device))
-            for name, permute in program.permutes.items()
+            name: [(permute, torch.from_numpy(permute.sources).to(device)) for permute in permutes]
+            for name, permutes in program.permutes.items()
             if name in self._steps
         }
         self.inputs = program.inputs(names)
@@ -61,10 +62,9 @@ class Unpacker:
         for name, steps in self._steps.items():
             parts = [operation(*([flat[each] for each in inputs] or [some])) for inputs, operation in steps]
             fields[name] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            if name in self._sources:
-                permute, sources = self._sources[name]
+            for permute, sources in self._sources.get(name, ()):
                 number = flat[permute.feature][:, 0].long().clamp_(max=len(sources) - 1)  # one too large ends CUDA
-                fields[name] = _permuted(fields[name], sources[number], permute.inner)
+                fields[name] = _permuted(fields[name], sources[number], permute)
         return fields
 
 
@@ -263,13 +263,17 @@ def _cast(stored: torch.Tensor, step: Cast, dtype: torch.dtype) -> torch.Tensor:
     return _repeated(values, step.repeat).reshape(-1, *step.shape)
 
 
-def _permuted(values: torch.Tensor, places: torch.Tensor, inner: int) -> torch.Tensor:
+def _permuted(values: torch.Tensor, places: torch.Tensor, step: Permute) -> torch.Tensor:
     """``places``: int64, (n, places): from where the values of each one come."""
     n, num_places = places.shape
-    outer = math.prod(values.shape[1:]) // (num_places * inner)
-    integers = values.view(_INTEGERS[values.element_size()]).reshape(n, outer, num_places, inner)
+    outer = math.prod(values.shape[1:]) // (num_places * step.inner)
+    integers = values.view(_INTEGERS[values.element_size()]).reshape(n, outer, num_places, step.inner)
     index = places[:, None, :, None].expand(integers.shape)
-    return integers.gather(2, index).view(values.dtype).reshape(values.shape)
+    if (step.sources < 0).any():
+        integers = integers.gather(2, index.clamp(min=0)).masked_fill_(index < 0, 0)
+    else:
+        integers = integers.gather(2, index)
+    return integers.view(values.dtype).reshape(values.shape)
 
 
 def _repeated(values: torch.Tensor, repeat: int) -> torch.Tensor:

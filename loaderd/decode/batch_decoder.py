@@ -170,15 +170,14 @@ def _symbol_engines(schema: Schema) -> dict[PrefixCodes, Engine]:
 
 
 def _engine(schema: Schema, name: str, fields: Mapping[Any, AnyArray]) -> Engine:
-    definition = schema.definition_of(name)
+    return _field_engine(schema, name, schema.definition_of(name), fields)
+
+
+def _field_engine(schema: Schema, name: str, definition: Field, fields: Mapping[Any, AnyArray]) -> Engine:
     if isinstance(definition, Permuted):
         spec = definition.of.spec(name, schema.features)
         of = _field_engine(schema, name, definition.of, fields)
         return PermuteValues(f"field {name!r}", definition, of, spec, _starts(schema)[definition.number])
-    return _field_engine(schema, name, definition, fields)
-
-
-def _field_engine(schema: Schema, name: str, definition: Field, fields: Mapping[Any, AnyArray]) -> Engine:
     if not isinstance(definition, Planes):
         return _engine_of(schema, name, f"field {name!r}", definition, fields)
     parts = []

@@ -20,7 +20,8 @@ A step takes a feature, ``(n, values)``, or several, and makes a field of it, or
 ``Constant``    the same everywhere
 ==============  ====================================================================================================
 
-At last, a ``Permute`` may take the values of a field from other places, by a table that was drawn for each record.
+At last, ``Permute`` may take the values of a field from other places, by a table that was drawn for each record, or
+make them 0.
 
 No step computes in floats: a library may round ``x * scale + offset`` once, where numpy rounds twice, and take
 subnormal numbers for 0. So all make the bits that the workers make. What would need such arithmetic, or a check of
@@ -54,6 +55,7 @@ from loaderd.schema.fields import (
     Single,
     Spread,
     parts_of,
+    permuted_in,
 )
 from loaderd.schema.representable import holds_numbers, in_dtype, integer_limits
 from loaderd.schema.sparse import Sparse
@@ -184,7 +186,7 @@ class Collect:
 
 @dataclass(frozen=True, eq=False)
 class Permute:
-    """Of values (n, outer, places, inner), place i is what was place ``sources[number, i]``.
+    """Of values (n, outer, places, inner), place i is what was place ``sources[number, i]``; -1: it is 0.
 
     ``sources``: intp, (tables, places). ``feature`` has the number of each record's table, uint8, (n,). One that is
     too large, which no worker sends, counts as the last one.
@@ -267,13 +269,13 @@ class DeviceProgram:
     """
 
     steps: Mapping[str, tuple[Step, ...]]
-    permutes: Mapping[str, Permute] = field(default_factory=dict)
+    permutes: Mapping[str, tuple[Permute, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {step}" for name in self.steps for step in self._all_of(name))
 
     def _all_of(self, name: str) -> tuple[Step | Permute, ...]:
-        return (*self.steps[name], self.permutes[name]) if name in self.permutes else self.steps[name]
+        return (*self.steps[name], *self.permutes.get(name, ()))
 
     def inputs(self, names: Collection[str]) -> tuple[str, ...]:
         """The packed fields of which the fields ``names`` are made."""
@@ -289,8 +291,8 @@ def as_int64(number: int) -> int:
 def steps_of(name: str, definition: Field, features: Mapping[str, Feature]) -> tuple[Step, ...] | None:
     """The steps that make field ``name`` of stored ``features``; None: the workers finish it."""
     steps = [_step(name, part, features) for part in parts_of(definition)]
-    if isinstance(definition, Permuted):
-        steps = [None if step is None else _as_dtype(step, definition.dtype, features) for step in steps]
+    for permuted in permuted_in(definition):
+        steps = [None if step is None else _as_dtype(step, permuted.dtype, features) for step in steps]
     known = tuple(step for step in steps if step is not None)
     return known if len(known) == len(steps) else None
 
@@ -315,12 +317,12 @@ def _table_bytes(name: str, part: Single, features: Mapping[str, Feature], items
     return itemsize << 8 * stored if stored <= _MAX_TABLE_ITEMSIZE else 0
 
 
-def permute_of(name: str, definition: Field, features: Mapping[str, Feature]) -> Permute | None:
+def permutes_of(name: str, definition: Field, features: Mapping[str, Feature]) -> tuple[Permute, ...]:
     """What comes behind the steps of a field."""
-    if not isinstance(definition, Permuted):
-        return None
     shape = definition.spec(name, features).shape
-    return Permute(definition.number, np.asarray(definition.sources, np.intp), definition.inner, shape)
+    return tuple(
+        Permute(each.number, np.asarray(each.sources, np.intp), each.inner, shape) for each in permuted_in(definition)
+    )
 
 
 def _step(name: str, part: Field, features: Mapping[str, Feature]) -> Step | None:

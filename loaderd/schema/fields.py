@@ -401,29 +401,32 @@ MAX_TABLES = 256
 class Permuted(ByValue):
     """The values of the field ``of``, as ``dtype``, each taken from another place: see ``schema.permute.permuted``.
 
-    ``number``: the feature that says by which of the tables ``sources``, (tables, places), of each record. No schema
-    of a user's has such a field: it is what is left to do of a random permutation where a batch is unpacked.
+    ``number``: the feature that says by which of the tables ``sources``, (tables, places), of each record. ``of`` may
+    be permuted itself, once. No schema of a user's has such a field: it is what is left to do of a random permutation
+    where a batch is unpacked.
     """
 
-    of: Bits | Array | Spread | Planes
+    of: Bits | Array | Spread | Planes | Permuted
     number: str
     sources: Sequence[Sequence[int]]
     inner: int
     dtype: Any
 
     def __post_init__(self) -> None:
-        if not isinstance(self.of, (Bits, Array, Spread, Planes)) or derived_in(self.of):
-            raise SchemaError(f"Permuted: of must be Bits, Array, Spread, or Planes of these, got {self.of!r:.200}")
+        inner = self.of.of if isinstance(self.of, Permuted) else self.of
+        if not isinstance(inner, (Bits, Array, Spread, Planes)) or derived_in(inner):
+            must = "Bits, Array, Spread, or Planes of these, permuted once at most"
+            raise SchemaError(f"Permuted: of must be {must}, got {self.of!r:.200}")
         check_name(self.number, "Permuted: number")
         object.__setattr__(self, "inner", check_integer(self.inner, "Permuted: inner", 1))
         object.__setattr__(self, "dtype", resolve_dtype(self.dtype).newbyteorder("="))
         tables = tuple(tuple(map(int, table)) for table in self.sources)
         places = len(tables[0]) if tables else 0
         are_tables = places > 0 and all(
-            len(table) == places and 0 <= min(table) <= max(table) < places for table in tables
+            len(table) == places and -1 <= min(table) <= max(table) < places for table in tables
         )
         if len(tables) > MAX_TABLES or not are_tables:
-            must = f"at most {MAX_TABLES} tables of places below their length"
+            must = f"at most {MAX_TABLES} tables of places below their length, or -1"
             raise SchemaError(f"Permuted: sources must be {must}, got {tables!r:.200}")
         object.__setattr__(self, "sources", tables)
 
@@ -455,9 +458,14 @@ def derived_in(definition: Field) -> tuple[Derived, ...]:
 def features_of(definition: Field) -> tuple[str, ...]:
     """The features that a field reads by itself."""
     read = [getattr(part, each) for part in parts_of(definition) for each in _reads(part)]
-    read += [definition.number] if isinstance(definition, Permuted) else []
+    read += [permuted.number for permuted in permuted_in(definition)]
     names = [each.feature if isinstance(each, PrefixCodes) else each for each in read]
     return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
+
+
+def permuted_in(definition: Field) -> tuple[Permuted, ...]:
+    """The permutations that make a field, in the order in which they are applied."""
+    return (*permuted_in(definition.of), definition) if isinstance(definition, Permuted) else ()
 
 
 def renamed(definition: Field, names: Mapping[str, str]) -> Field:

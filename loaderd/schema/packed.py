@@ -34,6 +34,7 @@ from loaderd.schema.fields import (
     derived_in,
     features_of,
     parts_of,
+    permuted_in,
     renamed,
 )
 from loaderd.schema.permute import permutation_of
@@ -91,14 +92,14 @@ def unpacking_schema(schema: Schema, for_device: bool = False) -> Schema:
 
 def device_program(schema: Schema) -> DeviceProgram:
     """How a device makes the fields of ``schema`` from those of ``packed_schema(schema, for_device=True)``."""
-    from loaderd.schema.device_program import DeviceProgram, permute_of, steps_of
+    from loaderd.schema.device_program import DeviceProgram, permutes_of, steps_of
 
     unpacking = unpacking_schema(schema, for_device=True)
     steps = {name: steps_of(name, definition, unpacking.features) for name, definition in unpacking.fields.items()}
-    permutes = {name: permute_of(name, each, unpacking.features) for name, each in unpacking.fields.items()}
+    permutes = {name: permutes_of(name, each, unpacking.features) for name, each in unpacking.fields.items()}
     return DeviceProgram(
         {name: known for name, known in steps.items() if known is not None},
-        {name: permute for name, permute in permutes.items() if permute is not None},
+        {name: each for name, each in permutes.items() if each},
     )
 
 
@@ -131,7 +132,7 @@ def _cut(schema: Schema, for_device: bool) -> _Cut:
                 for feature in features_of(part):
                     made_bytes[feature] += math.prod(part.spec(name, features).shape) * itemsize
         larger = {one for one, made in made_bytes.items() if features[one].num_bytes >= made}
-        larger -= {definition.number for definition in unpacked.values() if isinstance(definition, Permuted)}
+        larger -= {permuted.number for definition in unpacked.values() for permuted in permuted_in(definition)}
         if not larger:
             break
         # What needs one of these is finished in front of the way: look again at what is made of the others.
@@ -142,16 +143,19 @@ def _cut(schema: Schema, for_device: bool) -> _Cut:
 def _with_draws(schema: Schema, names: Mapping[str, str]) -> tuple[dict[str, Field], dict[str, Derived]]:
     """The fields, with :class:`Permuted` ones in place of functions that permute; and what draws their numbers."""
     fields, draws = dict(schema.fields), dict[str, Derived]()
-    for name, definition in schema.fields.items():
-        permutation = permutation_of(definition.function) if isinstance(definition, Derived) else None
-        if permutation is None:
-            continue
-        assert isinstance(definition, Derived)
+
+    def permuted(name: str, definition: Field, is_inner: bool = False) -> Field | None:
+        """What is left to do of a function that permutes; of others, None."""
+        if not isinstance(definition, Derived) or (permutation := permutation_of(definition.function)) is None:
+            return None
         draw, sources, inner = permutation
-        of, stream = schema.definition_of(definition.inputs[0]), definition.random
-        is_made = isinstance(of, (Bits, Array, Spread, Planes)) and not derived_in(of)
-        if not is_made or len(sources) > MAX_TABLES or schema.spec_of(definition.inputs[0]).shape != definition.shape:
-            continue
+        source, stream = definition.inputs[0], definition.random
+        of = schema.definition_of(source)
+        if isinstance(of, Derived) and not is_inner:
+            of = permuted(source, of, is_inner=True) or of
+        is_made = isinstance(of, (Bits, Array, Spread, Planes, Permuted)) and not derived_in(of)
+        if not is_made or len(sources) > MAX_TABLES or schema.spec_of(source).shape != definition.shape:
+            return None
         drawn = Derived(draw, definition.inputs[1:], (), "uint8", name if stream is True else stream)
         number = next((known for known, each in draws.items() if each == drawn), "")
         if not number:
@@ -159,7 +163,10 @@ def _with_draws(schema: Schema, names: Mapping[str, str]) -> tuple[dict[str, Fie
             while number in {*schema.fields, *schema.intermediates, *names.values(), *schema.features, *draws}:
                 number += " (drawn)"
             draws[number] = drawn
-        fields[name] = Permuted(of, number, sources, inner, definition.dtype)  # type: ignore[arg-type]  # checked above
+        return Permuted(of, number, sources, inner, definition.dtype)  # type: ignore[arg-type]  # checked above
+
+    for name, definition in schema.fields.items():
+        fields[name] = permuted(name, definition) or definition
     return fields, draws
 
 

@@ -37,6 +37,7 @@ _FEATURES = {kind.__name__: kind for kind in (PackedBits, Raw, Int64, Float)}
 _PARTS_OF_PLANES = {kind.__name__: kind for kind in (Bits, Array, Spread, Fill)}
 _OTHER_FIELDS = (Packed, Planes, Permuted, Sparse, Codes, PrefixCodes, Scatter, OneHot)
 _FIELDS = {**_PARTS_OF_PLANES, **{kind.__name__: kind for kind in _OTHER_FIELDS}}
+_PERMUTED = {**_PARTS_OF_PLANES, "Planes": Planes, "Permuted": Permuted}
 _TABLES = ("table", "values")
 _OF_WORKERS = ("default", "pad", "cut", "as_list")
 # Sent only where they differ from the kind's own default: so an older version understands all other schemas.
@@ -125,7 +126,7 @@ def _part_from_wire(wire: Any, kinds: Mapping[str, Any]) -> Any:
         if key == "dtype":
             values[key] = None if value is None else _dtype(value)
         elif key == "of":
-            values[key] = _part_from_wire(value, {**_PARTS_OF_PLANES, "Planes": Planes})
+            values[key] = _part_from_wire(value, _PERMUTED)
         elif key == "feature" and isinstance(value, Mapping):
             values[key] = _part_from_wire(value, {"PrefixCodes": PrefixCodes})
         elif key == "parts":

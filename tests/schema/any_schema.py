@@ -167,13 +167,13 @@ def checksum(*inputs: Any) -> npt.NDArray[np.uint64]:
 
 @st.composite
 def permuted(draw: st.DrawFn, stored: dict[str, Feature], fields: dict[str, Field]) -> Derived:
-    """One of ``fields`` with its values at other places; by what is drawn at random, or from another field."""
+    """One of ``fields`` with its values at other places, or 0; by what is drawn at random, or from another field."""
     name = draw(st.sampled_from(list(fields)))
     spec = Schema(stored, fields).spec_of(name)
     size = math.prod(spec.shape)
     inner = draw(st.sampled_from([one for one in (1, 2, 3, size) if size % one == 0]))
     places = draw(st.sampled_from([one for one in (1, 2, 4, size // inner) if size // inner % one == 0]))
-    tables = st.lists(st.lists(st.integers(0, places - 1), min_size=places, max_size=places), min_size=1, max_size=3)
+    tables = st.lists(st.lists(st.integers(-1, places - 1), min_size=places, max_size=places), min_size=1, max_size=3)
     sources = np.array(draw(tables), np.intp)
     is_random = draw(st.booleans())
     inputs = (name,) if is_random else (name, draw(st.sampled_from(list(fields))))
@@ -204,7 +204,7 @@ def schemas(draw: st.DrawFn, derived: bool = True) -> Schema:
             fields[name] = Derived(checksum, inputs, dtype=dtype, random=draw(st.sampled_from([False, True, "a"])))
         plain = {name: field for name, field in fields.items() if not derived_in(field)}
         for name in draw(st.lists(st.sampled_from(["p", "q"]), unique=True)):
-            fields[name] = draw(permuted(stored, plain))
+            fields[name] = plain[name] = draw(permuted(stored, plain))
         delivered = draw(st.lists(st.sampled_from(list(fields)), min_size=1, unique=True))
         intermediates = {name: field for name, field in fields.items() if name not in delivered}
         fields = {name: fields[name] for name in delivered}
