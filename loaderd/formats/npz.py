@@ -7,7 +7,8 @@ An npz is a zip of ``.npy`` files, deflated or stored::
     c.npy  ██████████████░░░░░░░░░░    cache still when it becomes records
 
 An array without rows, of a single value, holds it for all of them: the result of the game, say. Axes of length 1 more
-or less don't matter, so (rows, 1) is as good as (rows,).
+or less don't matter, so (rows, 1) is as good as (rows,). Where ``FixedRecords.padded`` allows it, zeros stand for an
+array that is not there, and for entries of the first axis that an array lacks.
 
 So rows are read from front to back. An array's CRC tells, at its end, whether it is as it was written: the index pass
 reads all of it before any row is used. Damage of a later time shows where the array cannot be inflated, or with its
@@ -61,9 +62,10 @@ class NpzTable:
         shard, self._columns = self._file, {}
         entries = _entries(shard, self._read_at)
         for name in self._records:
-            if name not in entries:
+            if name in entries:
+                self._columns[name] = _Column(shard, self._read_at, entries[name], name, self._records)
+            elif self._records.padded.get(name) != 0:
                 raise _bad(shard.uri, 0, f"an array {name!r}", f"only {sorted(entries)}")
-            self._columns[name] = _Column(shard, self._read_at, entries[name], name, self._records)
         rows = {name: column.num_rows for name, column in self._columns.items() if column.num_rows is not None}
         if len(set(rows.values())) != 1:
             found = f"rows: {rows}" if rows else f"no rows, but a single value in each of {list(self._columns)}"
@@ -80,7 +82,8 @@ class NpzTable:
                 self._next(min(first - self._row, len(self._buffer)))
             count = min(most, len(self._buffer))
             for name, values in self._next(count).items():
-                self._buffer[name][:count] = values
+                column = self._buffer[name][:count]  # zeros behind what the file has: nothing is ever written there
+                (column[:, : values.shape[1]] if values.shape != column.shape else column)[...] = values
         except BaseException:
             self._row = self._num_rows + 1  # nothing is known of where the arrays stopped
             raise
@@ -117,25 +120,31 @@ class _Column:
         read_bytes = max(1, min(entry.compress_size, _MOST_READ_BYTES)) if is_remote(shard.uri) else READ_BYTES
         self._entry = _Entry(shard, read_at, entry, read_bytes)
         assert records.dtype.fields is not None
-        field = records.dtype.fields[name][0]
+        field, least = records.dtype.fields[name][0], records.padded.get(name)
         header = self._entry.header()
         shape, dtype, in_order = header.shape, header.dtype, header.is_in_order
+        self._shape = self._stored_shape = field.shape
         is_single = not shape and is_shaped((), field.shape)
-        if dtype != field.base or not (is_single or (shape and is_shaped(shape[1:], field.shape))) or not in_order:
+        has_fewer = least is not None and (least,) <= shape[1:2] < field.shape[:1]
+        if has_fewer and shape[2:] == field.shape[1:]:
+            self._stored_shape = shape[1:]
+        fits = is_single or (shape and is_shaped(shape[1:], self._stored_shape))
+        if dtype != field.base or not fits or not in_order:
             dims = "".join(f", {dim}" for dim in field.shape)
+            dims += "" if least is None else f"), or as few as {least} of the {field.shape[:1]}"
             expected = f"array {name!r} of {field.base}, (rows{dims}) in C order"
             order = "" if in_order else " in Fortran order"
             raise self._entry.bad(expected, f"{dtype}, {shape}{order}")
         self.num_rows = None if is_single else shape[0]
-        self._shape, self._dtype = field.shape, dtype
-        self._row_bytes = field.itemsize
+        self._dtype = dtype
+        self._row_bytes = dtype.itemsize * math.prod(self._stored_shape)
         self._buffer = bytearray()
         self._single: npt.NDArray[Any] | None = None
         if is_single:
             self._single = self.read(1)
 
     def read(self, count: int) -> npt.NDArray[Any]:
-        """The next rows, (count, *the field's shape). Valid until the next call."""
+        """The next rows, (count, *the field's shape), or with a shorter first axis. Valid until the next call."""
         if self._single is not None:
             return np.broadcast_to(self._single, (count, *self._shape))
         num_bytes = count * self._row_bytes
@@ -143,7 +152,7 @@ class _Column:
             self._buffer = bytearray(num_bytes)
         view = memoryview(self._buffer)[:num_bytes]
         self._entry.fill(view)
-        return np.frombuffer(view, self._dtype).reshape(count, *self._shape)
+        return np.frombuffer(view, self._dtype).reshape(count, *self._stored_shape)
 
     def finish(self) -> None:
         """Call this behind the last row. Raises ShardReadError where the array is not as it was written."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Feature, Length, PackedBits, Raw
+from loaderd.schema.features import Feature, Length, PackedBits, Raw, check_integer
 from loaderd.schema.representable import as_plain, as_values
 
 
@@ -24,6 +24,10 @@ class FixedRecords(Mapping[str, Feature]):
     ``expect``: by field, a value that each record must hold, such as a version. A record with another value is a
     RecordMismatchError.
 
+    ``padded``: by field, how many entries of its first axis the array of an npz must have at least. Behind those that
+    it has come zeros, so that files of several versions are one data set. 0: a file may lack the array, and the field
+    is zeros. (Other files hold all fields as ``dtype`` has them.)
+
     A shard may be a plain file of such records, or one compressed with gzip or zstd; a tar of such compressed files;
     or an npz that has an array for each field, with one row for each record, or a single value for all of them; axes
     of length 1 don't count; or an npy: an array of ``dtype``, or, of a dtype with one field, one with a row of
@@ -36,7 +40,13 @@ class FixedRecords(Mapping[str, Feature]):
     what a null of Parquet and Arrow becomes.
     """
 
-    def __init__(self, dtype: Any, bits: Collection[str] = (), expect: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        dtype: Any,
+        bits: Collection[str] = (),
+        expect: Mapping[str, Any] | None = None,
+        padded: Mapping[str, int] | None = None,
+    ) -> None:
         self._given: dict[str, Feature] = {}
         if isinstance(dtype, Mapping) and dtype and all(isinstance(each, Feature) for each in dtype.values()):
             self._given = dict(dtype)
@@ -52,11 +62,12 @@ class FixedRecords(Mapping[str, Feature]):
         fields = {name: self.dtype.fields[name] for name in self.dtype.names} if self.dtype.fields else {}
         if not fields or self.dtype.hasobject:
             raise SchemaError(f"FixedRecords: dtype must be a structured one of fixed size, got {self.dtype}")
-        if expect is not None and not isinstance(expect, Mapping):
-            raise SchemaError(f"FixedRecords: expect must be a mapping of fields to values, got {expect!r:.200}")
-        expect = expect or {}
+        for what, given in (("expect", expect), ("padded", padded)):
+            if given is not None and not isinstance(given, Mapping):
+                raise SchemaError(f"FixedRecords: {what} must be a mapping of fields to values, got {given!r:.200}")
+        expect, padded = expect or {}, padded or {}
         bits = [bits] if isinstance(bits, str) or not isinstance(bits, Iterable) else list(bits)
-        for what, names in (("bits", bits), ("expect", list(expect))):
+        for what, names in (("bits", bits), ("expect", list(expect)), ("padded", list(padded))):
             unknown = [name for name in names if name not in list(fields)]
             if unknown:
                 raise SchemaError(
@@ -66,6 +77,10 @@ class FixedRecords(Mapping[str, Feature]):
         self.expect = MappingProxyType({name: as_plain(value) for name, value in expect.items()})
         for name, value in self.expect.items():
             _values_of(fields[name][0], value, name)
+        for name, least in padded.items():
+            entries = fields[name][0].shape[0] if fields[name][0].shape else 0
+            check_integer(least, f"FixedRecords: padded[{name!r}]", 0, entries)
+        self.padded = MappingProxyType({name: int(least) for name, least in padded.items()})
         self._features: dict[str, Feature] = {}
         for name, (dtype_of_field, *_) in fields.items():
             if dtype_of_field.base.fields:
@@ -89,20 +104,20 @@ class FixedRecords(Mapping[str, Feature]):
         if not isinstance(other, FixedRecords):
             return NotImplemented
         same = self.dtype == other.dtype and list(self) == list(other)
-        return same and self._features == other._features and self.expect == other.expect
+        same = same and self._features == other._features
+        return same and (self.expect, self.padded) == (other.expect, other.padded)
 
     def __hash__(self) -> int:
         return hash((self.dtype.itemsize, tuple(self), self.bits))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._given:
-            return FixedRecords, (self._given, (), dict(self.expect))
-        return FixedRecords, (self.dtype, tuple(sorted(self.bits)), dict(self.expect))
+        given = (self._given, ()) if self._given else (self.dtype, tuple(sorted(self.bits)))
+        return FixedRecords, (*given, dict(self.expect), dict(self.padded))
 
     def __repr__(self) -> str:
-        if self._given:
-            return f"FixedRecords({self._given!r}, expect={dict(self.expect)})"
-        return f"FixedRecords({self.dtype!r}, bits={sorted(self.bits)}, expect={dict(self.expect)})"
+        given = f"{self._given!r}" if self._given else f"{self.dtype!r}, bits={sorted(self.bits)}"
+        padded = f", padded={dict(self.padded)}" if self.padded else ""
+        return f"FixedRecords({given}, expect={dict(self.expect)}{padded})"
 
     @property
     def is_of_features(self) -> bool:
@@ -138,9 +153,15 @@ class FixedRecords(Mapping[str, Feature]):
                 hint="One name may be no field: its files hold all fields that have no files of their own.",
             )
         own = {name: [name, *self.lengths_of(name)] if name in self else others for name in names}
-        if self._given:
-            return {name: FixedRecords({each: self[each] for each in own[name]}) for name in names}
-        return {name: FixedRecords(np.dtype([(each, fields[each]) for each in own[name]])) for name in names}
+        return {
+            name: FixedRecords(
+                {each: self[each] for each in of_name}
+                if self._given
+                else np.dtype([(each, fields[each]) for each in of_name]),
+                padded={each: least for each, least in self.padded.items() if each in of_name},
+            )
+            for name, of_name in own.items()
+        }
 
     def lengths_of(self, name: str) -> list[str]:
         """The features that are a :class:`Length` of ``name``."""

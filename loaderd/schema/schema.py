@@ -279,6 +279,8 @@ class Schema:
         text = repr([(name, repr(feature)) for name, feature in self.features.items()])
         if self.records is not None:
             text += repr((self.records.record_bytes, [self.records.offset_of(name) for name in self.records]))
+            if self.records.padded:  # without what is not given: fingerprints of schemas are older than it
+                text += repr(sorted(self.records.padded.items()))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

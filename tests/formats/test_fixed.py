@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import pickle
 import re
 import struct
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import loaderd
-from loaderd.errors import Damage, ShardReadError
+from loaderd.errors import Damage, SchemaError, ShardReadError
 from loaderd.formats import fixed_blocks, fixed_index, inflate, npz
 from loaderd.formats.fixed_blocks import FixedBlockReader
 from loaderd.formats.fixed_index import build_fixed_index
@@ -397,6 +398,38 @@ def test_an_npz_with_columns_and_with_values_for_all_rows(tmp_path: Path, monkey
     assert (rows["board"] == np.arange(57 * 8, dtype=np.uint8).reshape(57, 8)).all()
     assert rows["score"].tolist() == rows["clock"][:, 0].tolist() == list(range(57))
     assert (rows["result"] == -1).all() and (rows["size"] == 19).all()
+
+
+def test_an_npz_with_less_than_the_schema_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    wide = np.dtype(
+        [("board", "u1", (11,)), ("score", "<f4"), ("grid", "<i2", (4, 2)), ("none", "<f4", (3,)), ("no", "u1")]
+    )
+    monkeypatch.setattr(npz, "PIECE_BYTES", 4 * wide.itemsize)
+    records = loaderd.FixedRecords(wide, padded={"board": 8, "grid": 0, "none": 0, "no": 0})
+    grid = np.arange(19 * 3 * 2, dtype=np.int16).reshape(19, 3, 2)
+    (index,) = [build_fixed_index(make_shard(tmp_path / "a", game_npz(19, grid=grid)), records, 10)]
+    reader = FixedBlockReader(records, [index.file], ["npz"])
+    pieces = [
+        np.frombuffer(piece.buffer.tobytes(), wide, piece.num_records)
+        for piece in reader.read(Block(0, *index.block(0)), 0, 19)
+        if not isinstance(piece, Damage)
+    ]
+    rows = np.concatenate(pieces)
+    assert (rows["board"][:, :8] == np.arange(19 * 8, dtype=np.uint8).reshape(19, 8)).all()
+    assert (rows["grid"][:, :3] == grid).all() and not rows["grid"][:, 3:].any() and not rows["board"][:, 8:].any()
+    assert not rows["none"].any() and not rows["no"].any() and rows["score"].tolist() == list(range(19))
+    for wrong, said in (
+        (game_npz(9, grid=np.zeros((9, 5, 2), "i2")), r"\(rows, 4, 2\), or as few as 0 of the \(4,\)"),
+        (game_npz(9, grid=np.zeros((9, 3, 1), "i2")), r"'grid' of int16"),
+        (game_npz(9, no=np.zeros((9, 2), "u1")), r"'no' of uint8"),
+        (game_npz(9, board=np.zeros((9, 7), "u1")), r"'board' of uint8, \(rows, 11\), or as few as 8"),
+    ):
+        with pytest.raises(ShardReadError, match=said):
+            build_fixed_index(make_shard(tmp_path / "b", wrong), records, 10)
+    assert records != loaderd.FixedRecords(wide) and pickle.loads(pickle.dumps(records)) == records
+    for padded in ({"board": 12}, {"board": -1}, {"other": 1}, {"score": 1}, ["board"]):
+        with pytest.raises(SchemaError, match="padded"):
+            loaderd.FixedRecords(wide, padded=padded)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
