@@ -26,7 +26,7 @@ from harness.interface import Config, Step
 NOTE = "rows are not shuffled"
 
 KATAGO = "loaderd.schemas:katago"
-SIZE, NUM_PLANES, WEIGHT = 19, 22, 25
+SIZE, NUM_PLANES, NUM_TARGETS, WEIGHT = 19, 22, 80, 25
 FILES_AHEAD = 1
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -45,6 +45,7 @@ def _load(path: str, batch_size: int) -> Arrays:
         facts, targets = npz["globalInputNC"][:used], npz["globalTargetsNC"][:used]
         scores = npz["scoreDistrN"][:used].astype(np.float32)
         value_targets = npz["valueTargetsNCHW"][:used].astype(np.float32)
+    targets = np.pad(targets, ((0, 0), (0, NUM_TARGETS - targets.shape[1])))  # files before version 3 have fewer
     bits = np.unpackbits(packed, axis=2)[:, :, : SIZE * SIZE]
     return {
         "planes": bits.reshape(used, NUM_PLANES, SIZE, SIZE).astype(np.float32),

@@ -30,7 +30,7 @@ from loaderd.formats.tar import Member, find_members
 from loaderd.kernels.crc import HEADER_BYTES
 from loaderd.schema import Feature, FixedRecords, Raw, Schema
 from loaderd.schemas import ceres, nnue, shogi
-from loaderd.schemas.kata import katago
+from loaderd.schemas.kata import METADATA, NUM_TARGETS, Q_VALUES, katago
 from loaderd.schemas.leela import lc0
 from loaderd.storage.access import Access
 from loaderd.storage.files import OpenFile, open_shard
@@ -186,5 +186,9 @@ def _detect_npz(opened: OpenFile, file: ShardFile) -> tuple[Schema, str] | None:
         size, targets = math.isqrt(arrays[_POLICY].shape[1] - 1), arrays[_TARGETS].shape[0]
         if size > _MOST_BOARD_SIZE:  # an array without rows may say any
             return None
-        return katago(size, targets), f"loaderd.schemas.katago(board_size={size}, num_targets={targets})"
+        options: dict[str, Any] = {"board_size": size}
+        options |= {"num_targets": targets} if targets > NUM_TARGETS else {}
+        options |= {name: True for name, array in (("q_values", Q_VALUES), ("metadata", METADATA)) if array in arrays}
+        text = ", ".join(f"{name}={value}" for name, value in options.items())
+        return katago(**options), f"loaderd.schemas.katago({text})"
     return None

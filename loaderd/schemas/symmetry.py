@@ -35,7 +35,8 @@ def board_symmetry(
 
     - (S, S) or (S, S, C): rows, columns, and C channels of each square, which stay together;
     - (C, S, S): C planes, as PyTorch and KataGo have them; for (S, S, S), ``layout`` must say "NHWC" or "NCHW";
-    - for policies: (S·S,), row by row, or (S·S + 1,) with a pass move behind the squares, which stays where it is.
+    - for policies: (S·S,), row by row, or (S·S + 1,) with a pass move behind the squares, which stays where it is; or
+      with ``layout="NCHW"`` several of these, (C, S·S) or (C, S·S + 1).
 
     Symmetry t of 0…7 mirrors left and right (``np.flip`` of the columns) if t >= 4, and then turns by t % 4 quarters
     as ``np.rot90`` does. ``symmetries`` are those to choose from, all equally likely. For chess, ``(0, 4)`` allows a
@@ -110,10 +111,10 @@ def _board_of(shape: Shape, layout: Layout | None) -> tuple[bool, int, bool]:
             return fits[0] == "NCHW", shape[1], False
     if len(shape) == 2 and shape[0] == shape[1]:
         return False, shape[0], False
-    if len(shape) == 1:
-        side = math.isqrt(shape[0])
-        if shape[0] - side * side in (0, 1):
-            return False, side, shape[0] > side * side
+    if len(shape) == 1 or (len(shape) == 2 and layout == "NCHW"):
+        side = math.isqrt(shape[-1])
+        if shape[-1] - side * side in (0, 1):
+            return len(shape) == 2, side, shape[-1] > side * side
     of = "" if layout is None else f" of layout {layout}"
     raise SchemaError(
         f"board_symmetry: shape must be (S, S), (S, S, C), (C, S, S), (S·S,) or (S·S + 1,){of}, got {shape!r}",

@@ -123,10 +123,14 @@ def test_what_cannot_be_read_says_how_to_convert_it(tmp_path: Path, capsys: Capt
 
 
 def test_rows_of_katago_tell_the_size_of_the_board(tmp_path: Path, capsys: Capture):
-    rows = kata.rows(9, 80)
-    np.savez_compressed(tmp_path / "a.npz", **{name: np.zeros(5, rows)[name] for name in rows.names or ()})
-    told = inspected(capsys, tmp_path / "a.npz", "--record", 4)
-    assert told["schema"] == "loaderd.schemas.katago(board_size=9, num_targets=80), recognized by the content"
+    for rows, options in (
+        (kata.rows(9, 80), ""),
+        (kata.rows(9, 64, q_values=True), ", q_values=True"),
+        (kata.rows(9, 96, metadata=True), ", num_targets=96, metadata=True"),
+    ):
+        np.savez_compressed(tmp_path / "a.npz", **{name: np.zeros(5, rows)[name] for name in rows.names or ()})
+        told = inspected(capsys, tmp_path / "a.npz", "--record", 4)
+        assert told["schema"] == f"loaderd.schemas.katago(board_size=9{options}), recognized by the content"
     assert np.shape(told["fields"]["planes"]) == (22, 9, 9) and told["blocks"] == [5]
 
 

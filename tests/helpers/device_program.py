@@ -31,12 +31,14 @@ READY_MADE = [
     schemas.lc0("bfloat16", symmetries=(0, 4)),
     schemas.katago(),
     schemas.katago(9, 80, symmetries=range(8)),
+    schemas.katago(5, symmetries=range(8), mask_history=0.4, q_values=True, metadata=True),
+    schemas.katago(5, mask_history=0.4),
     schemas.minigo(),
     schemas.minigo(9, 5, symmetries=(0, 3, 6)),
     schemas.mnist(),
     Schema(
         {"number": Raw("uint8"), "values": Raw("int16", (2, 3, 4))},
-        {"x": Permuted(Array("values", "float32"), "number", [[0, 1, 2], [2, 0, 1], [1, 1, 0]], 4, "float32")},
+        {"x": Permuted(Array("values", "float32"), "number", [[0, 1, 2], [2, -1, 1], [1, 1, 0]], 4, "float32")},
     ),
 ]
 """Of each kind, with the options that change what is stored or made; and one of any numbers of its three tables."""
@@ -53,12 +55,13 @@ def run(program: DeviceProgram, packed: Mapping[str, AnyArray]) -> dict[str, Any
 def field_of(name: str, program: DeviceProgram, n: int, flat: Mapping[str, AnyArray]) -> AnyArray:
     parts = [values_of(step, n, flat).reshape(n, *step.shape) for step in program.steps[name]]
     joined = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
-    permute = program.permutes.get(name)
-    if permute is None:
-        return joined
-    places = permute.sources[np.minimum(flat[permute.feature][:, 0], len(permute.sources) - 1)]
-    grouped = joined.reshape(n, -1, places.shape[1], permute.inner)
-    return np.take_along_axis(grouped, places[:, None, :, None], axis=2).reshape(joined.shape)
+    for permute in program.permutes.get(name, ()):
+        places = permute.sources[np.minimum(flat[permute.feature][:, 0], len(permute.sources) - 1)][:, None, :, None]
+        grouped = joined.reshape(n, -1, places.shape[2], permute.inner)
+        taken = np.take_along_axis(grouped, places, axis=2)
+        taken[np.broadcast_to(places < 0, taken.shape)] = 0
+        joined = taken.reshape(joined.shape)
+    return joined
 
 
 def values_of(step: Step, n: int, flat: Mapping[str, AnyArray]) -> AnyArray:

@@ -17,7 +17,7 @@ from loaderd.errors import SchemaError
 from loaderd.schemas import kata, leela, leela_moves
 
 AnyArray = npt.NDArray[Any]
-BOARD = ("planes", "policy", "next_policy", "value_targets")
+BOARD = ("planes", "policy", "next_policy", "value_targets", "q_values")
 
 
 def turned(board: AnyArray, symmetry: int) -> AnyArray:
@@ -48,10 +48,11 @@ def read(path: Path, schema: loaderd.Schema, epochs: int = 1, **options: Any) ->
 
 def write_rows(path: Path, size: int, count: int) -> Path:
     rng = np.random.default_rng(size)
-    rows = np.zeros(count, kata.rows(size))
+    rows = np.zeros(count, kata.rows(size, q_values=True))
     shape = (count, 22, size * size)
     rows["binaryInputNCHWPacked"] = np.packbits(rng.random(shape) < 0.3, axis=2)
     rows["policyTargetsNCMove"] = rng.integers(0, 999, rows["policyTargetsNCMove"].shape)
+    rows[kata.Q_VALUES] = rng.integers(-32000, 32001, rows[kata.Q_VALUES].shape)
     rows["valueTargetsNCHW"] = rng.integers(-100, 101, rows["valueTargetsNCHW"].shape)
     rows["globalInputNC"] = rng.random((count, 19))
     np.savez(path, **{name: rows[name] for name in rows.dtype.names or ()})
@@ -62,8 +63,9 @@ def write_rows(path: Path, size: int, count: int) -> Path:
 @pytest.mark.parametrize("size", [19, 22])  # 22: as many points as planes
 def test_katago_turns_all_of_a_record_alike(size: int, tmp_path: Path):
     path = write_rows(tmp_path / "0.npz", size, 60)
-    (stored,) = read(path, loaderd.schemas.katago(size))
-    epochs = read(path, loaderd.schemas.katago(size, symmetries=range(8)), epochs=2)
+    q_values: dict[str, Any] = {"q_values": True, "absent": "zeros"}
+    (stored,) = read(path, loaderd.schemas.katago(size, **q_values))
+    epochs = read(path, loaderd.schemas.katago(size, symmetries=range(8), **q_values), epochs=2)
     seen = []
     for epoch in epochs:
         assert list(epoch) == list(stored)
@@ -74,6 +76,8 @@ def test_katago_turns_all_of_a_record_alike(size: int, tmp_path: Path):
             drawn.append(symmetry)
             for name in ("policy", "next_policy"):
                 assert (epoch[name][record] == policy_turned(stored[name][record], symmetry)).all()
+            for before, after in zip(stored["q_values"][record], epoch["q_values"][record], strict=True):
+                assert (after == policy_turned(before, symmetry)).all()
             assert (epoch["value_targets"][record] == turned(stored["value_targets"][record], symmetry)).all()
         assert set(drawn) == set(range(8))
         seen.append(drawn)
@@ -81,6 +85,20 @@ def test_katago_turns_all_of_a_record_alike(size: int, tmp_path: Path):
             assert values.dtype == stored[name].dtype == np.float32
             assert name in BOARD or (values == stored[name]).all()
     assert seen[0] != seen[1], "another one in each epoch"
+
+
+@pytest.mark.one_variant
+def test_symmetries_are_numbered_as_katago_numbers_them(tmp_path: Path):
+    """``apply_symmetry`` of lightvector/KataGo, python/katago/train/data_processing_pytorch.py."""
+    path = write_rows(tmp_path / "0.npz", 9, 3)
+    (stored,) = read(path, loaderd.schemas.katago(9))
+    board = stored["planes"]
+    swapped = board.transpose(0, 1, 3, 2)
+    theirs = [board, swapped[:, :, ::-1], board[:, :, ::-1, ::-1], swapped[..., ::-1]]
+    theirs += [swapped, board[..., ::-1], swapped[:, :, ::-1, ::-1], board[:, :, ::-1]]
+    for symmetry, expected in enumerate(theirs):
+        (found,) = read(path, loaderd.schemas.katago(9, symmetries=[symmetry], mask_history=1e-12))
+        assert (found["planes"] == expected).all(), symmetry
 
 
 # ------------------------------------------------------------------------------------------------- chess

@@ -56,6 +56,8 @@ def test_each_symmetry_is_the_one_that_is_said(side: int, channels: tuple[int, .
         found = apply(with_pass, policy)
         assert np.array_equal(found[:, :-1], expected.reshape(7, -1))
         assert np.array_equal(found[:, -1], policy[:, -1])
+        several = loaderd.board_symmetry("x", (3, side * side + 1), dtype=dtype, symmetries=[symmetry], layout="NCHW")
+        assert np.array_equal(apply(several, np.stack([policy] * 3, axis=1)), np.stack([found] * 3, axis=1))
 
 
 @given(key=st.integers(0, 2**63), symmetries=st.sampled_from([tuple(range(8)), (0, 4), (0, 2, 5)]))
