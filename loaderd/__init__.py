@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from loaderd.observe.statistics import Statistics
     from loaderd.options import Shuffle, Storage
     from loaderd.plan.positions import Position
+    from loaderd.plan.selection import PowerLaw
     from loaderd.randomness import RecordRandom
     from loaderd.remote.security import TLS
     from loaderd.schema import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         Spread,
     )
     from loaderd.schemas.symmetry import board_symmetry
+    from loaderd.selfplay import katago_selfplay
     from loaderd.snapshots import StorageCounts
     from loaderd.storage.names import Columns
 
@@ -73,6 +75,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
     "PackedBits",
     "Planes",
     "Position",
+    "PowerLaw",
     "PrefixCodes",
     "Raw",
     "RecordRandom",
@@ -88,6 +91,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
     "board_symmetry",
     "connect",
     "errors",
+    "katago_selfplay",
     "schemas",
     "testing",
 ]
@@ -118,6 +122,7 @@ _HOME = {
     "Diagnosis": "observe.diagnose",
     "Loader": "client.loader",
     "Position": "plan.positions",
+    "PowerLaw": "plan.selection",
     "RecordRandom": "randomness",
     **dict.fromkeys(["Shuffle", "Storage"], "options"),
     "Statistics": "observe.statistics",
@@ -125,6 +130,7 @@ _HOME = {
     "TLS": "remote.security",
     "board_symmetry": "schemas.symmetry",
     "connect": "client.connect",
+    "katago_selfplay": "selfplay",
 }
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from loaderd.schema.record_values import RecordValues
 
+Order = Literal["path", "time"]
 _COMMON = ("schema", "shuffle", "seed", "on_corrupt", "index_cache", "storage")
 
 
@@ -58,6 +59,9 @@ class Dataset:
     each record; ``inputs`` may name stored features, too. It is called once for each record, when the shards are
     indexed, before ``selection``; what it returned is kept with the index, until its code changes, or what it sees.
     What does not pass is no record of the data set: it is not counted, and costs memory and disk of 1 bit.
+
+    ``order``: of the shards: that of their ``"path"`` s, or of the ``"time"`` s at which they were last changed, and
+    of those alike of their paths. Hosts agree on the latter where they see the same files, not copies of them.
     """
 
     shards: Any
@@ -70,6 +74,7 @@ class Dataset:
     selection: Selection = ()
     storage: Storage = DEFAULT_STORAGE
     where: Derived | None = None
+    order: Order = "path"
 
     def __repr__(self) -> str:
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
@@ -85,6 +90,7 @@ class Dataset:
             else:
                 records.by_columns([*checked["shards"].globs])
         require_choice(self.refresh, "refresh", Refresh)
+        require_choice(self.order, "order", Order)
         made = isinstance(self.selection, tuple) and all(isinstance(each, Operation) for each in self.selection)
         require(made, "selection", "what take, skip, newest and split make of it", self.selection)
         if self.where is not None:
@@ -106,8 +112,8 @@ class Dataset:
         """The first ``count`` records, or all if there are fewer.
 
         Records are counted in the order of the files, before any shuffling: shard by shard in the order of the paths
-        (folder by folder, however ``shards`` names them), and from front to back in each shard. Records that were
-        found damaged are not counted. Raises OptionError for a ``count`` below 0.
+        (folder by folder, however ``shards`` names them), unless ``order`` is another, and from front to back in each
+        shard. Records that were found damaged are not counted. Raises OptionError for a ``count`` below 0.
         """
         return self._with(Range("take", count))
 
@@ -115,11 +121,15 @@ class Dataset:
         """All but the first ``count`` records, counted as in :meth:`take`."""
         return self._with(Range("skip", count))
 
-    def newest(self, count: int | None = None, *, shards: int | None = None) -> Dataset:
+    def newest(self, count: int | Callable[[int], int] | None = None, *, shards: int | None = None) -> Dataset:
         """The last ``count`` records, counted as in :meth:`take`, or of the last ``shards`` shards; all if fewer.
 
-        With ``refresh="epoch"`` and shards whose paths sort by age, each epoch has the records that are newest then.
-        Shards are counted that hold a record of this data set. Raises OptionError unless just one of both is given.
+        ``count`` may be a function of the number of records, such as a :class:`~loaderd.PowerLaw`: it is called when
+        an epoch begins that more shards belong to, and must depend on its argument alone.
+
+        With ``refresh="epoch"``, each epoch has the records that are newest then; so the shards must be in the order
+        of their age, by their paths or by ``order="time"``. Shards are counted that hold a record of this data set.
+        Raises OptionError unless just one of both is given.
         """
         if (count is None) == (shards is None):
             raise OptionError(

@@ -37,7 +37,7 @@ LAYERS = [
     ["loaderd.observe"],
     ["loaderd.ipc"],
     ["loaderd.dataset", "loaderd.convert"],
-    ["loaderd.pickling"],
+    ["loaderd.pickling", "loaderd.selfplay"],
     ["loaderd.remote"],
     ["loaderd.worker"],
     ["loaderd.daemon.pool"],

@@ -11,14 +11,15 @@ split when shards are added, or moved to another folder.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.options import as_count
+from loaderd.errors import OptionError
+from loaderd.options import as_count, as_float, require
 from loaderd.plan.permutation import random_words
 from loaderd.randomness import key_of
 
@@ -96,23 +97,84 @@ class HashSplit(NamedTuple):
         return len(numbers_that([self.condition(shard)], first_record, first_record + 1)) == 1
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A range of the list: its first ``count`` records, all but those ("skip"), or its last ones ("newest")."""
+@dataclass(frozen=True)
+class PowerLaw:
+    """How many of the newest records a training takes, by how many there are: for ``Dataset.newest``.
 
-    kind: Literal["take", "skip", "newest"]
-    count: int
+    Of N records, the newest ``min_rows + per_row · (x**exponent - s**exponent) / (exponent · s**(exponent - 1))``,
+    with ``x = N - min_rows + s + added``, cut to an integer, at least ``min_rows`` and at most ``max_rows``. So the
+    window is ``min_rows`` where N is, grows by ``per_row`` for each new record then, and more slowly later. ``s``:
+    ``scale``, by default ``min_rows``. ``added``: older records that have been deleted. If there are fewer records
+    than that, all of them are taken.
+
+    This is ``compute_desired_num_rows`` of lightvector/KataGo, python/shuffle.py; its options -taper-window-exponent,
+    -expand-window-per-row and -taper-window-scale are ``exponent``, ``per_row`` and ``scale``. The defaults are those
+    of KataGo's python/selfplay/shuffle.sh. Raises OptionError for numbers that make no such window.
+    """
+
+    exponent: float = 0.65
+    per_row: float = 0.4
+    min_rows: int = 250_000
+    max_rows: int | None = None
+    scale: float | None = None
+    added: int = 0
 
     def __post_init__(self) -> None:
-        what = f"the number of records of {self.kind}"
-        object.__setattr__(self, "count", as_count(self.count, what, "an integer of at least 0", 0))
+        for name in ("exponent", "per_row", "scale"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, as_float(value, f"{name} of PowerLaw", "a number of at least 0"))
+        object.__setattr__(self, "min_rows", as_count(self.min_rows, "min_rows of PowerLaw", "a positive integer"))
+        object.__setattr__(self, "added", as_count(self.added, "added of PowerLaw", "an integer of at least 0", 0))
+        if self.max_rows is not None:
+            must = "a positive integer or None"
+            object.__setattr__(self, "max_rows", as_count(self.max_rows, "max_rows of PowerLaw", must))
+        require(0 < self.exponent <= 1, "exponent of PowerLaw", "above 0, and at most 1", self.exponent)
+        require(self.scale is None or self.scale > 0, "scale of PowerLaw", "above 0", self.scale)
+
+    def __call__(self, total: int) -> int:
+        """How many of ``total`` records."""
+        scale = self.min_rows if self.scale is None else self.scale
+        x = max(total - self.min_rows + scale + self.added, scale)
+        grown = (x**self.exponent - scale**self.exponent) / (self.exponent * scale ** (self.exponent - 1))
+        wanted = max(int(grown * self.per_row + self.min_rows), self.min_rows)
+        return wanted if self.max_rows is None else min(wanted, self.max_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A range of the list: its first ``count`` records, all but those ("skip"), or its last ones ("newest").
+
+    ``count`` of "newest" may be a function of how many records there are.
+    """
+
+    kind: Literal["take", "skip", "newest"]
+    count: int | Callable[[int], int]
+
+    def __post_init__(self) -> None:
+        if self.kind != "newest" or not callable(self.count):
+            object.__setattr__(self, "count", self._checked(self.count))
 
     def __str__(self) -> str:
         return f"{self.kind}({self.count})"
 
+    def _checked(self, count: Any) -> int:
+        return as_count(count, f"the number of records of {self.kind}", "an integer of at least 0", 0)
+
+    def _counted(self, total: int) -> int:
+        assert callable(self.count)
+        try:
+            count = self.count(total)
+        except Exception as error:  # whatever a user's function raises
+            said = f"{type(error).__name__}: {error}"
+            raise OptionError(
+                f"the function of {self.kind} must give a number for {total} records, {said}"
+            ) from error
+        return self._checked(count)
+
     def range_of(self, total: int) -> tuple[int, int]:
-        """(start, stop) of what is left of ``total`` records."""
-        count = min(self.count, total)
+        """(start, stop) of what is left of ``total`` records. Raises OptionError where a function gives no number."""
+        count = min(self._counted(total) if callable(self.count) else self.count, total)
         return {"take": (0, count), "skip": (count, total), "newest": (total - count, total)}[self.kind]
 
 

@@ -60,7 +60,7 @@ class IndexedShards:
                 list_shards(leaf.shards, lambda number: progress(Progress("listing shards", number)), self.access)
                 for leaf in dataset.leaves()
             ]
-            self.sets = of_listing(choose(listed), listing)
+            self.sets = of_listing(dataset, choose(listed), listing)
             self.indexes = {
                 values: self._index(values, dataset, options, (known or {}).get(values, {}), progress)
                 for values in dict.fromkeys(leaf.record_values for leaf in dataset.leaves())

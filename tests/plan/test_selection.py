@@ -7,12 +7,12 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderd.errors import OptionError
 from loaderd.plan import selection
-from loaderd.plan.selection import HASHES, HashSplit, Range, counts_that, numbers_that
+from loaderd.plan.selection import HASHES, HashSplit, PowerLaw, Range, counts_that, numbers_that
 
 
 def part(start: float, stop: float, seed: int = 0, level: int = 0) -> HashSplit:
@@ -100,6 +100,49 @@ def test_take_skip_and_last_are_slices(total: int, count: int):
     ):
         start, stop = operation.range_of(total)
         assert records[start:stop] == expected and 0 <= start <= stop <= total
+
+
+@settings(max_examples=500)
+@given(
+    total=st.integers(0, 10**11),
+    exponent=st.sampled_from([1.0, 0.675, 0.65, 0.3]),
+    per_row=st.sampled_from([0.0, 0.4, 1.0, 2.5]),
+    min_rows=st.integers(1, 10**7),
+    max_rows=st.none() | st.integers(1, 10**9),
+)
+def test_a_window_by_a_power_law(total: int, exponent: float, per_row: float, min_rows: int, max_rows: int | None):
+    """As ``python shuffle.py --help`` of lightvector/KataGo says it."""
+    law = PowerLaw(exponent, per_row, min_rows, max_rows)
+    expected = min_rows
+    if total > min_rows:
+        scaled = (total**exponent - min_rows**exponent) / (exponent * min_rows ** (exponent - 1))
+        expected = int(scaled * per_row + min_rows)
+    assert law(total) == (expected if max_rows is None else min(expected, max_rows))
+    assert law(2 * total) >= law(total), "it grows"
+    start, stop = Range("newest", law).range_of(total)
+    assert (total - start, stop) == (min(law(total), total), total)
+    deleted = total // 3
+    assert total < min_rows or PowerLaw(exponent, per_row, min_rows, max_rows, None, deleted)(total - deleted) == law(
+        total
+    )
+
+
+def test_a_law_that_is_none():
+    for wrong in (
+        {"exponent": 0},
+        {"exponent": 1.1},
+        {"per_row": -1},
+        {"min_rows": 0},
+        {"max_rows": 0},
+        {"scale": 0},
+        {"added": -1},
+        {"per_row": float("nan")},
+    ):
+        with pytest.raises(OptionError, match=f"{next(iter(wrong))} of PowerLaw must be"):
+            PowerLaw(**wrong)  # type: ignore[arg-type]
+    for function, said in ((lambda total: -1, "at least 0, got -1"), (lambda total: 1 / 0, "ZeroDivisionError")):
+        with pytest.raises(OptionError, match=f"of newest must .*{said}"):
+            Range("newest", function).range_of(5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["take", "skip", "newest"])

@@ -37,11 +37,15 @@ _Entry = tuple[str, str, int, str] | None
 """A set's entry in a listing: see :func:`_entry`."""
 
 
-def of_listing(found: list[list[ShardFile]], listing: Listing | None) -> list[list[ShardFile]]:
-    """The shards ``found`` of each set; of sets that grow, only those of ``listing`` (None: all).
+def of_listing(dataset: AnyDataset, found: list[list[ShardFile]], listing: Listing | None) -> list[list[ShardFile]]:
+    """The shards ``found`` of each set, in its order; of sets that grow, only those of ``listing`` (None: all).
 
-    Raises OptionError where shards of the listing are not there any more.
+    ``found``: in the order of their paths. Raises OptionError where shards of the listing are not there any more.
     """
+    found = [
+        sorted(files, key=lambda file: file.mtime_ns) if leaf.order == "time" else files
+        for leaf, files in zip(dataset.leaves(), found, strict=True)
+    ]
     if listing is None:
         return found
     if len(listing) != len(found):
@@ -53,7 +57,7 @@ def of_listing(found: list[list[ShardFile]], listing: Listing | None) -> list[li
 
 
 def files_with(values: RecordValues | None, dataset: AnyDataset, sets: Sequence[list[ShardFile]]) -> list[ShardFile]:
-    """The shards of the sets whose indexes hold ``values``, each once, in the order of their paths.
+    """The shards of the sets whose indexes hold ``values``, each once, in the order of a set or of their paths.
 
     Sets may share shards; and what indexes are kept together depends on what is beside what.
     """
@@ -268,14 +272,17 @@ def _table(leaf: Dataset, indexes: list[ShardIndex], on_corrupt: OnCorrupt, firs
 def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> _Entry:
     """What the listing says of the shards of a set: (first, last, count, digest); None if the set does not grow.
 
-    Shards in front of the newest records are left out, so that they may be deleted. The first and the last one are
-    paths below the folder that all shards are in: several folders may hold shards of the same name.
+    Shards in front of the newest records are left out, so that they may be deleted, unless a function asks how many
+    records there are. The first and the last one are paths below the folder that all shards are in: several folders
+    may hold shards of the same name.
     """
     if not leaf.grows:
         return None
-    counts_all = any(isinstance(each, Range) and each.kind != "newest" for each in leaf.selection)
+    ranges = [each for each in leaf.selection if isinstance(each, Range)]
+    counts_all = any(each.kind != "newest" or callable(each.count) for each in ranges)
     first = 0 if counts_all else table.place(0).block.shard - table.first_shard
-    folders = [file.path.split("/")[:-1] for file in (files[0], files[-1])]  # the others lie between
+    by_path = min(files, key=path_order), max(files, key=path_order)  # the others lie between
+    folders = [file.path.split("/")[:-1] for file in by_path]
     depth = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*folders, strict=False)))
     begin, end = ("/".join(file.path.split("/")[depth:]) for file in (files[first], files[-1]))
     return begin, end, len(files) - first, table.digest

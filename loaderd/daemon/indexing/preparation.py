@@ -161,7 +161,7 @@ class LocalPreparation(Preparation):
         listed = [_those_found_before(files, uris) for files, uris in zip(listed, self._found_before, strict=True)]
         if self._manifest is not None:
             listed = self._manifest.choose(listed)
-        self.sets = of_listing(listed, self.listing)
+        self.sets = of_listing(self._dataset, listed, self.listing)
 
     def _index(self, values: RecordValues | None) -> None:
         """Begin to index the shards of the sets that need indexes with these values."""
