@@ -93,6 +93,7 @@ def rows_of(game: Game, size: int) -> Rows:
         targets[28] = number + 1 < len(game.turns)  # the weight of the next move's policy
         targets[36:41] = np.arange(5) < number  # whether each of the last five moves may be used as history
         targets[47], targets[51] = -sign * KOMI, number
+        targets[[62, 63]] = 1, 3  # the game was finished; the version of the data
         row["scoreDistrN"][size * size + 60 + int(np.floor(score))] = 100
         row["valueTargetsNCHW"][0] = as_seen_by(turn.player, owners).reshape(size, size)
     return found

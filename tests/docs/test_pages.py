@@ -142,21 +142,28 @@ def check_tf_data(names: dict[str, Any]) -> None:
 
 def check_games(names: dict[str, Any]) -> None:
     with names["leela_games"] as leela_games, names["katago_moves"] as katago_moves:
-        schemas = leela_games.schema.specs, katago_moves.schema.specs
-        shapes = [{name: spec.shape for name, spec in specs.items()} for specs in schemas]
+        shapes = {name: f"{spec.shape}" for name, spec in leela_games.schema.specs.items()}
         assert next(iter(leela_games))["planes"].shape == (9, 112, 8, 8)
         assert next(iter(katago_moves))["planes"].shape == (9, 22, 19, 19)
-    rows = re.findall(r"^\| (`.*?) \| (\(.*?) \|", PAGES["docs/start/lc0-katago.md"], flags=re.MULTILINE)
-    said = [
-        (name, shape)
+    assert shapes == shapes_in("docs/start/lc0-katago.md")
+
+
+def check_katago(names: dict[str, Any]) -> None:
+    assert names["weight"].shape == (600 % 256,) and names["planes"].shape == (600 % 256, 22, 19, 19)
+    specs = loaderd.schemas.katago(q_values=True, metadata=True).specs
+    assert {name: f"{spec.shape}" for name, spec in specs.items()} == shapes_in("docs/start/katago.md")
+    assert names["window"].selection[-1].count == loaderd.PowerLaw(exponent=0.65, per_row=0.4, min_rows=250_000)
+
+
+def shapes_in(page: str) -> dict[str, str]:
+    """The shape of each field, in the table of a page."""
+    rows = re.findall(r"^\| (`.*?) \| (\(.*?) \|", PAGES[page], flags=re.MULTILINE)
+    return {
+        name: shape
         for fields, text in rows
         for name, shape in itertools.zip_longest(
             re.findall(r"`(\w+)`", fields), re.findall(r"\(.*?\)", text), fillvalue=re.findall(r"\(.*?\)", text)[0]
         )
-    ]
-    assert {name: str(shape) for each in shapes for name, shape in each.items()} == dict(said) | {
-        "planes": "(22, 19, 19)",
-        "policy": "(362,)",
     }
 
 
@@ -225,6 +232,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "docs/start/tf-data.md": check_tf_data,
     "docs/start/pytorch.md": check_pytorch,
     "docs/start/lc0-katago.md": check_games,
+    "docs/start/katago.md": check_katago,
     "docs/records.md": check_records,
     "docs/augmentation.md": check_augmentation,
     "docs/resume.md": check_resume,
