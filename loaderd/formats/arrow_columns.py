@@ -44,6 +44,10 @@ _PROBED_ROWS = 1000
 _LISTS = (Raw, Int64, Float)
 _HINT_NULL = "Give the feature a default, or fill the column before it is written."
 _HINT_LONG = "Make room for the longest in the feature's shape, or give cut=True, which keeps the first values."
+_HINT_PAD = (
+    'Where lengths differ, give FixedRecords a feature with a pad, such as {"moves": Raw("int64", (200,), pad=-1)}; '
+    "for a list of words, with as_list=True, too."
+)
 _HINT_LARGE = "Write the file with fewer rows in each: row_group_size=… of Parquet, max_chunksize=… of Arrow."
 
 
@@ -301,6 +305,8 @@ def _fits_padded(kind: pa.DataType, feature: Feature) -> bool:
         )
     if _is_bytes(kind):
         return base.kind == "S" or base == np.uint8
+    if base.kind == "S":  # a list of words, of which Length would count characters
+        return False
     return _is_list(kind) and bool(feature.shape) and _fits(kind.value_type, base, math.prod(feature.shape[1:]))
 
 
@@ -444,7 +450,7 @@ def _of_list(column: pa.Array, base: np.dtype[Any], count: int) -> npt.NDArray[A
     wrong = lengths != each
     if wrong.any() or not each or count % each:
         row = int(wrong.argmax())
-        raise ColumnFault(row, f"a list of {each or count} values", f"one of {int(lengths[row])}")
+        raise ColumnFault(row, f"a list of {each or count} values", f"one of {int(lengths[row])}", _HINT_PAD)
     if ends[0] < 0 or ends[-1] > len(column.values):
         raise ColumnFault(0, "a list of its values", "one beyond them")
     return _of_rows(column.values.slice(int(ends[0]), int(ends[-1] - ends[0])), base, count, each)
@@ -467,7 +473,7 @@ def _of_bytes(column: pa.Array, base: np.dtype[Any], count: int) -> npt.NDArray[
     if wrong.any():
         row = int(wrong.argmax())
         must = f"up to {width} bytes" if base.kind == "S" else f"{width} bytes"
-        raise ColumnFault(row, must, f"{int(lengths[row])}")
+        raise ColumnFault(row, must, f"{int(lengths[row])}", _HINT_PAD if lengths[row] < width else "")
     if (lengths < 0).any() or ends[0] < 0 or ends[-1] > len(data):
         raise ColumnFault(0, "bytes of its values", "some beyond them")
     if (lengths == width).all():

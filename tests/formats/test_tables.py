@@ -181,6 +181,18 @@ def test_lists_of_any_length_are_padded(tmp_path, monkeypatch, kinds, how, is_la
             assert len(read(file, loaderd.FixedRecords(wide))) == rows
 
 
+def test_a_list_that_needs_a_pad_is_told(tmp_path: Path):
+    lists = {"words": [["a"], ["b", "c"]], "moves": [[1], [2, 3]], "data": [b"a", b"bc"]}
+    file = make_shard(tmp_path / "a", pq_bytes(lists))
+    for feature in (
+        {"words": loaderd.Raw("S1", (2,), pad=True)},  # not a list of words, but one text
+        {"moves": loaderd.Int64((2,))},
+        {"data": loaderd.PackedBits(16)},
+    ):
+        with pytest.raises(ShardReadError, match="Where lengths differ, give FixedRecords a feature with a pad"):
+            read(file, loaderd.FixedRecords(feature))
+
+
 @pytest.mark.parametrize("how", ["arrow", "plain 1.0"])
 def test_numbers_may_be_read_as_any_that_hold_them(how: str, tmp_path: Path):
     columns = {"a": pa.array([1, -2], "int16"), "b": pa.array([[0.5], []], pa.list_(pa.float32())), "c": [1, 2]}
