@@ -19,7 +19,7 @@ NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtua
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process that is started would compile all modules anew
 
-.PHONY: help demo demo-go demo-gpu demo-lc0 demo-mnist demo-nnue demo-ray test test-gpu test-ray test-torch torture newest compat lint docs package bench clean
+.PHONY: help demo demo-go demo-gpu demo-lc0 demo-mnist demo-nnue demo-ray demo-shogi test test-gpu test-ray test-torch torture newest compat lint docs package bench clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ demo-mnist: $(VENV)/made-demo ## handwritten digits, and several towers with a b
 demo-nnue: .venv-torch/made ## chess boards as bullet reads them, and an NNUE in PyTorch that learns of them
 	ls demo/nnue/boards/validation*.bin >/dev/null 2>&1 || .venv-torch/bin/python examples/nnue/make_shards.py --out demo/nnue/boards
 	.venv-torch/bin/python examples/nnue/train.py --data demo/nnue/boards --out demo/nnue/run
+
+demo-shogi: .venv-torch/made ## shogi positions as dlshogi reads them, and a net with two heads in PyTorch that learns of them
+	ls demo/shogi/positions/validation*.hcpe >/dev/null 2>&1 || .venv-torch/bin/python examples/shogi/make_shards.py --out demo/shogi/positions
+	.venv-torch/bin/python examples/shogi/train.py --data demo/shogi/positions --out demo/shogi/run
 
 demo-gpu: $(VENV)/made .venv-torch/made ## networks in PyTorch, JAX and Keras, each fed in three ways: how busy is the GPU? Without one: how long does a step wait?
 	ls demo/gpu/shards/*/*.tfrecord >/dev/null 2>&1 || $(BIN)/python examples/gpu/make_shards.py --out demo/gpu/shards --records $(if $(GPU),8000000,200000)
