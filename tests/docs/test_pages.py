@@ -228,11 +228,31 @@ def check_trainers(names: dict[str, Any]) -> None:
     assert sorted(path.name for path in Path("transformers").glob("checkpoint-*")) == ["checkpoint-5", "checkpoint-9"]
 
 
+def check_others(names: dict[str, Any]) -> None:
+    """Each loader gives what its file was made of."""
+
+    def only(loader: str) -> Any:
+        with names[loader]:
+            (batch,) = names[loader]
+        return batch
+
+    shots, ataxx, variants = map(only, ("stim_loader", "ataxx_loader", "variants"))
+    assert (shots["dets"] == names["events"]).all() and (shots["obs"] == names["flips"]).all()
+    assert (only("fingerprints")["bits"] == names["molecules"]).all()
+    assert (only("reads")["bases"].argmax(2) == names["bases"]).all()
+    planes = np.stack([names["stones"] == which for which in range(3)], axis=1)
+    assert (ataxx["planes"].reshape(400, 3, 49) == planes).all()
+    assert (ataxx["score"] == np.arange(400)).all() and (ataxx["result"] == 1).all()
+    assert (variants["image"].reshape(20, -1) == names["images"] / 128 - 1).all()
+    assert (variants["label"] == names["labels"]).all()
+
+
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "docs/start/tf-data.md": check_tf_data,
     "docs/start/pytorch.md": check_pytorch,
     "docs/start/lc0-katago.md": check_games,
     "docs/start/katago.md": check_katago,
+    "docs/start/others.md": check_others,
     "docs/records.md": check_records,
     "docs/augmentation.md": check_augmentation,
     "docs/resume.md": check_resume,
