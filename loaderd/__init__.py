@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from loaderd.observe.statistics import Statistics
     from loaderd.options import Shuffle, Storage
     from loaderd.plan.positions import Position
+    from loaderd.plan.sampling import Sample
     from loaderd.plan.selection import PowerLaw
     from loaderd.randomness import RecordRandom
     from loaderd.remote.security import TLS
@@ -79,6 +80,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
     "PrefixCodes",
     "Raw",
     "RecordRandom",
+    "Sample",
     "Scatter",
     "Schema",
     "Shuffle",
@@ -123,6 +125,7 @@ _HOME = {
     "Loader": "client.loader",
     "Position": "plan.positions",
     "PowerLaw": "plan.selection",
+    "Sample": "plan.sampling",
     "RecordRandom": "randomness",
     **dict.fromkeys(["Shuffle", "Storage"], "options"),
     "Statistics": "observe.statistics",

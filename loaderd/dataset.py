@@ -32,6 +32,7 @@ from loaderd.options import (
     require_choice,
 )
 from loaderd.plan.rows import ConcatRows, MixRows, RowSequence
+from loaderd.plan.sampling import Sample
 from loaderd.plan.selection import HASHES, HashSplit, NewestShards, Operation, Range, Selection
 from loaderd.redaction import redacted, shown
 from loaderd.schema import Derived, Schema, packed_schema
@@ -62,6 +63,9 @@ class Dataset:
 
     ``order``: of the shards: that of their ``"path"`` s, or of the ``"time"`` s at which they were last changed, and
     of those alike of their paths. Hosts agree on the latter where they see the same files, not copies of them.
+
+    ``sample``: each epoch draws some of the records that ``where`` and ``selection`` leave, anew, and the same number
+    of them: a share, such as ``1/32`` of n records (n // 32), or a :class:`~loaderd.Sample`, with a weight for each.
     """
 
     shards: Any
@@ -75,6 +79,7 @@ class Dataset:
     storage: Storage = DEFAULT_STORAGE
     where: Derived | None = None
     order: Order = "path"
+    sample: float | Sample | None = None
 
     def __repr__(self) -> str:
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
@@ -97,7 +102,8 @@ class Dataset:
             require(
                 isinstance(self.where, Derived), "where", "a loaderd.Derived of a function and its inputs", self.where
             )
-            _ = self.record_values
+        object.__setattr__(self, "sample", Sample.of(self.sample))
+        _ = self.record_values
         order = self.order_options()
         options = StreamOptions(batch_size=1, workers=1, **order)
         checked.update((name, getattr(options, name)) for name in order)
@@ -172,11 +178,12 @@ class Dataset:
     @cached_property
     def record_values(self) -> RecordValues | None:
         """What is computed of each record when its shard is indexed. Raises SchemaError if it cannot be."""
-        if self.where is None:
+        weight = self.sample.weight if isinstance(self.sample, Sample) else None
+        if self.where is None and weight is None:
             return None
         from loaderd.schema.record_values import RecordValues  # for those who need it
 
-        return RecordValues.of(self.schema, self.where)
+        return RecordValues.of(self.schema, self.where, weight)
 
     @property
     def grows(self) -> bool:

@@ -11,7 +11,7 @@ from loaderd.errors import LoaderdError, OptionError, SchemaError
 from loaderd.ipc.channel import MAX_MESSAGE_BYTES
 from loaderd.machine import in_mib
 from loaderd.redaction import shown
-from loaderd.schema.fields import derived_in
+from loaderd.schema.fields import Derived, derived_in
 
 _MOST_SENT_BYTES = MAX_MESSAGE_BYTES - (16 << 20)  # the rest is for the names of shards
 
@@ -50,11 +50,13 @@ def _reason(leaf: Dataset) -> LoaderdError | None:
                     hint="Create the object that it uses inside the function, or have both in a module that can be "
                     "imported: then each worker makes its own.",
                 )
-    if leaf.where is not None and (failure := _failure(leaf.where.function)):
-        return OptionError(
-            f"where must be a function that can be pickled, with all that it uses, for the worker processes, but "
-            f"{shown(leaf.where.function, 200)} cannot be: {failure}"
-        )
+    weight = getattr(leaf.sample, "weight", None)
+    for what, of_records in (("where", leaf.where), ("the weight of sample", weight)):
+        if isinstance(of_records, Derived) and (failure := _failure(of_records.function)):
+            return OptionError(
+                f"{what} must be a function that can be pickled, with all that it uses, for the worker processes, "
+                f"but {shown(of_records.function, 200)} cannot be: {failure}"
+            )
     if failure := _failure(leaf.storage.filesystem):
         return OptionError(
             f"Storage.filesystem must be one that can be pickled, for the worker processes, "

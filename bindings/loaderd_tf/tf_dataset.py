@@ -64,6 +64,7 @@ def make_dataset(
     report: str | os.PathLike[str] | None = None,
     storage: loaderd.Storage = DEFAULT_STORAGE,
     where: loaderd.Derived | None = None,
+    sample: float | loaderd.Sample | None = None,
     start: loaderd.Position | None = None,
 ) -> tf.data.Dataset:
     """Batches of TFRecord shards as a ``tf.data.Dataset`` of known cardinality.
@@ -97,6 +98,7 @@ def make_dataset(
         refresh=refresh,
         storage=storage,
         where=where,
+        sample=sample,
     )
     structure, prefetch = check_element(structure, prefetch, device, delivered_schema(dataset.schema, unpack))
     batch_size = as_count(batch_size, "batch_size")

@@ -15,6 +15,7 @@ from loaderd.cli.proposal import propose
 from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
 from loaderd.cli.sample import Sample, range_of, sample_shards
 from loaderd.cli.stored_records import StoredFormat, joined, kind_of, list_values, read_record, stored_in, stored_of
+from loaderd.cli.verify import say_values, values_in
 from loaderd.decode.example import RecordFault, list_features
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.formats.compression import OnRead
@@ -115,11 +116,12 @@ def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> None:
     }
     values = None if arguments.where is None else values_of(schema, arguments.where)
     if values is not None:
-        about["passing"] = add_values(values, [index], on_read)[0].num_passing
+        with_values = add_values(values, [index], on_read)[0]
+        about.update(values_in(values, with_values.num_passing, with_values.total_weight))
     if not arguments.json:
         _say_shard(about, index)
         if values is not None:
-            say(f"{about['passing']:,} of {count(index.num_records, 'record')} pass where={values.name}")
+            say_values(values, with_values.num_passing, with_values.total_weight, count(index.num_records, "record"))
     if stored is not None:
         _show_format(about, index, stored, arguments)
         schema = stored.schema

@@ -65,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     """The exit status: 0; 1 if there is damage, or a record that does not match; 2 if nothing can be checked."""
     began_s = time.monotonic()
     totals: Counter[str] = Counter()
+    weight = 0.0
     try:
         schema = None if arguments.schema is None else load_schema(arguments.schema)
         values = None if arguments.where is None else values_of(schema, arguments.where)
@@ -77,21 +78,24 @@ def run(arguments: argparse.Namespace) -> int:
             totals["damages"] += len(index.damages)
             totals["damaged"] += bool(index.damages)
             totals["passing"] += index.num_passing
+            weight += index.total_weight
             totals["mismatches"] += mismatches.num_records
             totals["mismatched"] += mismatches.num_records > 0
             totals["empty_shards"] += not index.num_records and not index.damages
     except LoaderdError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    _tell_total(totals, time.monotonic() - began_s, arguments.json, values)
+    _tell_total(totals, weight, time.monotonic() - began_s, arguments.json, values)
     return int(totals["damages"] > 0 or totals["mismatches"] > 0)
 
 
-def _tell_total(totals: Counter[str], seconds: float, as_json: bool, values: RecordValues | None) -> None:
+def _tell_total(
+    totals: Counter[str], weight: float, seconds: float, as_json: bool, values: RecordValues | None
+) -> None:
     if as_json:
         names = ["shards", "records", "bytes", "damages", "empty_shards", "mismatches"]
-        names += ["passing"] if values is not None else []
-        say(json.dumps({"kind": "total", **{name: totals[name] for name in names}, "seconds": seconds}))
+        about = {name: totals[name] for name in names} | values_in(values, totals["passing"], weight)
+        say(json.dumps({"kind": "total", **about, "seconds": seconds}))
         return
     faults = []
     if totals["damages"]:
@@ -105,7 +109,7 @@ def _tell_total(totals: Counter[str], seconds: float, as_json: bool, values: Rec
     records, sum_up = count(totals["records"], "healthy record"), ", ".join(faults) or "all is well"
     say(f"{shards}, {records}, {totals['bytes']:,} bytes: {sum_up}")
     if values is not None:
-        say(f"{totals['passing']:,} of {records} pass where={values.name}")
+        say_values(values, totals["passing"], weight, records)
     say(rate(totals["records"], totals["bytes"], seconds))
 
 
@@ -179,9 +183,28 @@ def _tell(index: ShardIndex, mismatches: _Mismatches, as_json: bool, values: Rec
             "bytes": index.file.size_bytes,
             "damages": len(index.damages),
             "mismatches": mismatches.num_records,
-            **({} if values is None else {"passing": index.num_passing}),
+            **values_in(values, index.num_passing, index.total_weight),
         }
         say(json.dumps(about))
+
+
+def values_in(values: RecordValues | None, passing: int, weight: float) -> dict[str, float]:
+    """What a JSON object says of the values of records."""
+    about: dict[str, float] = {}
+    if values is not None and values.where is not None:
+        about["passing"] = passing
+    if values is not None and values.weight is not None:
+        about["weight"] = weight
+    return about
+
+
+def say_values(values: RecordValues, passing: int, weight: float, records: str) -> None:
+    """Print how many of so many records pass, and what they weigh."""
+    if values.where is not None:
+        say(f"{passing:,} of {records} pass where={values.where_name}")
+    if values.weight is not None:
+        which = "they" if values.where is None else "these"
+        say(f"sample={values.weight_name}: {which} weigh {weight:,.6g} together")
 
 
 def _in_words(index: ShardIndex, damage: Damage) -> str:

@@ -32,6 +32,7 @@ from loaderd.options import (
 )
 from loaderd.plan.passes import Pass
 from loaderd.plan.positions import PassSequence, Position, check_epoch, position_of_pass
+from loaderd.plan.sampling import Sample
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import shown
 from loaderd.schema import Derived, Schema
@@ -77,6 +78,8 @@ class Loader:
       under way at a time, a cache on a local disk.
     - ``where``: which records are in the data set: a :class:`~loaderd.Derived` that gives a bool for each; see
       :class:`~loaderd.Dataset`.
+    - ``sample``: each epoch draws a share of the records anew, such as ``1/32``, or by weights: see
+      :class:`~loaderd.Sample`.
     - ``start``: a :class:`~loaderd.Position` to go on from.
     - ``unpack``: ``"device"``: batches hold stored features as far as possible. ``batches`` of the bindings makes the
       fields of them, on the device; :attr:`schema` says what the batches of the loader itself hold.
@@ -116,6 +119,7 @@ class Loader:
         report: str | os.PathLike[str] | None = None,
         storage: Storage = DEFAULT_STORAGE,
         where: Derived | None = None,
+        sample: float | Sample | None = None,
         start: Position | None = None,
         unpack: Unpack = "worker",
     ) -> None:
@@ -130,6 +134,7 @@ class Loader:
             refresh=refresh,
             storage=storage,
             where=where,
+            sample=sample,
         )
         dataset = anchored(dataset)
         options = StreamOptions(

@@ -18,6 +18,8 @@ each healthy stretch of it is one block.
                               for one whose blocks are not read together
     passing        (bytes,)   a bit for each record by its number, the lowest of a byte first: whether it meets the
                               ``where=`` of the data set; none where there is no such condition
+    weights        (records,) the float16 of each record by its number that ``sample=`` of the data set gives it, its
+                              bits as an integer; none where records have no weights
 
 Each is an array of the smallest unsigned integers that hold it: the daemon keeps the indexes of all shards.
 
@@ -92,10 +94,13 @@ _DAMAGE_BYTES = 100
 _DAMAGE_NUMBERS = ("record", "offset", "lost_bytes")
 _COMPRESSIONS = get_args(Compression)
 _MOST_NUMBER, _ANY_COUNT = 1 << 53, 512 << 20
-_ARRAYS = ("offsets", "num_bytes", "counts", "first_records", "runs", "crcs", "passing")
-_LENGTHS = ("blocks", "num_runs", "num_crcs", "num_passing")
+_ARRAYS = ("offsets", "num_bytes", "counts", "first_records", "runs", "crcs", "passing", "weights")
+_LENGTHS = ("blocks", "num_runs", "num_crcs", "num_passing", "num_weights")
 """The names of how many items each shard has in them: of the first four arrays, and of each of the others."""
 _DTYPES = {item_bytes: np.dtype(f"<u{item_bytes}") for item_bytes in (1, 2, 4, 8)}
+
+_MOST_WEIGHT = 0x7BFF
+"""The largest finite float16, 65,504, as an integer: what is above is infinite, no number, or below 0."""
 
 Uints = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -122,6 +127,7 @@ class ShardIndex:
     runs: Uints
     crcs: Uints = field(default_factory=_NONE.copy)
     passing: Uints = field(default_factory=_NONE.copy)
+    weights: Uints = field(default_factory=_NONE.copy)
     points: RestartPoints | None = field(default=None, kw_only=True)
     error: LoaderdError | None = field(default=None, kw_only=True)
 
@@ -144,12 +150,20 @@ class ShardIndex:
     @property
     def num_passing(self) -> int:
         """Healthy records whose bit is set; 0 where there are no bits."""
-        if not len(self.passing):
-            return 0
-        bits = np.unpackbits(self.passing, bitorder="little")
-        ends = np.append(0, np.cumsum(bits, dtype=np.int64))
+        return int(self._sum_of_passing(np.ones(self.end, dtype=np.int64))) if len(self.passing) else 0
+
+    @property
+    def total_weight(self) -> float:
+        """The sum of the weights of healthy records whose bit is set, if there are bits; 0 where there are none."""
+        weights = self.weights.astype(np.uint16).view(np.float16).astype(np.float64)
+        return float(self._sum_of_passing(weights)) if len(weights) else 0.0
+
+    def _sum_of_passing(self, values: npt.NDArray[Any]) -> Any:
+        if len(self.passing):
+            values = values * np.unpackbits(self.passing, count=len(values), bitorder="little")
+        ends = np.append(0, np.cumsum(values))
         first = self.first_records.astype(np.int64)
-        return int((ends[first + self.counts] - ends[first]).sum())
+        return (ends[first + self.counts] - ends[first]).sum()
 
     @cached_property
     def _run_ends(self) -> Uints:
@@ -205,6 +219,7 @@ def encode_indexes(indexes: Sequence[ShardIndex]) -> bytes:
             "num_runs": [len(index.runs) for index in indexes],
             "num_crcs": [len(index.crcs) for index in indexes],
             "num_passing": [len(index.passing) for index in indexes],
+            "num_weights": [len(index.weights) for index in indexes],
             "points": [None if index.points is None else index.points.to_wire() for index in indexes],
             **{name: _array_to_wire(array) for name, array in zip(_ARRAYS, joined, strict=True)},
         },
@@ -261,6 +276,10 @@ def decode_indexes(data: bytes, files: Sequence[ShardFile] | None = None) -> lis
         ]
         if any(len(index.passing) and len(index.passing) != -(-index.end // 8) for index in indexes):
             raise ValueError("it has no bit of some records")
+        if any(len(index.weights) not in (0, index.end) for index in indexes):
+            raise ValueError("it has no weight of some records")
+        if arrays[-1].max(initial=0) > _MOST_WEIGHT:
+            raise ValueError("its weights are none")
         return indexes
     except (LookupError, TypeError) as error:  # of another version, whatever number it has
         raise ValueError(f"it is no index: {error!r}") from None

@@ -15,11 +15,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from loaderd.errors import LoaderdError
 from loaderd.plan.batch_range import BatchRange
 from loaderd.plan.epoch import Slice, WindowOrder
 from loaderd.plan.passes import Listing
-from loaderd.plan.selection import Condition
+from loaderd.plan.sampling import BlockDraw
+from loaderd.plan.selection import Condition, numbers_that
 from loaderd.redaction import redacted
 from loaderd.snapshots import Outage
 from loaderd.storage.names import Columns, some_of
@@ -42,17 +46,26 @@ class Shards(NamedTuple):
 
 
 class BlockSelection(NamedTuple):
-    """A block's records in the data set: of the shard's ``low`` to ``high - 1``, those that meet ``conditions``."""
+    """A block's records in the data set: of the shard's ``low`` to ``high - 1``, those that meet ``conditions``.
+
+    ``draw``: what the epoch draws of these; None: all.
+    """
 
     low: int
     high: int
     conditions: list[Condition]
+    draw: BlockDraw | None = None
+
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """int64, (left,): their numbers in the shard."""
+        numbers = numbers_that(self.conditions, self.low, self.high)
+        return numbers if self.draw is None else self.draw.of(numbers)
 
 
 class FilePlace(NamedTuple):
     """Where the records of a slice are read.
 
-    ``left``: None where all records of ``block`` are in the data set. ``key``: of the shard in its epoch, for the
+    ``left``: None where all records of ``block`` are in the epoch. ``key``: of the shard in its epoch, for the
     random numbers of its records.
     """
 

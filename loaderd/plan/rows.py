@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from loaderd.plan.epoch import Slice
 from loaderd.plan.permutation import permutation
+from loaderd.plan.sampling import Drawing
 from loaderd.randomness import key_of
 
 if TYPE_CHECKING:
@@ -41,14 +42,19 @@ class DatasetRows:
     ``num_records``: rows of an epoch. ``num_blocks``: blocks, which are numbered through all sets.
     """
 
-    def __init__(self, counts: Int64s, seed: int, shuffle: bool) -> None:
-        """``counts``: integers, (blocks,): records of each block, in the order of the shards."""
-        self.num_records = int(counts.sum())
+    def __init__(self, counts: Int64s, seed: int, shuffle: bool, drawing: Drawing | None = None) -> None:
+        """``counts``: integers, (blocks,): records of each block, in the order of the shards.
+
+        ``drawing``: what each epoch draws of them; None: all. It draws equally many in each.
+        """
+        self.num_records = int(counts.sum()) if drawing is None else drawing.num_records
         self.num_blocks = len(counts)
+        self._has_all = drawing is None  # else there may be blocks of which nothing is drawn
 
         def order_of(epoch: int) -> tuple[Int64s, Int64s]:
+            of_epoch = counts if drawing is None else drawing.counts(seed, epoch)
             shuffled = permutation(key_of("blocks", seed, epoch), len(counts)) if shuffle else np.arange(len(counts))
-            return shuffled, np.cumsum(counts[shuffled])
+            return shuffled, np.cumsum(of_epoch[shuffled])
 
         # Windows are opened in order, so one epoch and the next are all that is ever asked for.
         self._order_of = lru_cache(maxsize=2)(order_of)
@@ -65,7 +71,8 @@ class DatasetRows:
         first_rows, last_rows = np.maximum(begins, start), np.minimum(ends, stop)
         columns = (blocks[begin : last + 1], first_rows - begins, last_rows - begins, first_rows - start)
         parts = zip(*(column.tolist() for column in columns), repeat(epoch, len(ends)), strict=True)
-        return list(map(Slice._make, parts))
+        slices = list(map(Slice._make, parts))
+        return slices if self._has_all else [part for part in slices if part.first < part.stop]
 
 
 class ConcatRows:

@@ -203,10 +203,16 @@ def numbers_that(conditions: Sequence[Condition], low: int, high: int) -> Int64s
     return np.flatnonzero(met) + low
 
 
-def counts_that(conditions: Sequence[Condition], lows: Int64s, highs: Int64s) -> Int64s:
+def counts_that(
+    conditions: Sequence[Condition],
+    lows: Int64s,
+    highs: Int64s,
+    values_of: Callable[[int, int], Int64s] | None = None,
+) -> Int64s:
     """int64, (ranges,): how many of the numbers low .. high - 1 meet all conditions, for each pair of the two arrays.
 
     The ranges (int64, (ranges,) each) must be in order and not overlap. 6 ns a number and hash; little memory.
+    ``values_of`` returns what the numbers from the first to in front of the second count for; None: 1 each.
     """
     edges = np.stack([lows, highs], axis=1).ravel()
     met_before = np.zeros_like(edges)
@@ -214,9 +220,12 @@ def counts_that(conditions: Sequence[Condition], lows: Int64s, highs: Int64s) ->
     chunks = range(int(edges[0]), int(edges[-1]), _CHUNK_RECORDS) if len(edges) else range(0)
     for start in chunks:
         stop = min(start + _CHUNK_RECORDS, int(edges[-1]))
-        numbers = numbers_that(conditions, start, stop)
+        numbers = numbers_that(conditions, start, stop) if conditions else np.arange(start, stop)
         # The edges behind `start` up to `stop`; nothing is before the very first.
         here = slice(*np.searchsorted(edges, [start, stop], side="right"))
-        met_before[here] = total + np.searchsorted(numbers, edges[here])
-        total += len(numbers)
+        ends = np.arange(len(numbers) + 1)
+        if values_of is not None:
+            np.cumsum(values_of(start, stop)[numbers - start], out=ends[1:])
+        met_before[here] = total + ends[np.searchsorted(numbers, edges[here])]
+        total += int(ends[-1])
     return met_before[1::2] - met_before[::2]

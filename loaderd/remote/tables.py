@@ -24,6 +24,7 @@ from loaderd.errors import Damage, LoaderdError, ServerError
 from loaderd.ipc.messages import Welcome
 from loaderd.options import Shuffle, StreamOptions
 from loaderd.plan.passes import Listing, listing_of
+from loaderd.plan.sampling import MOST_MASS, Drawing
 from loaderd.remote.tickets import SHARD_BYTES
 from loaderd.schema import Schema
 from loaderd.schema.packed import unpacking_schema
@@ -56,7 +57,8 @@ _UNREADABLE = (
 class Table:
     """``dataset``: its leaves have the schema that unpacks rows, and no shards that could be read here.
 
-    ``counts``: of each leaf, int64, (blocks,): the records of each block. ``of``, ``listing``: as in positions.
+    ``counts``: of each leaf, int64, (blocks,): the records of each block. ``drawings``: of each, what its epochs draw
+    of these; None: all. ``of``, ``listing``: as in positions.
     ``left_out``: as in DataListed. ``row_bytes``: of a row on the server, from which the size of windows follows, so
     that both sides have the same. ``digest`` differs where data do. ``shards``: the :func:`shard_hash` of each of
     its shards; a server that lists more shards by now finds by them which the digest belongs to.
@@ -64,6 +66,7 @@ class Table:
 
     dataset: AnyDataset
     counts: list[Int64s]
+    drawings: list[Drawing | None]
     num_shards: int
     of: dict[str, Any]
     listing: Listing | None
@@ -94,6 +97,7 @@ def welcome_to(dataset: AnyDataset, unpacking: Schema, row_bytes: int) -> Welcom
 def table_to_wire(
     dataset: AnyDataset,
     counts: list[Int64s],
+    drawings: list[Drawing | None],
     *,
     num_shards: int,
     of: Mapping[str, Any],
@@ -112,11 +116,13 @@ def table_to_wire(
         "listing": listing,
     }
     columns = [each.astype("<u4").tobytes() for each in counts]
-    digest = hashlib.blake2b(msgpack.packb([identity, columns]), digest_size=8).hexdigest()
+    drawn = [None if each is None else _drawing_to_wire(each) for each in drawings]
+    digest = hashlib.blake2b(msgpack.packb([identity, columns, drawn]), digest_size=8).hexdigest()
     wire: bytes = msgpack.packb(
         {
             **identity,
             "counts": [[len(each), zlib.compress(column, 1)] for each, column in zip(counts, columns, strict=True)],
+            "drawings": drawn,
             "num_shards": num_shards,
             "damages": [damage.to_wire() for damage in damages],
             "left_out": left_out,
@@ -141,9 +147,12 @@ def table_from_wire(data: bytes, where: str) -> Table:
             raise ValueError(f"it must have 1 to {_MAX_BLOCKS} blocks")
         if not 0 < schema.row_bytes <= _MAX_ROW_BYTES or not 0 < int(wire["row_bytes"]) <= _MAX_ROW_BYTES:
             raise ValueError(f"a row must have 1 to {_MAX_ROW_BYTES} bytes")
+        counts = [_counts(*each) for each in wire["counts"]]
+        drawn = zip(counts, wire["drawings"], strict=True)
         return Table(
             _tree_from_wire(wire["tree"], schema, where),
-            [_counts(*each) for each in wire["counts"]],
+            counts,
+            [None if drawing is None else _drawing(of_set, *drawing) for of_set, drawing in drawn],
             int(wire["num_shards"]),
             dict(wire["of"]),
             listing_of(wire["listing"]),
@@ -165,6 +174,22 @@ def _counts(num_blocks: int, column: bytes) -> Int64s:
         raise ValueError(f"{num_blocks} blocks")
     inflated = zlib.decompressobj().decompress(column, 4 * num_blocks)
     return np.frombuffer(inflated, "<u4", num_blocks).astype(np.int64)
+
+
+def _drawing_to_wire(drawing: Drawing) -> list[Any]:
+    masses = zlib.compress(drawing.masses.astype("<i8").tobytes(), 1)
+    return [drawing.num_records, drawing.most_mass, masses]
+
+
+def _drawing(counts: Int64s, num_records: int, most_mass: int, column: bytes) -> Drawing:
+    """A drawing that came from elsewhere, of blocks of so many records. Raises ValueError if it is none."""
+    inflated = zlib.decompressobj().decompress(column, 8 * len(counts))
+    masses = np.frombuffer(inflated, "<i8", len(counts)).astype(np.int64)
+    if masses.min() < 0 or not 0 < num_records <= masses.sum(dtype=np.float64) < MOST_MASS:
+        raise ValueError("its masses are none")
+    if (-(-masses // (int(masses.sum()) // num_records)) > counts).any():
+        raise ValueError("it draws more records than there are")
+    return Drawing(masses, num_records, most_mass)
 
 
 def _tree_to_wire(dataset: AnyDataset) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""What is computed of each record once, when its shard is indexed: whether it is in the data set (``where=``).
+"""What is computed of each record once, when its shard is indexed.
 
-The function reads fields of the schema, or stored features; no other feature of a record is parsed for it.
+Whether it is in the data set (``where=``), and how much it weighs where records are drawn (``sample=``). The
+functions read fields of the schema, or stored features; no other feature of a record is parsed for them.
 """
 
 from __future__ import annotations
@@ -22,38 +23,50 @@ from loaderd.schema.schema import Schema
 
 @dataclass(frozen=True)
 class RecordValues:
-    """``where``: the function and its inputs. ``schema``: what a record is read by; its fields are the inputs."""
+    """``where``, ``weight``: the functions and their inputs; of each, None: there is none, but one there is.
+
+    ``schema``: what a record is read by; its fields are the inputs.
+    """
 
     schema: Schema
-    where: Derived
+    where: Derived | None
+    weight: Derived | None = None
 
     @classmethod
-    def of(cls, schema: Schema, where: Derived) -> RecordValues:
-        """Raises SchemaError where the inputs are no fields or features, or are drawn at random."""
-        if where.random or where.shape not in (None, ()) or where.dtype not in (None, np.dtype(np.bool_)):
-            raise SchemaError(
-                f"where must return a bool for each record, and draw nothing: shape () and dtype bool may be left "
-                f"out; got shape {where.shape}, dtype {where.dtype}, random={where.random!r}"
-            )
-        if isinstance(where.function, CFunction):
-            raise SchemaError("where must be a function of arrays, and a field that it reads may be a CFunction's")
-        return cls(_reading_schema(schema, where.inputs), where)
+    def of(cls, schema: Schema, where: Derived | None, weight: str | Derived | None = None) -> RecordValues:
+        """``weight``: a function, or the name of a field or feature.
+
+        Raises SchemaError where the inputs are no fields or features, or are drawn at random.
+        """
+        if isinstance(weight, str):
+            weight = Derived(_itself, weight)
+        if where is not None:
+            _check(schema, where, "where", "a bool", np.dtype(np.bool_))
+        if weight is not None:
+            _check(schema, weight, "the weight of sample", "a number", weight.dtype)
+        functions = [each for each in (where, weight) if each is not None]
+        return cls(_reading_schema(schema, functions), where, weight)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"schema": self.schema, "where": self.where}
+        return {"schema": self.schema, "where": self.where, "weight": self.weight}
 
     @property
-    def name(self) -> str:
-        """The function's name, for messages."""
-        function: Any = self.where.function
-        name = getattr(function, "__qualname__", None) or type(function).__qualname__
-        return f"{getattr(function, '__module__', None) or '?'}.{name}"
+    def where_name(self) -> str:
+        """The name of ``where``, for messages; "": there is none."""
+        return "" if self.where is None else _name_of(self.where)
+
+    @property
+    def weight_name(self) -> str:
+        """That of ``weight``."""
+        return "" if self.weight is None else _name_of(self.weight)
 
     @cached_property
     def key(self) -> str | None:
         """A digest, in hex, that differs where a function or what it reads does; None where that cannot be told."""
         schema = self.schema
-        seen: list[Any] = [schema.stored_fingerprint, self.where.inputs, self.name, self.where.function]
+        seen: list[Any] = [schema.stored_fingerprint]
+        for function in (self.where, self.weight):
+            seen += [None] if function is None else [function.inputs, _name_of(function), function.function]
         for name in schema.evaluation_order:
             for part in parts_of(schema.definition_of(name)):
                 # All arguments: a repr leaves out the numbers of tables.
@@ -61,21 +74,47 @@ class RecordValues:
         return digest_of(seen)
 
 
-def _reading_schema(schema: Schema, inputs: Sequence[str]) -> Schema:
-    """The part of ``schema`` that makes ``inputs``; a stored feature among them becomes a field, as it is stored."""
+def _itself(values: Any) -> Any:
+    return values
+
+
+def _name_of(derived: Derived) -> str:
+    function: Any = derived.function
+    if function is _itself:
+        return derived.inputs[0]
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return f"{getattr(function, '__module__', None) or '?'}.{name}"
+
+
+def _check(schema: Schema, derived: Derived, what: str, result: str, dtype: Any) -> None:
+    if derived.random or derived.shape not in (None, ()) or derived.dtype not in (None, dtype):
+        raise SchemaError(
+            f"{what} must return {result} for each record, and draw nothing: shape () and dtype may be left "
+            f"out; got shape {derived.shape}, dtype {derived.dtype}, random={derived.random!r}"
+        )
+    if isinstance(derived.function, CFunction):
+        raise SchemaError(f"{what} must be a function of arrays, and a field that it reads may be a CFunction's")
+    known = dict.fromkeys((*schema.fields, *schema.intermediates, *schema.features))
+    for name in derived.inputs:
+        if name not in known:
+            raise SchemaError(
+                f"{what}: {name!r} is no field, intermediate or stored feature; there are {', '.join(known)}"
+            )
+
+
+def _reading_schema(schema: Schema, functions: Sequence[Derived]) -> Schema:
+    """The part of ``schema`` that makes the inputs of the functions; a stored feature among them becomes a field."""
+    inputs = list(dict.fromkeys(name for function in functions for name in function.inputs))
     known: dict[str, Field] = {**schema.intermediates, **schema.fields}
     for name in inputs:
         if name not in known and name in schema.features:
             known[name] = Packed(name) if isinstance(schema.features[name], PackedBits) else Array(name)
-        if name not in known:
-            there = ", ".join(dict.fromkeys((*schema.fields, *schema.intermediates, *schema.features)))
-            raise SchemaError(f"where: {name!r} is no field, intermediate or stored feature; there are {there}")
     needed = list(inputs)
     for name in needed:  # grows
         needed += [source for derived in derived_in(known[name]) for source in derived.inputs if source not in needed]
         if any(derived.random for derived in derived_in(known[name])):
             raise SchemaError(
-                f"where: field {name!r} is drawn at random, anew in each epoch, and where= is computed once"
+                f"field {name!r} is drawn at random, anew in each epoch, and where= and sample= are computed once"
             )
     fields = {name: known[name] for name in inputs}
     intermediates = {name: known[name] for name in needed if name not in fields}

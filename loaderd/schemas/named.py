@@ -18,7 +18,7 @@ _SHIPPED = (
 SCHEMA_HELP = f"a loaderd.Schema, a function that returns one, or one that ships: {', '.join(_SHIPPED)}"
 
 
-WHERE_HELP = "the loaderd.Derived that says which records are in the data set, or a Dataset with one; needs --schema"
+WHERE_HELP = "the loaderd.Derived of where=, or a Dataset with where= or a weight of sample=; needs --schema"
 
 
 def full_name(name: str) -> str:
@@ -56,21 +56,17 @@ def values_of(schema: Schema | None, name: str) -> RecordValues:
     """What records of ``schema`` are to be asked by ``--where name``. Raises OptionError and SchemaError."""
     if schema is None:
         raise OptionError("--where needs --schema, which says what the records hold")
-    return RecordValues.of(schema, _load_where(name))
-
-
-def _load_where(name: str) -> Derived:
-    """The condition of that name, or that of the data set of that name. Raises OptionError."""
     try:
         named = _named(name)
     except Exception as error:
         raise OptionError(f"--where {name} cannot be loaded: {type(error).__name__}: {error}") from None
     where = getattr(named, "where", named)
-    if not isinstance(where, Derived):
+    weight = getattr(getattr(named, "sample", None), "weight", None)
+    if not isinstance(where, Derived) and (where is not None or weight is None):
         raise OptionError(
             f"--where {name} must be a loaderd.Derived, or a Dataset with one, got {type(named).__name__}"
         )
-    return where
+    return RecordValues.of(schema, where, weight)
 
 
 def _named(name: str) -> Any:

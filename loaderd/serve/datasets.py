@@ -69,6 +69,7 @@ class ServedListing:
         self.table, self.digest = table_to_wire(
             dataset,
             data.counts,
+            data.drawings,
             num_shards=data.num_shards,
             of=data.of,
             listing=data.listing,
@@ -88,6 +89,10 @@ class ServedListing:
         """Raise OptionError for a ticket of records that do not exist, or of more than an answer may hold."""
         blocks, stops = ticket.rows[:, 1], ticket.rows[:, 3]
         counts = np.append(self._counts, 0)[np.minimum(blocks, len(self._counts))]
+        if any(drawing is not None for drawing in self.opened.data.drawings):
+            asked = zip(ticket.rows[:, :2].tolist(), counts.tolist(), strict=True)
+            drawn = [self.opened.data.count(block, epoch) if count else 0 for (epoch, block), count in asked]
+            counts = np.array(drawn, np.int64)
         missing = np.flatnonzero(stops > counts)
         if len(missing):
             block, stop = int(blocks[missing[0]]), int(stops[missing[0]])

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from loaderd.formats.reader import Reading
 from loaderd.ipc.worker_messages import CheckTask, FilePlace, LoadTask
 from loaderd.plan.epoch import Slice
-from loaderd.plan.selection import numbers_that
 from loaderd.schema import Schema
 from loaderd.snapshots import Outage
 from loaderd.storage.shard_file import Block, Compression, ShardFile
@@ -18,11 +17,11 @@ from loaderd.worker.window_loader import BlockPlacement, Bytes2D, Faults, Places
 
 
 def _numbers_of(place: FilePlace, most: int) -> npt.NDArray[np.int64]:
-    """int64, (left,): the numbers in its block of the first ``most`` records that are in the data set."""
+    """int64, (left,): the numbers in its block of the first ``most`` records that are in the epoch."""
     block, left, _ = place
     if left is None:
         return np.arange(min(block.num_records, most))
-    return numbers_that(left.conditions, left.low, left.high)[:most] - block.first_record
+    return left.numbers()[:most] - block.first_record
 
 
 class FileRows:

@@ -88,7 +88,7 @@ def values_of(pickled: bytes) -> RecordValues:
         values: RecordValues = pickle.loads(pickled)
     except (Exception, SystemExit) as error:  # modules of the user's are imported
         raise OptionError(
-            f"where: a worker cannot take the function over: {type(error).__name__}: {error}",
+            f"where or sample: a worker cannot take the function over: {type(error).__name__}: {error}",
             hint="It must be importable, or picklable by value, in another process.",
             traceback=traceback.format_exc(),
         ) from None

@@ -53,6 +53,8 @@ def test_records_that_pass_are_counted(tmp_path: Path, paths: list[Path]):
         "import loaderd\n"
         "schema = loaderd.Schema({'number': loaderd.Int64()}, {'number': loaderd.Array('number')})\n"
         "train = loaderd.Dataset('*', schema, where=loaderd.Derived(lambda number: number % 10 == 3, 'number'))\n"
+        "weight = loaderd.Derived(lambda number: number % 4, 'number')\n"
+        "weighed = loaderd.Dataset('*', schema, sample=loaderd.Sample(0.5, weight))\n"
         "def refuse(number):\n    if 260 in number: raise ValueError('never seen')\n    return number > 0\n"
         "refused = loaderd.Derived(refuse, 'number')\n"
     )
@@ -65,6 +67,9 @@ def test_records_that_pass_are_counted(tmp_path: Path, paths: list[Path]):
     assert [one["passing"] for one in told if one["kind"] != "damage"] == [24, 25, 25, 25, 99]
     done = run_here("verify", *names, *of, "mine:refused")
     assert done.returncode == 2 and f"{paths[1]}: record 10: expected a bool of where=mine.refuse" in done.stderr
+    done = run_here("verify", *names, *of, "mine:weighed")
+    assert "sample=mine.<lambda>: they weigh 1,497 together" in done.stdout.splitlines()
+    assert json.loads(run_here("inspect", names[1], *of, "mine:weighed", "--json").stdout)["weight"] == 377
     done = run_here("inspect", names[1], *of, "mine:train")
     assert done.stdout.splitlines()[1] == "25 of 250 records pass where=mine.<lambda>"
     assert "--where needs --schema" in run_here("inspect", names[1], "--where", "mine:train").stderr

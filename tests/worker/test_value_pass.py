@@ -126,6 +126,40 @@ def test_a_large_block_is_decoded_in_parts(numbered: Numbered, monkeypatch: pyte
     assert passing(indexes) == [[*range(0, 1000, 3)]] and max(sizes) == 64
 
 
+@settings(max_examples=40)
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=3),
+    values=st.lists(st.one_of(st.floats(0, 65504), st.floats(0, 1)), min_size=9, max_size=9),
+    with_where=st.booleans(),
+)
+def test_each_record_gets_its_own_weight(numbered: Numbered, sizes: list[int], values: list[float], with_where: bool):
+    paths = numbered.write(sizes)
+    where = loaderd.Derived(lambda bits: bits[:, 31] == 1, "bits") if with_where else None
+    weights = np.array(values)
+    weight = loaderd.Derived(lambda id: weights[id % 9], "id")
+    indexes = make_indexes(list_shards([str(path) for path in paths]), None, 7)
+    indexes = add_values(RecordValues.of(SCHEMA, where, weight), indexes)
+    for index, again in zip(indexes, decode_indexes(encode_indexes(indexes)), strict=True):
+        assert again.weights.tolist() == index.weights.tolist() and len(again.passing) == len(index.passing)
+    numbers = np.arange(sum(sizes))
+    expected = weights[numbers % 9].astype(np.float16)
+    found = np.concatenate([index.weights.astype(np.uint16) for index in indexes]).view(np.float16)
+    assert np.array_equal(found, expected)
+    counted = expected[numbers % 2 == 1] if with_where else expected
+    total = sum(index.total_weight for index in indexes)
+    assert np.isclose(total, counted.astype(float).sum())
+    indexes[0].weights = np.full(len(indexes[0].weights), np.inf, np.float16).view(np.uint16)
+    with pytest.raises(ValueError, match="its weights are none"):
+        decode_indexes(encode_indexes(indexes))
+
+
+def test_what_cannot_be_decoded_weighs_1(numbered: Numbered):
+    (path,) = numbered.write([60])
+    indexes = make_indexes(list_shards([str(path)]), None, 16)
+    other = loaderd.Schema({"other": loaderd.Int64()}, {"other": loaderd.Array("other")})
+    assert add_values(RecordValues.of(other, None, "other"), indexes)[0].total_weight == 60
+
+
 def fails_at(number: int) -> Callable[..., Any]:
     def function(id: Any) -> Any:
         if number in id:

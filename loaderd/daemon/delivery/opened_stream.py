@@ -21,7 +21,6 @@ from loaderd.dataset import StreamDescription
 from loaderd.errors import DaemonError, LoaderdError, OptionError, ServerError
 from loaderd.ipc.messages import DataListed, Message, Opened, PageSize, StorageUnavailable
 from loaderd.ipc.worker_messages import Attach, CheckTask, FillFailed, Granted, OutageReport, UseColumn
-from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Pass, PassPlan
 from loaderd.plan.positions import PassSequence, Position, order_of
 from loaderd.shm.page import CONSUMER_PID, CONSUMER_THREAD, TAKEN_BATCHES, TAKEN_RECORDS, barrier, ring
@@ -260,9 +259,8 @@ class OpenedStream:
 
     def check_task(self, block: int, any_fits: bool) -> CheckTask:
         """See whether the first record of a block fits the schema; with ``any_fits``, any of its first records."""
-        count = self._data.count(block)
-        (place,) = self._data.places([Slice(block, 0, count, 0, 0)], 0) or (None,)
-        return CheckTask(self.number, block, count, place, any_fits)
+        block, num_records, place = self._data.first_records(block)
+        return CheckTask(self.number, block, num_records, place, any_fits)
 
     @property
     def num_blocks(self) -> int:

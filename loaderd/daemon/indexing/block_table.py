@@ -4,6 +4,7 @@ The table is the indexes of the shards, and 8 more bytes for each block. With a 
 which nothing is left are dropped. What is left of any other block is a range of its record numbers, without those
 that ``where`` or hashes leave out; the range is the whole block, except in two blocks for each take, skip or newest.
 The plan counts the records that are left, and knows of no others; a worker is told how to find them in the block.
+With a ``sample``, each epoch draws some of these: 16 bytes more for each block say how many (``plan.sampling``).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import NoShardsError
+from loaderd.errors import NoShardsError, OptionError
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.ipc.worker_messages import BlockSelection, FilePlace
 from loaderd.options import OnCorrupt
+from loaderd.plan.sampling import MOST_MASS, UNIT, Codes, Drawing, Sample, drawing_of, masses_of, shared_out
 from loaderd.plan.selection import (
     BitCondition,
     Condition,
@@ -48,8 +50,9 @@ class BlockTable:
     """See the module's docstring. With ``"skip_shard"``, shards with damage are left out whole.
 
     ``where``: in words, the function whose bits the indexes hold; "": all records are in, before the selection.
-    ``first_shard``: how many shards there are in front of these, in other sets. Raises NoShardsError where ``where``
-    or an operation of the selection leaves no record.
+    ``first_shard``: how many shards there are in front of these, in other sets. ``sample``: if it has a weight, the
+    indexes hold those of all records. Raises NoShardsError where ``where``, an operation of the selection or
+    ``sample`` leaves no record, and OptionError where weights are too large.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class BlockTable:
         first_shard: int = 0,
         has_keys: bool = True,
         where: str = "",
+        sample: Sample | None = None,
     ) -> None:
         """``has_keys``: whether :meth:`place` gives keys, which take longer than all the rest; else they are 0."""
         self.compressions = [index.compression for index in indexes]
@@ -74,7 +78,8 @@ class BlockTable:
         self.num_before_where = int(left.counts.sum())
         if where:
             left.apply_bits(where)
-        self.num_passing = int(left.counts.sum())
+        self.num_passing: float = int(left.counts.sum())
+        """Records of weight 1 that pass; with weights, their sum."""
         for operation in selection:
             left.apply(operation)
         self._conditions = left.conditions
@@ -82,7 +87,11 @@ class BlockTable:
         self._ranges = left.clipped
         self.counts: Int64s = left.counts if self._blocks is None else left.counts[self._blocks]
         """int64, (blocks,): records of each block that are in the data set, at least 1."""
-        self.num_records = int(self.counts.sum())
+        self.drawing = None if sample is None else self._drawing(left, sample)
+        """What each epoch draws of the blocks; None: all."""
+        self._has_weights = sample is not None and sample.weight is not None
+        self.num_records = int(self.counts.sum()) if self.drawing is None else self.drawing.num_records
+        """Records of an epoch."""
         self.num_shards, self.digest = self._take_stock(left)
 
     def _take_stock(self, left: _Selection) -> tuple[int, str]:
@@ -105,21 +114,49 @@ class BlockTable:
                 digest.update(of_chosen[:, begin:end].tobytes())
                 if self._conditions.has_bits:
                     digest.update(index.passing.tobytes())
+                if self._has_weights:
+                    digest.update(index.weights.astype("<u2").tobytes())
+        if self.drawing is not None:
+            digest.update(repr((self.num_records, self.drawing.most_mass)).encode())
+            digest.update(self.drawing.masses.astype("<i8").tobytes())
         return num_shards, digest.hexdigest()
 
-    def place(self, number: int, seed: int = 0, epoch: int = 0) -> FilePlace:
-        """Where block ``number`` is read; the keys of its records come from ``seed``."""
+    def _drawing(self, left: _Selection, sample: Sample) -> Drawing | None:
+        """What ``sample`` draws of the blocks of which records are left. Raises NoShardsError and OptionError."""
+        masses = left.masses(sample)
+        if sample.weight is not None:
+            self.num_passing = int(masses.sum()) / UNIT
+        if sample.per_member is not None:
+            left.lower(masses, sample.per_member * sample.most_mass)
+        drawing = drawing_of(sample, masses if self._blocks is None else masses[self._blocks])
+        if drawing is None and len(self.counts):
+            raise NoShardsError(
+                f"{sample} draws no record of {self.counts.sum()}: their probabilities sum to "
+                f"{masses.sum() / sample.most_mass:.3g}",
+                hint="Choose a larger share.",
+            )
+        return drawing
+
+    def place(self, number: int, seed: int = 0, epoch: int | None = None) -> FilePlace:
+        """Where block ``number`` is read; the keys of its records, and what is drawn, come from ``seed``.
+
+        ``epoch``: None: all records of the block in the data set, also those that no epoch draws.
+        """
         own = number if self._blocks is None else int(self._blocks[number])
         shard = bisect_right(self._ends, own)
         index = self._indexes[shard]
         of_set = self._shards[shard]
         block = Block(self.first_shard + of_set, *index.block(own - (self._ends[shard - 1] if shard else 0)))
         left = None
-        if self._conditions or own in self._ranges:
+        is_drawn = self.drawing is not None and epoch is not None
+        if self._conditions or own in self._ranges or is_drawn:
             first = block.first_record
             low, high = self._ranges.get(own, (first, first + block.num_records))
             left = BlockSelection(low, high, self._conditions.of(index, low, high))
-        key = 0 if self._names is None else key_of("record", seed, epoch, self._names[of_set])
+            if self.drawing is not None and epoch is not None:
+                weights = index.weights[low:high].copy() if self._has_weights else None
+                left = left._replace(draw=self.drawing.block(number, seed, epoch, low, weights))
+        key = 0 if self._names is None else key_of("record", seed, epoch or 0, self._names[of_set])
         return FilePlace(block, left, key)
 
 
@@ -221,6 +258,34 @@ class _Selection:
             for block, first in enumerate(index.first_records.tolist(), own.start):  # each is a member
                 counts[block] *= operation.has_member(index.file.name, first)
         return counts
+
+    def masses(self, sample: Sample) -> Int64s:
+        """int64, (blocks,): the mass of the records that are left of each block. Raises OptionError."""
+        most = sample.most_mass
+        if sample.weight is None:
+            return self.counts * UNIT
+        heaviest = masses_of(np.array([index.weights.max(initial=0) for index in self._indexes], np.uint16), most)
+        if int(heaviest.max(initial=0)) * int(self.counts.sum()) >= MOST_MASS:
+            raise OptionError(
+                f"the weights of {sample} are too large: the largest is {int(heaviest.max()) / UNIT:.6g}",
+                hint="Divide all weights by a number, and multiply the share by it.",
+            )
+        masses = np.zeros_like(self.counts)
+        for index, own in self.by_shard():
+
+            def of_records(start: int, stop: int, weights: Codes = index.weights) -> Int64s:
+                return masses_of(weights[start:stop], most)
+
+            masses[own] = counts_that(self.conditions.of(index), self.lows[own], self.highs[own], of_records)
+        return masses
+
+    def lower(self, masses: Int64s, most: int) -> None:
+        """Lower the masses of each member of a tar, and of each shard of other kinds, to ``most`` in all."""
+        for index, own in self.by_shard():
+            if index.compression == "tar":  # each block is a member
+                np.minimum(masses[own], most, out=masses[own])
+            else:
+                masses[own] = shared_out(masses[own], most)
 
     def _of_newest(self, num_shards: int) -> Int64s:
         counts: Int64s = self.counts.copy()

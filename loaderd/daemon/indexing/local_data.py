@@ -23,7 +23,8 @@ from loaderd.options import OnCorrupt, StreamOptions, pickled_storage
 from loaderd.plan.epoch import Slice
 from loaderd.plan.passes import Listing
 from loaderd.plan.rows import DatasetRows
-from loaderd.plan.selection import Range, numbers_that
+from loaderd.plan.sampling import Drawing, Sample
+from loaderd.plan.selection import Range
 from loaderd.redaction import redacted
 from loaderd.schema.record_values import RecordValues
 from loaderd.storage.files import path_order
@@ -128,10 +129,13 @@ class LocalData:
                 raise NoShardsError(place + error.message, hint=error.hint) from None
         before = sum(table.num_before_where for table in self._tables)
         self.per_passing = before / sum(table.num_passing for table in self._tables)
-        """How many records there are for each that passes ``where``, at least 1."""
+        """How many records there are for each of weight 1 that passes ``where``."""
         self._block_ends = list(accumulate(len(table.counts) for table in self._tables))
         self.compressions = [compression for table in self._tables for compression in table.compressions]
-        rows = [DatasetRows(table.counts, options.seed, bool(options.shuffle)) for table in self._tables]
+        self._seed = options.seed
+        rows = [
+            DatasetRows(table.counts, options.seed, bool(options.shuffle), table.drawing) for table in self._tables
+        ]
         self.rows = dataset.combine(iter(rows))
         entries = [_entry(*found) for found in zip(leaves, sets, self._tables, strict=True)]
         self.listing: Listing | None = _as_wanted(entries, wanted) if any(entries) else None
@@ -153,19 +157,34 @@ class LocalData:
         return [table.counts for table in self._tables]
 
     @property
+    def drawings(self) -> list[Drawing | None]:
+        """Of each set, what its epochs draw of its blocks; None: all."""
+        return [table.drawing for table in self._tables]
+
+    @property
     def source(self) -> Shards:
         """Where workers find the records: as in Attach."""
         return Shards(self.files, self.compressions, pickled_storage(self.storage))
 
-    def count(self, block: int) -> int:
+    def count(self, block: int, epoch: int) -> int:
+        """How many records an epoch of its set has of a block."""
         own, of_set = self._find(block)
+        drawing = self._tables[of_set].drawing
+        if drawing is not None:
+            return drawing.block(own, self._seed, epoch).num_drawn
         return int(self._tables[of_set].counts[own])
+
+    def first_records(self, block: int) -> tuple[int, int, FilePlace]:
+        """(block, its records, where they are read) to look at before any epoch: all that are in the data set."""
+        own, of_set = self._find(block)
+        table = self._tables[of_set]
+        return block, int(table.counts[own]), table.place(own)
 
     def places(self, slices: Sequence[Slice], seed: int) -> list[FilePlace]:
         """Where each slice is read; the keys of its records come from ``seed``."""
         return [self._place(part.block, seed, part.epoch) for part in slices]
 
-    def _place(self, block: int, seed: int = 0, epoch: int = 0) -> FilePlace:
+    def _place(self, block: int, seed: int = 0, epoch: int | None = None) -> FilePlace:
         own, of_set = self._find(block)
         return self._tables[of_set].place(own, seed, epoch)
 
@@ -191,9 +210,10 @@ class LocalData:
         return f"{self.files[of.shard].uri}: {which}, of {where}"
 
     def _numbers(self, part: Slice) -> list[int]:
-        block, left, _ = self._place(part.block)
-        low, high, conditions = left or (block.first_record, block.first_record + block.num_records, [])
-        numbers: list[int] = numbers_that(conditions, low, high)[part.first : part.stop].tolist()
+        block, left, _ = self._place(part.block, self._seed, part.epoch)
+        if left is None:
+            return [*range(block.first_record + part.first, block.first_record + part.stop)]
+        numbers: list[int] = left.numbers()[part.first : part.stop].tolist()
         return numbers
 
     def _find(self, block: int) -> tuple[int, int]:
@@ -257,8 +277,9 @@ def _left_out(damaged: Sequence[ShardIndex], num_shards: int, on_corrupt: OnCorr
 
 def _table(leaf: Dataset, indexes: list[ShardIndex], on_corrupt: OnCorrupt, first_shard: int) -> BlockTable:
     """The blocks of a set. Raises NoShardsError where it has no record."""
-    where = "" if leaf.record_values is None else leaf.record_values.name
-    table = BlockTable(indexes, on_corrupt, leaf.selection, first_shard, leaf.schema.needs_record_key, where)
+    where = "" if leaf.record_values is None else leaf.record_values.where_name
+    has_keys, sample = leaf.schema.needs_record_key, Sample.of(leaf.sample)
+    table = BlockTable(indexes, on_corrupt, leaf.selection, first_shard, has_keys, where, sample)
     if table.num_records:
         return table
     damage = next((damage for index in indexes for damage in index.damages), None)

@@ -44,9 +44,15 @@ class RemoteData:
     def __init__(self, table: Table, of: Callable[[], RemoteSet], options: StreamOptions) -> None:
         self._table = table
         self._of = of
-        self._counts = np.concatenate(table.counts)
-        rows = [DatasetRows(counts, options.seed, bool(options.shuffle)) for counts in table.counts]
+        rows = [
+            DatasetRows(counts, options.seed, bool(options.shuffle), drawing)
+            for counts, drawing in zip(table.counts, table.drawings, strict=True)
+        ]
         self.rows = table.dataset.combine(iter(rows))
+        drawn = zip(table.counts, table.drawings, strict=True)
+        counts = [of_set if drawing is None else drawing.counts(options.seed, 0) for of_set, drawing in drawn]
+        self._counts = np.concatenate(counts)
+        """int64, (blocks,): records of each block in epoch 0."""
         self.listing = table.listing
         self.of = table.of
         self.damages = table.damages
@@ -61,8 +67,11 @@ class RemoteData:
         most = most_rows(row_bytes, table.row_bytes)
         return pickled(RemoteRows(self._of(), table.digest, row_bytes, most, table.shards, table.listing))
 
-    def count(self, block: int) -> int:
-        return int(self._counts[block])
+    def first_records(self, block: int) -> tuple[int, int, None]:
+        """(block, its records, None) to look at before any epoch: what epoch 0 has of a block, or of a later one."""
+        with_records = np.flatnonzero(self._counts)
+        block = int(with_records[np.searchsorted(with_records, block) % len(with_records)])
+        return block, int(self._counts[block]), None
 
     def places(self, slices: Sequence[Slice], seed: int) -> list[FilePlace]:
         """No places: servers read the records."""

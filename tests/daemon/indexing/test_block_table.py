@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.errors import NoShardsError, OptionError
 from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, shrunk
+from loaderd.ipc.worker_messages import BlockSelection
+from loaderd.plan.sampling import Sample
 from loaderd.plan.selection import HASHES, HashSplit, NewestShards, Operation, Range, numbers_that
 from loaderd.randomness import key_of
 from loaderd.storage.files import list_shards
@@ -105,9 +108,9 @@ def records_of(table: BlockTable) -> list[Record]:
         (shard, offset, num_bytes, count, first, anchors, *_), left, _ = table.place(number)
         assert (offset, num_bytes) == (10 * first, 10 * count)
         assert np.frombuffer(anchors, "<u4").tolist() == list(range(0, num_bytes, 10 * ANCHOR_RECORDS))
-        low, high, conditions = left or (first, first + count, [])
-        assert first <= low < high <= first + count
-        of_block = [(shard, n) for n in numbers_that(conditions, low, high).tolist()]
+        left = left or BlockSelection(first, first + count, [])
+        assert first <= left.low < left.high <= first + count
+        of_block = [(shard, n) for n in left.numbers().tolist()]
         assert len(of_block) == expected > 0
         found += of_block
     return found
@@ -307,3 +310,78 @@ def test_the_newest_shards_are_those_with_records():
     for wrong in (0, -1, 1.5):
         with pytest.raises(OptionError, match="shards of newest"):
             NewestShards(wrong)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------- samples
+
+
+@given(
+    shards=shards_of_blocks,
+    selection=st.lists(operations, max_size=2),
+    one_in=st.sampled_from([None, 2, 10]),
+    share=st.sampled_from([1, 0.5, 0.03, 1 / 3]),
+    is_weighed=st.booleans(),
+    per_member=st.sampled_from([None, 1, 7]),
+    is_tar=st.booleans(),
+)
+def test_each_epoch_draws_from_what_is_left(
+    shards: list[list[tuple[int, int]]],
+    selection: list[Operation],
+    one_in: int | None,
+    share: float,
+    is_weighed: bool,
+    per_member: int | None,
+    is_tar: bool,
+):
+    """Against a loop over all records: their weights, and what a member may give."""
+    passes: Passes = None if one_in is None else lambda number: key_of("passes", number) % one_in == 0
+    where = "" if passes is None else "passes"
+    indexes = [made_up(f"{number}.tar", blocks, 0, passes) for number, blocks in enumerate(shards)]
+    for index in indexes:
+        index.compression = "tar" if is_tar else "none"
+        weights = np.arange(index.end) % 9 / 4 if is_weighed else np.ones(index.end)
+        index.weights = weights.astype(np.float16).view(np.uint16)
+    sample = Sample(share, "weight" if is_weighed else None, per_member)
+
+    def table_of(sample: Sample | None) -> BlockTable:
+        return BlockTable(indexes, "raise", tuple(selection), where=where, sample=sample)
+
+    try:
+        left = records_of(table_of(None))
+    except NoShardsError:
+        return
+    probabilities: dict[tuple[int, int], Fraction] = {}
+    for shard, number in left:
+        ends = np.add(indexes[shard].first_records, indexes[shard].counts, dtype=np.int64)
+        member = int(np.searchsorted(ends, number, side="right")) if is_tar else 0
+        weight = Fraction(number % 9, 4) if is_weighed else Fraction(1)
+        probability = min(Fraction(1), Fraction(share).limit_denominator(10**9) * weight)
+        probabilities[shard, member] = probabilities.get((shard, member), Fraction(0)) + probability
+    most = Fraction(len(left) + 1 if per_member is None else per_member)
+    expected = int(sum((min(most, each) for each in probabilities.values()), Fraction(0)) + Fraction(1, 10**5))
+    if not expected:
+        if left:
+            with pytest.raises(NoShardsError, match="draws no record of"):
+                table_of(sample)
+        return
+    table = table_of(sample)
+    assert table.drawing is not None and table.num_records == expected
+    assert table.digest != table_of(None).digest and table.num_shards == len({shard for shard, _ in left})
+    for epoch in range(2):
+        found: list[Record] = []
+        for number, count in enumerate(table.drawing.counts(5, epoch).tolist()):
+            block, selected, _ = table.place(number, 5, epoch)
+            assert selected is not None
+            numbers = selected.numbers().tolist()
+            assert len(numbers) == count and numbers == sorted({*numbers})
+            found += [(block.shard, each) for each in numbers]
+        assert len(found) == expected and {*found} <= {*left}
+        if per_member is not None and not is_tar:
+            assert max(np.bincount([shard for shard, _ in found])) <= per_member
+
+
+def test_weights_whose_sum_is_no_int64_are_refused():
+    index = made_up("a", [(1 << 20, 0)])
+    index.weights = np.full(1 << 20, 65504, np.float16).view(np.uint16)
+    with pytest.raises(OptionError, match=r"the weights of Sample.* are too large: the largest is 65504"):
+        BlockTable([index] * 8, "raise", sample=Sample(1e-6, "weight"))

@@ -1,0 +1,242 @@
+"""Which records an epoch draws (``sample=``): systematic sampling, on a circle.
+
+Each record of the data set, in the order of the files, has a **mass**: its weight in units of 2**-24, an integer, as
+weights are kept as float16; at most that of a record that every epoch draws. All masses, one behind the other, make a
+circle. Each epoch lays n **points** on it, ``total // n`` apart, the first one at a random place. A record that a
+point falls on is drawn::
+
+    blocks    │     block 0     │ block 1 │        block 2        │      masses: 17, 9 and 23
+    points     ▲        ▲        ▲        ▲        ▲        ▲           n = 6, 49 // 6 = 8 apart, turned by 1
+    drawn      2 of block 0      1         3 of block 2
+
+- No record's mass is above the distance of two points, so none is drawn twice, and an epoch has exactly n records.
+- Each place of the circle is equally likely for each point: a record is drawn with the probability n · mass / total.
+- How many points are in front of a place is one division. So a block's records are counted without looking at them.
+
+In a block, the circle passes the records in a random order, another one in each epoch. Otherwise two neighbours would
+never be drawn together, and of records of equal weight, a record always with the same others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from numbers import Rational, Real
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd.options import as_count, require
+from loaderd.plan.permutation import permutation, random_words
+from loaderd.randomness import key_of
+from loaderd.schema import Derived
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+Int64s = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.unsignedinteger[Any]]
+"""Weights as an index holds them: the bits of float16, as unsigned integers."""
+
+UNIT = 1 << 24
+"""The mass of a record of weight 1: each float16 is a multiple of 2**-24."""
+MOST_MASS = 1 << 62
+_LEAST_SHARE, _MOST_SHARE = 1e-9, 1e6
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The records that each epoch draws anew, from the seed; as ``sample=`` of a :class:`~loaderd.Dataset`.
+
+    Each record is drawn with the probability ``min(1, share · weight)``. An epoch has exactly as many records as
+    these probabilities sum to, rounded down, for which all are lowered alike. No record comes twice in it.
+
+    ``share``: a number above 0, at most 1 unless there are weights. ``weight``: the name of a field or of a stored
+    feature, a number for each record; or a :class:`~loaderd.Derived` whose function returns such an array. It is
+    called once for each record, as ``where=`` is, and what it returns, 0 to 65,504, is kept as float16, with 11
+    binary digits: 2 bytes a record in the index and in the daemon's memory. None: all weigh 1.
+
+    ``per_member``: at most so many records of each member of a tar (a game, mostly) in an epoch; of shards of other
+    kinds, of each shard. The probabilities of a member that would give more are lowered in proportion.
+
+    Neighbours are drawn independently but for the numbers: each block, and each run of blocks, gives the sum of its
+    probabilities, rounded up or down (:mod:`loaderd.plan.sampling` has the arithmetic). Raises OptionError.
+    """
+
+    share: Any = 1
+    weight: str | Derived | None = None
+    per_member: int | None = None
+
+    def __post_init__(self) -> None:
+        is_number = isinstance(self.share, Real) and not isinstance(self.share, bool)
+        most = 1 if self.weight is None else _MOST_SHARE
+        must = f"a number above 0 (at least {_LEAST_SHARE:g}), and at most {most:g}"
+        require(is_number and _LEAST_SHARE <= self.share <= most, "the share of sample", must, self.share)
+        if self.weight is not None:
+            must = "the name of a field or feature, or a loaderd.Derived of a function and its inputs"
+            require(isinstance(self.weight, (str, Derived)), "the weight of sample", must, self.weight)
+        if self.per_member is not None:
+            object.__setattr__(
+                self, "per_member", as_count(self.per_member, "per_member", "a positive integer or None")
+            )
+
+    @classmethod
+    def of(cls, sample: Any) -> Sample | None:
+        """What ``sample=`` says: a share alone, or all of it. Raises OptionError."""
+        if sample is None or isinstance(sample, Sample):
+            return sample
+        require(isinstance(sample, Real), "sample", "a share, such as 1/32, or a loaderd.Sample", sample)
+        return cls(sample)
+
+    @cached_property
+    def _exact(self) -> Fraction:
+        """The share: 3/100 for the float 0.03, which is a little less."""
+        from fractions import Fraction  # imports decimal
+
+        if isinstance(self.share, Rational):
+            return Fraction(int(self.share.numerator), int(self.share.denominator))
+        return Fraction(float(self.share)).limit_denominator(10**9)
+
+    @property
+    def most_mass(self) -> int:
+        """The mass of a record that each epoch draws: no record counts for more."""
+        return max(1, UNIT * self._exact.denominator // self._exact.numerator)
+
+    def records_of(self, mass: int) -> int:
+        """How many records of so much mass an epoch draws."""
+        return mass * self._exact.numerator // (UNIT * self._exact.denominator)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"share": self.share, "weight": self.weight, "per_member": self.per_member}
+
+
+def masses_of(codes: Codes, most_mass: int) -> Int64s:
+    """int64, (records,): the mass of each record of these weights. 2 ns each."""
+    return _mass_table(most_mass).take(codes)
+
+
+@lru_cache(maxsize=4)
+def _mass_table(most_mass: int) -> Int64s:
+    """int64, (1 << 16,): the mass of each code; 0 for those that are no weights."""
+    weights = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    masses = np.where((weights >= 0) & np.isfinite(weights), weights, 0).astype(np.float64) * UNIT
+    return np.minimum(masses.astype(np.int64), most_mass)
+
+
+class Circle(NamedTuple):
+    """The points of one epoch. ``turn``: where the first one is. ``key``: of the orders of the records in blocks."""
+
+    key: int
+    total: int
+    num_points: int
+    turn: int
+    most_mass: int
+
+    @property
+    def step(self) -> int:
+        """How far one point is behind the other; the first is at least as far behind the last."""
+        return self.total // self.num_points
+
+    def before(self, place: Any) -> Any:
+        """How many points are before ``place``, 0 to ``total``; or before each of an array of places, int64."""
+        step, behind_turn = self.step, self.total - self.turn
+        # How far the place is behind the turn, 1 to the total; and so how many points there are up to it.
+        ahead = (place - self.turn - 1) % self.total + 1
+        points = np.minimum(-(-ahead // step), self.num_points)
+        behind = min(-(-behind_turn // step), self.num_points)
+        return points - behind + (place > self.turn) * self.num_points
+
+    def points(self, begin: int, mass: int) -> Int64s:
+        """int64, (points,): how far behind ``begin`` each point of the next ``mass`` is, in order."""
+        first, stop = int(self.before(begin)), int(self.before(begin + mass))
+        step = self.step
+        # The points that are numbered first have gone round.
+        gone_round = self.num_points - min(-(-(self.total - self.turn) // step), self.num_points)
+        numbers = np.arange(first, stop)
+        places = self.turn + (numbers - gone_round) * step
+        return places - np.where(numbers < gone_round, self.total - self.num_points * step, 0) - begin
+
+
+class BlockDraw(NamedTuple):
+    """What an epoch draws of block ``number``, whose ``mass`` lies at ``begin`` of the circle.
+
+    ``weights``: (records,): of the block's records from ``low`` on, as codes; None: all weigh the same.
+    """
+
+    circle: Circle
+    number: int
+    begin: int
+    mass: int
+    low: int
+    weights: Codes | None
+
+    @property
+    def num_drawn(self) -> int:
+        """How many records are drawn."""
+        return int(self.circle.before(self.begin + self.mass) - self.circle.before(self.begin))
+
+    def of(self, numbers: Int64s) -> Int64s:
+        """int64, (drawn,): which are drawn of the block's records in the data set, whose ``numbers`` rise."""
+        key = int(random_words(self.circle.key, 1, self.number)[0])
+        if self.weights is None:
+            # The records with the least words, no two of which are equal: any of them is as likely as any other.
+            count = self.num_drawn
+            words = random_words(key, len(numbers))
+            drawn = np.argpartition(words, count)[:count] if count < len(numbers) else np.arange(count)
+        else:
+            order = permutation(key, len(numbers))
+            points = self.circle.points(self.begin, self.mass)
+            ends = np.cumsum(masses_of(self.weights[numbers - self.low], self.circle.most_mass)[order])
+            whole = int(ends[-1])
+            if whole > self.mass:  # a member gives less than its records weigh
+                points = np.array([point * whole // self.mass for point in points.tolist()], np.int64)
+            drawn = order[np.searchsorted(ends, points, side="right")]
+        return numbers[np.sort(drawn)]
+
+
+class Drawing:
+    """What each epoch draws from blocks of these ``masses``: int64, (blocks,), in the order of the files.
+
+    ``num_records``: of an epoch, at least 1. ``most_mass``: of a record.
+    """
+
+    def __init__(self, masses: Int64s, num_records: int, most_mass: int) -> None:
+        self.masses = masses
+        self.num_records = num_records
+        self.most_mass = most_mass
+        self._places = np.append(0, np.cumsum(masses))
+        self._total = int(self._places[-1])
+        self.circle = lru_cache(maxsize=4)(self._circle)
+        """The points of an epoch, by the seed and its number."""
+
+    def _circle(self, seed: int, epoch: int) -> Circle:
+        high, low = (key_of("sample", seed, epoch, part) for part in ("high", "low"))
+        turn = (high << 64 | low) % self._total
+        return Circle(key_of("draw", seed, epoch), self._total, self.num_records, turn, self.most_mass)
+
+    def counts(self, seed: int, epoch: int) -> Int64s:
+        """int64, (blocks,): how many records of each block an epoch draws."""
+        counts: Int64s = np.diff(self.circle(seed, epoch).before(self._places))
+        return counts
+
+    def block(self, number: int, seed: int, epoch: int, low: int = 0, weights: Codes | None = None) -> BlockDraw:
+        """What an epoch draws of a block; ``low``, ``weights``: as in BlockDraw."""
+        begin, end = self._places.item(number), self._places.item(number + 1)
+        return BlockDraw(self.circle(seed, epoch), number, begin, end - begin, low, weights)
+
+
+def shared_out(masses: Int64s, most: int) -> Int64s:
+    """int64, (blocks,): the masses of a member's blocks, lowered in proportion to at most ``most`` together."""
+    total = int(masses.sum())
+    if total <= most:
+        return masses
+    ends = [0, *(end * most // total for end in np.cumsum(masses).tolist())]
+    return np.array([end - begin for begin, end in pairwise(ends)], np.int64)
+
+
+def drawing_of(sample: Sample, masses: Int64s) -> Drawing | None:
+    """What ``sample`` draws from blocks of these masses; None: no record."""
+    num_records = sample.records_of(int(masses.sum()))
+    return Drawing(masses, num_records, sample.most_mass) if num_records else None
