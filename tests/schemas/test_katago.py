@@ -168,9 +168,10 @@ def masked(planes: npt.NDArray[Any], passes: npt.NDArray[Any], kept: int) -> tup
     return planes.tobytes(), passes.tobytes()
 
 
-@pytest.mark.parametrize("unpack", ["worker", "device"])
-def test_history_is_masked_at_random(unpack: Any, tmp_path: Path):
-    arrays, chance = rows(700, 7, size=5), 0.25
+@pytest.mark.parametrize(("unpack", "chance"), [("worker", 0.25), ("worker", 0.05), ("device", 0.05)])
+def test_history_is_masked_at_random(unpack: Any, chance: float, tmp_path: Path):
+    """Where most rows are masked, and where few are, which are made in other ways."""
+    arrays = rows(700, 7, size=5)
     np.savez(tmp_path / "0.npz", **arrays)
     stored = plainly(arrays, 5)
     schema = loaderd.schemas.katago(5, mask_history=chance, q_values=True, metadata=True)

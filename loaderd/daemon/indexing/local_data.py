@@ -294,16 +294,15 @@ def _entry(leaf: Dataset, files: Sequence[ShardFile], table: BlockTable) -> _Ent
     """What the listing says of the shards of a set: (first, last, count, digest); None if the set does not grow.
 
     Shards in front of the newest records are left out, so that they may be deleted, unless a function asks how many
-    records there are. The first and the last one are paths below the folder that all shards are in: several folders
-    may hold shards of the same name.
+    records there are. The first and the last one are paths below the folder that both are in: several folders may
+    hold shards of the same name.
     """
     if not leaf.grows:
         return None
     ranges = [each for each in leaf.selection if isinstance(each, Range)]
     counts_all = any(each.kind != "newest" or callable(each.count) for each in ranges)
     first = 0 if counts_all else table.place(0).block.shard - table.first_shard
-    by_path = min(files, key=path_order), max(files, key=path_order)  # the others lie between
-    folders = [file.path.split("/")[:-1] for file in by_path]
+    folders = [file.path.split("/")[:-1] for file in (files[0], files[-1])]
     depth = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*folders, strict=False)))
     begin, end = ("/".join(file.path.split("/")[depth:]) for file in (files[first], files[-1]))
     return begin, end, len(files) - first, table.digest
