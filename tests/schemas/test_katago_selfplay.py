@@ -31,6 +31,7 @@ class Selfplay:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.num_rows = 0
+        self.sizes: list[int] = []
         self.paths: list[Path] = []
         self._rng = np.random.default_rng(5)
 
@@ -48,6 +49,7 @@ class Selfplay:
             os.utime(path.with_suffix(".npz.tmp"), ns=(0, 10**18 + number * 10**9))
             path.with_suffix(".npz.tmp").rename(path)
             self.paths.append(path)
+            self.sizes.append(size)
             self.num_rows += size
 
     def newest(self) -> list[int]:
@@ -110,6 +112,21 @@ def test_a_resume_and_kills_while_the_window_grows(selfplay: Selfplay):
     selfplay.paths[0].unlink()
     with pytest.raises(OptionError, match="belongs to"):  # a function asks how many rows there are
         loaderd.Loader(data, batch_size=16, workers=1, start=position)
+
+
+def test_rows_are_drawn_by_their_weights(selfplay: Selfplay):
+    """Of the newest rows, 1, 2 or 3 times a quarter: their share, and column 25."""
+    data = dataset(selfplay, sample=loaderd.Sample(0.25, weight="weight"))
+    newest = selfplay.newest()
+    weights = np.concatenate([np.full(size, 1 + number % 3) for number, size in enumerate(selfplay.sizes)])
+    drawn = np.zeros(selfplay.num_rows)
+    with loaderd.Loader(data, batch_size=16, epochs=40, workers=1) as loader:
+        for batch in loader:
+            drawn[batch["global"][:, 18].astype(int)] += 1
+    assert drawn.sum() == 40 * int(weights[newest].sum() / 4) and not drawn[: newest[0]].any()
+    assert np.abs(drawn[newest] / 40 - weights[newest] / 4).max() < 0.35
+    for weight in (1, 2, 3):
+        assert drawn[newest][weights[newest] == weight].mean() / 40 == pytest.approx(weight / 4, abs=0.05)
 
 
 MODULE = """
