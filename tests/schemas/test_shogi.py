@@ -13,6 +13,7 @@ import loaderd
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import SchemaError, SkippedDataWarning, WorkerError
 from loaderd.schema import packed_schema
+from loaderd.schemas import shogi
 from loaderd.schemas.shogi import HCPE, PSV
 from tests.helpers import shogi_boards as boards
 from tests.helpers.decoding import decoded
@@ -103,6 +104,16 @@ def test_what_is_damaged_is_named_and_can_be_left_out(
         pytest.warns(SkippedDataWarning, match=r"a\.bin: record 30"),
     ):
         assert sum(len(batch["move"]) for batch in loader) == 59
+
+
+def test_a_hand_ends_where_the_position_does():
+    """A pawn of Black's takes three bits, 000."""
+    steps, position = shogi._hand_steps("hcp"), np.zeros((3, 32), np.uint8)
+    counts = shogi.hand_counts(steps, position, np.array([253, 256, 235]))
+    assert counts[:, 0].tolist() == [1, 0, 7] and not counts[:, 1:].any()
+    for end in (252, 254):
+        with pytest.raises(ValueError, match="no pieces in hand"):
+            shogi.hand_counts(steps, position, np.array([256, end, 253]))
 
 
 def test_more_pieces_than_there_are_is_named():
