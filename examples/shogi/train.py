@@ -125,7 +125,7 @@ def parse_arguments() -> argparse.Namespace:
         "--data", type=Path, required=True, metavar="DIR", help="the folder with train*.hcpe and validation*.hcpe"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the network is saved")
-    parser.add_argument("--epochs", type=int, default=2, help="how often to train on each position")
+    parser.add_argument("--epochs", type=int, default=1, help="how often to train on each position")
     parser.add_argument("--batch-size", type=int, default=256, help="positions a step")
     parser.add_argument("--channels", type=int, default=32, help="of each residual block")
     parser.add_argument("--blocks", type=int, default=1, help="how many residual blocks")
