@@ -53,6 +53,8 @@ def find_indexes(
     ``on_read`` is called with the bytes of the group that are read so far. ``values``: those of records that the
     indexes are to hold. Raises StorageError, and what computing ``values`` raises.
     """
+    if stored == "detect" and len(group) > 1 and _all_tfrecord(group, block_records, access):
+        stored = None
     if stored == "detect":
         kinds = [_detected(file, access) for file in group]
         if any(kind != kinds[0] for kind in kinds) or isinstance(kinds[0], ShardReadError):
@@ -79,6 +81,16 @@ def find_indexes(
 
 FindIndexes = Callable[..., list[IndexResult]]
 """``find_indexes`` with its first arguments: takes a group, ``on_read`` and ``access``."""
+
+
+def _all_tfrecord(group: Sequence[ShardFile], block_records: int, access: Access | None) -> bool:
+    """Whether small shards are healthy TFRecord: to read all is far quicker than to see of each what it is."""
+    if any(file.columns for file in group):
+        return False
+    try:
+        return build_indexes(group, block_records, access=access) is not None
+    except ShardReadError:
+        return False
 
 
 def _detected(file: ShardFile, access: Access | None) -> FixedRecords | ShardReadError | None:
