@@ -330,18 +330,25 @@ def check_forged(path: Path, rng: Random, counts: Counter[str]) -> str:
     with mock.patch.object(point_finder, "SPAN_BYTES", 20_000):
         index = build_index(file, 64)
     index.passing = np.frombuffer(rng.randbytes(-(-index.end // 8)), np.uint8)
+    index.weights = np.arange(index.end, dtype=np.float16).view(np.uint16)
     fields = msgpack.unpackb(encode_indexes([index])[:-4])
     what, (mutation, change) = (
-        rng.choice(["bits", "number of bits", "points", "windows"]),
+        rng.choice(["bits", "number of bits", "weights", "number of weights", "points", "windows"]),
         rng.choice([*BYTES.items()]),
     )
     points = fields["points"][0]
     if what == "bits":
-        fields["passing"][1] = change(fields["passing"][1], rng, points[0])
+        fields["passing"][1] = change(fields["passing"][1], rng, fields["weights"][1])
     elif what == "number of bits":
         size, bits = fields["passing"]
         fields["passing"][1] = bits[: rng.randrange(len(bits))]
         fields["num_passing"] = [rng.choice([*HOSTILE, len(fields["passing"][1]) // size])]
+    elif what == "weights":
+        fields["weights"][1] = change(fields["weights"][1], rng, fields["passing"][1])
+    elif what == "number of weights":
+        fields["num_weights"] = [rng.choice([*HOSTILE, index.end - 1])]
+    elif isinstance(points, int):  # it has none but its start
+        fields["points"] = [rng.choice([*HOSTILE, points + 1, points - 1])]
     elif what == "points":
         column = rng.randrange(3)
         points[column] = change(points[column], rng, points[rng.randrange(3)])
@@ -359,6 +366,7 @@ def check_forged(path: Path, rng: Random, counts: Counter[str]) -> str:
     passing = BitCondition(forged.passing)
     left = [bool(met) for block in range(len(forged.counts)) for met in passing.met_by(*_range_of(forged, block))]
     check(not len(forged.passing) or (len(left), sum(left)) == (len(numbers), forged.num_passing), "others are left")
+    check(len(forged.weights) in (0, len(numbers)) and 0 <= forged.total_weight <= 65504 * len(numbers), "weights")
     _, records, damages = read_all(path, forged)
     check(sorted([*records, *(damage.record for damage in damages)]) == numbers, "a number is not named, or twice")
     check(all(payload == FORGED_PAYLOADS[number] for number, payload in records.items()), "a record is another")
