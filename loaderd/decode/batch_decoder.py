@@ -29,7 +29,7 @@ import numpy as np
 from loaderd.decode.codes import LookUpCodes, ReadPrefixCodes
 from loaderd.decode.dense import OneHotValues, ScatterValues
 from loaderd.decode.derive_field import CallCFunction, DeriveField, put_result
-from loaderd.decode.planes import FillValue, JoinPlanes, SpreadPlanes
+from loaderd.decode.planes import FillValue, JoinPlanes, PickBits, SpreadPlanes
 from loaderd.errors import WorkerError
 from loaderd.kernels.bits import BitLayout, bits_engine
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
@@ -215,7 +215,7 @@ def _engine_of(schema: Schema, name: str, what: str, definition: Field, fields: 
     feature = schema.features[definition.feature]
     start = starts[definition.feature]
     if isinstance(definition, Bits):
-        return bits_engine(layout_of(definition, start))
+        return bits_engine(layout_of(definition, start)) if definition.places is None else PickBits(definition, start)
     if isinstance(definition, Codes):
         return LookUpCodes(what, definition, 8 * start + definition.start)
     if isinstance(definition, PrefixCodes):

@@ -16,7 +16,7 @@ import numpy as np
 
 from loaderd.errors import WorkerError
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
-from loaderd.schema import Feature, Fill, PackedBits, Shape, Spread
+from loaderd.schema import Bits, Feature, Fill, PackedBits, Shape, Spread
 from loaderd.schema.exact import SpreadValues
 
 
@@ -69,6 +69,25 @@ class SpreadPlanes(Engine):
                 hint="Give the field a dtype that holds them, or another scale.",
             )
         return self._arithmetic.of(values)
+
+
+class PickBits(Engine):
+    """Bits that lie anywhere in a feature."""
+
+    writes_apart = True
+
+    def __init__(self, definition: Bits, start: int) -> None:
+        """``start``: the byte of a row where the feature begins."""
+        source = definition.sources
+        bit = source % 8 if definition.bit_order == "little" else 7 - source % 8
+        self._bytes = start + np.maximum(source, 0) // 8
+        self._masks = np.where(source < 0, 0, 1 << bit).astype(np.uint8)
+        self._values = np.resize(definition.channel_scale, len(source))
+        self._shape = definition.shape
+
+    def decode(self, rows: Bytes, out: AnyArray) -> None:
+        is_set = (rows[:, self._bytes] & self._masks) != 0
+        out[...] = np.where(is_set, self._values, np.zeros((), self._values.dtype)).reshape(len(rows), *self._shape)
 
 
 class FillValue(Engine):

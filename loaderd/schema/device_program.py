@@ -354,17 +354,11 @@ def _step(name: str, part: Field, features: Mapping[str, Feature]) -> Step | Non
 
 
 def _bits(part: Bits) -> ExpandBits:
-    value = np.arange(part.num_bits)
-    channel = value % part.num_channels
-    source = value - channel + part.order[channel]
-    if part.plane_bytes is not None:
-        plane, within = np.divmod(source, max(1, part.plane_bits))
-        source = 8 * part.plane_bytes * plane + within
-    place = part.start + source
+    place = part.sources
     return ExpandBits(
         part.feature,
-        place // 8,
-        _mask(place % 8, part.bit_order),
+        np.maximum(place, 0) // 8,
+        np.where(place < 0, np.uint8(0), _mask(place % 8, part.bit_order)),
         np.resize(part.channel_scale, part.num_bits),
         part.shape,
     )

@@ -50,6 +50,9 @@ class Bits(ByValue):
     ``bit_order``: ``"big"`` where the most significant bit of a byte comes first, or ``"little"``. ``plane_bytes``:
     each entry of the first axis is a plane of so many bytes; the bits that its values leave over are padding. (Go's
     361 points in 46 bytes: ``shape=(22, 19, 19), plane_bytes=46``.)
+
+    ``places``: for values that do not lie one behind the other, the number of each one's bit, counted from ``start``,
+    in C order; -1: no bit, always 0. It goes with neither ``channel_order`` nor ``plane_bytes``.
     """
 
     feature: str
@@ -60,6 +63,7 @@ class Bits(ByValue):
     dtype: Any = "float32"
     bit_order: str = "big"
     plane_bytes: int | None = None
+    places: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         check_name(self.feature, "Bits: feature")
@@ -88,12 +92,26 @@ class Bits(ByValue):
                     f"Bits: planes of {self.plane_bytes} bytes must begin at a whole byte and hold the values of all "
                     f"axes but the first, got shape {self.shape} from bit {self.start} on"
                 )
+        if self.places is not None:
+            object.__setattr__(self, "places", self._checked_places(self.places))
         check_representable(self._scales, self.dtype, "Bits: scale")
         if (number := len(self._scales)) not in (1, self.num_channels):
             raise SchemaError(
                 f"Bits: scale must be a number or {self.num_channels} numbers "
                 f"(the last axis of shape {self.shape}), got {number}"
             )
+
+    def _checked_places(self, given: Any) -> tuple[int, ...]:
+        numbers = tuple(given) if isinstance(given, Iterable) else (given,)
+        are_places = all(isinstance(number, Integral) and int(number) >= -1 for number in numbers)
+        if len(numbers) != self.num_bits or not are_places:
+            raise SchemaError(
+                f"Bits: places must be {self.num_bits} numbers of bits, or -1, for shape {self.shape}, "
+                f"got {given!r:.200}"
+            )
+        if self.channel_order is not None or self.plane_bytes is not None:
+            raise SchemaError("Bits: places say all of the order: give no channel_order and no plane_bytes")
+        return tuple(int(n) for n in numbers)
 
     def spec(self, name: str, features: Features) -> FieldSpec:
         feature = packed_bits_of(name, self.feature, features)
@@ -116,6 +134,8 @@ class Bits(ByValue):
     @property
     def stop(self) -> int:
         """The number of the bit behind the last one that is read."""
+        if self.places is not None:
+            return self.start + max(self.places, default=-1) + 1
         if self.plane_bytes is None:
             return self.start + self.num_bits
         return self.start + (self.shape[0] - 1) * 8 * self.plane_bytes + self.plane_bits
@@ -128,6 +148,20 @@ class Bits(ByValue):
     def order(self) -> npt.NDArray[np.intp]:
         """intp, (num_channels,): the stored channel of each output channel."""
         return np.arange(self.num_channels) if self.channel_order is None else np.asarray(self.channel_order)
+
+    @property
+    def sources(self) -> npt.NDArray[np.intp]:
+        """intp, (num_bits,): the number of the bit of each value, in C order; -1: no bit."""
+        if self.places is not None:
+            places = np.array(self.places, np.intp)
+            return np.where(places < 0, -1, self.start + places)
+        value = np.arange(self.num_bits)
+        channel = value % self.num_channels
+        source = value - channel + self.order[channel]
+        if self.plane_bytes is not None:
+            plane, within = np.divmod(source, max(1, self.plane_bits))
+            source = 8 * self.plane_bytes * plane + within
+        return self.start + source
 
     @property
     def _scales(self) -> tuple[Number, ...]:

@@ -41,7 +41,7 @@ _PERMUTED = {**_PARTS_OF_PLANES, "Planes": Planes, "Permuted": Permuted}
 _TABLES = ("table", "values")
 _OF_WORKERS = ("default", "pad", "cut", "as_list")
 # Sent only where they differ from the kind's own default: so an older version understands all other schemas.
-_SELDOM = ("bit_order", "plane_bytes", "first", "wrap", "order")
+_SELDOM = ("bit_order", "plane_bytes", "places", "first", "wrap", "order")
 
 
 def to_wire(schema: Schema) -> dict[str, Any]:

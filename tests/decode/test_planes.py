@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from loaderd.errors import SchemaError
 from loaderd.schema import (
@@ -66,6 +68,21 @@ def test_planes_of_several_features(kernels: str, monkeypatch: pytest.MonkeyPatc
     assert (found["second"] == rows["rights"][:, 1]).all()
 
 
+@settings(max_examples=300)
+@given(st.data(), st.integers(1, 40), st.sampled_from(["big", "little"]), st.integers(0, 2**32))
+def test_bits_at_any_places(data: st.DataObject, num_bits: int, order: str, seed: int):
+    start = data.draw(st.integers(0, num_bits - 1))
+    places = data.draw(st.lists(st.integers(-1, num_bits - start - 1), min_size=6, max_size=6))
+    bits = Bits("b", (3, 2), start, scale=(1, -2), dtype="int16", bit_order=order, places=places)
+    schema = Schema({"a": Raw("u1"), "b": PackedBits(num_bits)}, {"x": bits})
+    rows = np.random.default_rng(seed).integers(0, 256, (5, schema.row_bytes), np.uint8)
+    assert from_wire(to_wire(schema)).fields == schema.fields
+    for row, values in zip(rows, decoded(schema, rows)["x"].reshape(5, 6), strict=True):
+        stored = np.unpackbits(row[1:], bitorder=order)  # type: ignore[arg-type]
+        expected = [0 if place < 0 else int(stored[start + place]) * (1, -2)[n % 2] for n, place in enumerate(places)]
+        assert values.tolist() == expected
+
+
 def test_planes_travel_packed_and_are_finished_by_the_consumer():
     rows = random_rows(BOARD, 20)
     rows.view(BOARD.row_dtype)["mean"] = 0.25
@@ -92,6 +109,9 @@ PAIR = [("a", "u1"), ("b", "u1")]
         (lambda: Bits("b", (8,), bit_order="middle"), "bit_order must be"),
         (lambda: Bits("b", (2, 9), plane_bytes=1), "planes of 1 bytes must begin at a whole byte and hold"),
         (lambda: Array("b", first=3), "first needs a shape"),
+        (lambda: Bits("b", (2,), places=[0]), "places must be 2 numbers of bits, or -1"),
+        (lambda: Bits("b", (2,), places=[0, 1], channel_order=[1, 0]), "places say all of the order"),
+        (lambda: Schema(BOARD.features, {"f": Bits("b", (1,), places=[1 << 20])}), "needs bits 0…1048576 of feature"),
         (lambda: Planes([]), "parts must be Bits, Array, Spread, Fill, Derived or Planes"),
         (lambda: Schema({"r": Raw("u1", (4,))}, {"f": Array("r", shape=(2,), first=3)}), "values 3…4"),
         (

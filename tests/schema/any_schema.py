@@ -88,12 +88,20 @@ def stored_fields(draw: st.DrawFn, stored: dict[str, Feature]) -> Field:
         scale=draw(st.none() | scales | st.lists(scales, min_size=channels, max_size=channels)),
         dtype=dtype,
     )
+    places = st.lists(
+        st.integers(-1, feature.num_bits - bits.start - 1), min_size=bits.num_bits, max_size=bits.num_bits
+    )
+    if feature.num_bits > bits.start:
+        order = draw(st.sampled_from(["big", "little"]))
+        picked = replace(bits, channel_order=None, places=draw(places), bit_order=order)
+    else:
+        picked = bits
     sparse = draw(sparse_fields(name, feature.num_bits, stored))
     width = draw(st.integers(1, min(4, feature.num_bits)))
     values = np.random.default_rng(width).integers(0, 2, (1 << width, *draw(st.sampled_from([(), (3,)]))))
     length = draw(st.integers(1, feature.num_bits // width))
     codes = Codes(name, width, (length,), values, feature.num_bits - width * length, sparse.bit_order, dtype)
-    fields: list[Field] = [Packed(name), bits, bits, sparse, sparse, codes]
+    fields: list[Field] = [Packed(name), bits, bits, picked, sparse, sparse, codes]
     if feature.num_bits > 1:  # whatever the bits are, they are codes
         length, order = (feature.num_bits // 2,), sparse.bit_order
         fields.append(PrefixCodes(name, ["0", "10", "11"], length, [1, 0, 1], bit_order=order, dtype=dtype))
