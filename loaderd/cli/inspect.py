@@ -14,7 +14,16 @@ from loaderd.cli.parallel_scan import add_names, count, names_in, say
 from loaderd.cli.proposal import propose
 from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
 from loaderd.cli.sample import Sample, range_of, sample_shards
-from loaderd.cli.stored_records import StoredFormat, joined, kind_of, list_values, read_record, stored_in, stored_of
+from loaderd.cli.stored_records import (
+    StoredFormat,
+    count_sizes,
+    joined,
+    kind_of,
+    list_values,
+    read_record,
+    stored_in,
+    stored_of,
+)
 from loaderd.cli.verify import say_values, values_in
 from loaderd.decode.example import RecordFault, list_features
 from loaderd.errors import LoaderdError, OptionError
@@ -123,7 +132,7 @@ def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> None:
         if values is not None:
             say_values(values, with_values.num_passing, with_values.total_weight, count(index.num_records, "record"))
     if stored is not None:
-        _show_format(about, index, stored, arguments)
+        _show_format(about, file, index, stored, arguments)
         schema = stored.schema
     wants_record = (arguments.schema, arguments.record, arguments.png) != (None, None, None)
     if wants_record:
@@ -174,21 +183,24 @@ def _say_shard(about: dict[str, Any], index: ShardIndex) -> None:
 
 
 def _show_format(
-    about: dict[str, Any], index: ShardIndex, stored: StoredFormat, arguments: argparse.Namespace
+    about: dict[str, Any], file: ShardFile, index: ShardIndex, stored: StoredFormat, arguments: argparse.Namespace
 ) -> None:
     """What is known of records of a fixed size."""
     records = stored.records
+    by_size = count_sizes(file, index, records) if records.sizes else {records.record_bytes: index.num_records}
     kinds = {name: kind_of(records, name) for name in records}
     about |= {
-        "record_bytes": records.record_bytes,
+        "record_bytes": max(by_size, default=records.record_bytes),
         "schema": stored.named,
         "blocks": index.counts.tolist(),
         "features": {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in kinds.items()},
         "left_out": dict(stored.left_out),
     }
+    if records.sizes is not None:
+        about["records_by_bytes"] = by_size
     if arguments.json:
         return
-    say(f"Schema: {stored.named}; {records.record_bytes:,} bytes a record")
+    say(f"Schema: {stored.named}; {_in_words(by_size, records)}")
     if index.num_records:
         sizes = range_of(about["blocks"])
         say(f"{count(len(index.counts), 'member' if index.compression == 'tar' else 'block')} of {sizes} records")
@@ -199,6 +211,16 @@ def _show_format(
     _show_table([("feature", "type", "shape"), *rows])
     for name, why in stored.left_out.items():
         say(f"{readable_line(name)} is left out: {readable_line(why)}")
+
+
+def _in_words(by_size: dict[int, int], records: FixedRecords) -> str:
+    if records.sizes is None or not by_size:
+        return f"{' or '.join(f'{size:,}' for size in records.all_sizes)} bytes a record"
+    name, sizes = records.sizes
+    values = {size: value for value, size in sizes.items()}
+    return ", ".join(
+        f"{count(number, 'record')} of {name} {values[size]} ({size:,} bytes)" for size, number in by_size.items()
+    )
 
 
 def _show_sample(about: dict[str, Any], sample: Sample, arguments: argparse.Namespace) -> None:

@@ -143,11 +143,24 @@ def read_record(
     raise AssertionError("a reader delivers what is in a block, or the damage")
 
 
+def count_sizes(file: ShardFile, index: ShardIndex, records: FixedRecords) -> dict[int, int]:
+    """How many healthy records there are of each size, in bytes."""
+    counts: dict[int, int] = {}
+    with closing(FixedBlockReader(records, [file], [index.compression])) as reader:
+        for position in range(len(index.counts)):
+            block = Block(0, *index.block(position))
+            size = reader.size_in(block)
+            counts[size] = counts.get(size, 0) + block.num_records
+    return dict(sorted(counts.items()))
+
+
 def list_values(records: FixedRecords, record: bytes) -> dict[str, Listed]:
     """The values of a record under each name; of packed bits, the bytes."""
-    row = np.frombuffer(record, records.dtype)[0]
+    row = np.frombuffer(record.ljust(records.record_bytes, b"\0"), records.dtype)[0]
     found = {}
     for name in records:
+        if records.offset_of(name) >= len(record):  # it is of an older version
+            continue
         values = np.asarray(row[name])
         is_bytes = name in records.bits or values.dtype.kind in "SV"
         if values.dtype.kind in "mM":

@@ -21,9 +21,7 @@ class FixedParser:
     def __init__(self, schema: Schema) -> None:
         assert schema.records is not None
         self._records = schema.records
-        runs = _runs(self._records, schema.row_dtype)
-        template = Template(self._records.record_bytes, schema.row_bytes, [], runs, [], [])
-        self._putter = row_putter([template])
+        self._putter = row_putter([_template(schema, self._records, size) for size in self._records.all_sizes])
         self._most: dict[str, int] = {}
         for name, each in self._records.items():
             counted = self._records[each.feature] if isinstance(each, Length) else None
@@ -38,19 +36,34 @@ class FixedParser:
         out: Bytes,
         places: npt.NDArray[np.intp],
     ) -> list[RecordFault]:
-        """As ``RowParser.parse``; all ``lengths`` must be ``schema.records.record_bytes``."""
+        """As ``RowParser.parse``; all ``lengths`` must be among ``schema.records.all_sizes``."""
         assert buffer.flags.c_contiguous and out.flags.c_contiguous
         starts, lengths, places = (np.ascontiguousarray(each, np.int64) for each in (starts, lengths, places))
         left = self._putter.put(Memory(buffer, starts, lengths, out, places))
         assert not len(left), "records of another size"
-        is_checked = self._records.expect or self._most
-        return self._faults(buffer, starts, np.flatnonzero(places >= 0)) if is_checked else []
+        is_checked = self._records.expect or self._records.sizes is not None or self._most
+        return self._faults(buffer, starts, lengths, np.flatnonzero(places >= 0)) if is_checked else []
 
     def _faults(
-        self, buffer: Bytes, starts: npt.NDArray[np.int64], wanted: npt.NDArray[np.intp]
+        self,
+        buffer: Bytes,
+        starts: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        wanted: npt.NDArray[np.intp],
     ) -> list[RecordFault]:
         faults: dict[int, RecordFault] = {}
-        starts = starts[wanted]
+        starts, lengths = starts[wanted], lengths[wanted]
+        if self._records.sizes is not None:
+            name, sizes = self._records.sizes
+            values = _values(self._records, name, buffer, starts)
+            is_right = np.zeros(len(starts), np.bool_)
+            for value, size in sizes.items():
+                is_right |= (values == value) & (lengths == size)
+            for number in np.flatnonzero(~is_right).tolist():
+                length = int(lengths[number])
+                expected = next(value for value, size in sizes.items() if size == length)
+                record, of = int(wanted[number]), f"{name} {expected}, of {length:,} bytes"
+                faults[record] = RecordFault(record, of, f"{name} {values[number].tolist()}")
         for name, expected in self._records.expect.items():
             values = _values(self._records, name, buffer, starts)
             wrong = values != np.asarray(expected, values.dtype)
@@ -59,9 +72,10 @@ class FixedParser:
                 fault = RecordFault(record, f"{name} {expected}", f"{name} {values[number].tolist()}")
                 faults.setdefault(record, fault)
         for name, most in self._most.items():
-            found = _values(self._records, name, buffer, starts)
+            has = np.flatnonzero(lengths > self._records.offset_of(name))
+            found = _values(self._records, name, buffer, starts[has])
             for number in np.flatnonzero((found < 0) | (found > most)).tolist():
-                record = int(wanted[number])
+                record = int(wanted[has[number]])
                 faults.setdefault(record, RecordFault(record, f"{name} of 0 to {most}", f"{name} {found[number]}"))
         return [faults[record] for record in sorted(faults)]
 
@@ -75,11 +89,21 @@ def _values(records: FixedRecords, name: str, buffer: Bytes, starts: npt.NDArray
     return values
 
 
-def _runs(records: FixedRecords, row_dtype: np.dtype[Any]) -> list[tuple[int, int, int]]:
+def _template(schema: Schema, records: FixedRecords, size: int) -> Template:
+    """How records of ``size`` bytes become rows."""
+    row_dtype, lacking = schema.row_dtype, records.lacking(size)
+    assert row_dtype.fields is not None
+    fills = [(row_dtype.fields[name][1], np.frombuffer(data, np.uint8)) for name, data in lacking.items()]
+    return Template(size, schema.row_bytes, [], _runs(records, row_dtype, size), [], fills)
+
+
+def _runs(records: FixedRecords, row_dtype: np.dtype[Any], size: int) -> list[tuple[int, int, int]]:
     """(offset in the row, offset in the record, bytes) of each copy; neighbours in both are copied as one."""
     assert row_dtype.fields is not None
     runs: list[tuple[int, int, int]] = []
     for name, feature in records.items():
+        if records.offset_of(name) >= size:
+            continue
         row_offset, offset = row_dtype.fields[name][1], records.offset_of(name)
         if runs:
             before_row, before, num_bytes = runs[-1]

@@ -47,6 +47,7 @@ from loaderd.formats.kinds import (
 )
 from loaderd.kernels.crc import Bytes1D
 from loaderd.schema import FixedRecords
+from loaderd.schema.records import MOST_IN_FRONT
 from loaderd.storage.shard_file import Compression, ReadAt
 
 _MAGIC: dict[bytes, Compression] = {
@@ -90,32 +91,37 @@ def refuse_others(shard: str, content: Content, records: FixedRecords, start: in
 
     ``start``: where in the shard it begins. ``inside``: how it is wrapped, in words.
     """
-    expected = f"records of {records.record_bytes:,} bytes"
+    expected = " or ".join(f"{size:,}" for size in records.all_sizes)
+    expected = f"records of {expected} bytes"
     if kind := kind_of(content, records):
         raise refused(shard, kind, expected, start=start, inside=inside)
     if others := other_records(content, records):
         size_bytes, what = others
         found = f"records of {size_bytes:,} bytes with {what}" + (f", {inside}" if inside else "")
-        expected += f" with {', '.join(f'{name} {value}' for name, value in records.expect.items())}"
-        damage = Damage(shard, 0, start, expected, found, lost_bytes=-1)
+        damage = Damage(shard, 0, start, records.in_words, found, lost_bytes=-1)
         hint = "Give the files of the version that the schema is of, or a schema of these records (FixedRecords)."
-        raise ShardFormatError(f"{shard} holds {found}, and not {expected}", hint=hint, damage=damage)
+        raise ShardFormatError(f"{shard} holds {found}, and not {records.in_words}", hint=hint, damage=damage)
 
 
 def other_records(content: Content, records: FixedRecords) -> tuple[int, str] | None:
     """(bytes of a record, the values of ``expect`` in words), where ``content`` holds records of another version.
 
-    That is: the first record contradicts ``expect``, and what it has there comes again at all multiples of another
-    size, which divides the whole. None where this does not add up, so that it may be damage.
+    That is: the first record contradicts ``expect`` or ``sizes``, or the second one does, and what the first one has
+    there comes again at all multiples of another size, which divides the whole. None where this does not add up, so
+    that it may be damage.
     """
     assert records.dtype.fields is not None
-    spans = [(records.offset_of(name), records.dtype.fields[name][0].itemsize) for name in records.expect]
+    names = [*([] if records.sizes is None else [records.sizes[0]]), *records.expect]
+    spans = [(records.offset_of(name), records.dtype.fields[name][0].itemsize) for name in names]
     end = max((begin + length for begin, length in spans), default=0)
     sample = content.at(0, sample_bytes(records)) if spans else b""
     first = sample[: records.record_bytes].ljust(records.record_bytes, b"\0")
     held = b"".join(first[begin : begin + length] for begin, length in spans)
+    known_bytes = records.size_in(sample)
+    second = sample[known_bytes : known_bytes + end]
+    fits = not records.contradiction(first) and (len(second) < end or not records.contradiction(second))
     # What is filled with one byte is no version: a disk that fails gives zeros.
-    if len(sample) < end or len(set(held)) == 1 or not records.contradiction(first):
+    if len(sample) < end or len(set(held)) == 1 or fits:
         return None
     data = np.frombuffer(sample, np.uint8)
     again = np.ones(len(data) - end + 1, bool)
@@ -123,15 +129,23 @@ def other_records(content: Content, records: FixedRecords) -> tuple[int, str] | 
         for place in range(begin, begin + length):
             again &= data[place : place + len(again)] == data[place]
     sizes = [size for size in np.flatnonzero(again)[1:].tolist() if size >= end and again[::size].all()]
-    size_bytes = next((size for size in sizes if not (content.size_bytes or 0) % size), records.record_bytes)
+    size_bytes = next((size for size in sizes if not (content.size_bytes or 0) % size), known_bytes)
     row = np.frombuffer(first, records.dtype)[0]
-    what = ", ".join(f"{name} {np.asarray(row[name]).tolist()}" for name in records.expect)
-    return (size_bytes, what) if size_bytes % records.record_bytes else None
+    what = ", ".join(f"{name} {np.asarray(row[name]).tolist()}" for name in names)
+    return (size_bytes, what) if size_bytes % known_bytes else None
 
 
 def sample_bytes(records: FixedRecords) -> int:
     """How many bytes from the front of a stream are enough to tell what it holds: some records."""
-    return min(max(HEAD_BYTES, 4 * records.record_bytes), _PIECE_BYTES)
+    return min(max(HEAD_BYTES, MOST_IN_FRONT * records.record_bytes), _PIECE_BYTES)
+
+
+def size_in_stream(stream: ByteStream, records: FixedRecords) -> int:
+    """Bytes of each record of a stream, which is read for it, from its front."""
+    if records.sizes is None:
+        return records.record_bytes
+    sample = memoryview(bytearray(sample_bytes(records)))
+    return records.size_in(sample[: stream.fill(sample)])
 
 
 def part_of(read_at: ReadAt, start: int, num_bytes: int) -> ReadAt:
@@ -173,6 +187,7 @@ def scan_fixed(
     shard: str,
     stream: ByteStream,
     records: FixedRecords,
+    size: int,
     first_record: int,
     first_offset: int,
     multiple_of: int = 1,
@@ -180,10 +195,10 @@ def scan_fixed(
 ) -> Iterator[RecordChunk | Damage]:
     """The whole records of a stream, in order, and at the end a Damage if the stream is cut or damaged.
 
-    The stream stands at record ``first_record`` of the shard, ``first_offset`` bytes from its start. ``multiple_of``:
-    so is the number of records of each piece but the last. Behind ``most_records``, nothing is read.
+    The stream stands at record ``first_record`` of the shard, ``first_offset`` bytes from its start. ``size``: bytes
+    of each record. ``multiple_of``: so is the number of records of each piece but the last. Behind ``most_records``,
+    nothing is read.
     """
-    size = records.record_bytes
     unit_bytes = multiple_of * size
     buffer: Bytes1D = np.empty(max(1, _PIECE_BYTES // unit_bytes) * unit_bytes, dtype=np.uint8)
     record, offset, left, contradiction = first_record, first_offset, 0, ""

@@ -25,6 +25,7 @@ from loaderd.formats.fixed import (
     inflate_records,
     open_fixed,
     scan_fixed,
+    size_in_stream,
 )
 from loaderd.formats.framing import RecordChunk
 from loaderd.formats.inflate import MAX_WHOLE_BYTES
@@ -70,7 +71,7 @@ class FixedBlockReader(Reader):
         self._left.clear()
 
     def crc_of(self, piece: RecordChunk, crc: int) -> int:
-        return crc32c(piece.buffer[: piece.num_records * self._records.record_bytes].data, crc)
+        return crc32c(piece.buffer[: piece.ends[-1]].data, crc)
 
     def memory_bytes(self, block: Block) -> int:
         stored = 0 if self._is_plain(block) else block.stored_range[1]
@@ -80,7 +81,7 @@ class FixedBlockReader(Reader):
         """Only these records of a plain shard, the whole block of any other, and of one that has a CRC."""
         if block.crc is not None or not self._is_plain(block):
             return block
-        size = self._records.record_bytes
+        size = self._size_of(block)
         return Block(
             block.shard,
             block.offset + first * size,
@@ -90,35 +91,57 @@ class FixedBlockReader(Reader):
             b"",
         )
 
+    def size_in(self, block: Block) -> int:
+        """Bytes of each of its records: of a compressed block, its front is read for it."""
+        size, compression = self._size_of(block), self._compression_of(block)
+        if self._knows_size(block) or compression in TABLES or isinstance(compression, Damage):
+            return size
+        with self._inflating():
+            return size_in_stream(self._stream(block, compression, size), self._records)
+
     def can_read_together(self, block: Block) -> bool:
         return self._compressions[block.shard] not in TABLES and self.memory_bytes(block) <= MAX_WHOLE_BYTES
 
     def read_together(self, blocks: list[Block]) -> tuple[Bytes1D, Ends] | None:
         """As in ``Reader``; None where a compressed block is damaged: :meth:`read` will say how."""
-        size = self._records.record_bytes
-        bounds = [0, *itertools.accumulate(block.num_records * size for block in blocks)]
+        counts = [block.num_records for block in blocks]
+        # How long the records of a compressed block are, its content tells: there is room for the longest ones.
+        stored: dict[int, memoryview] = {
+            number: memoryview(bytearray(block.num_bytes))
+            for number, block in enumerate(blocks)
+            if not self._knows_size(block)
+        }
+        sizes = [self._size_of(block) for block in blocks]
+        bounds = [0, *itertools.accumulate(count * size for count, size in zip(counts, sizes, strict=True))]
         if len(self._buffer) < bounds[-1]:
             self._buffer = np.empty(bounds[-1], dtype=np.uint8)
         view = self._buffer.data
         places = [view[start:stop] for start, stop in itertools.pairwise(bounds)]
-        stored: dict[int, memoryview] = {
-            number: memoryview(bytearray(block.num_bytes))
-            for number, block in enumerate(blocks)
-            if not self._is_plain(block) and block.point is None
-        }
         if not self._read_bytes(blocks, lambda number: stored.get(number, places[number])):
             return None
+        stop = 0
         with self._inflating():
-            for number, data in stored.items():
-                place = places[number]
-                inflated = inflate_records(data, len(place) + size - 1)  # the last record may be cut
-                if inflated is None or len(inflated) < len(place):
-                    return None
-                place[:] = memoryview(inflated)[: len(place)]
-        for block, place in zip(blocks, places, strict=True):
-            if block.crc is not None:
-                self._check_content(block, crc32c(place))
-        return self._buffer, np.arange(bounds[-1] // size + 1, dtype=np.int64) * size
+            for number, (block, count) in enumerate(zip(blocks, counts, strict=True)):
+                start = stop
+                if number in stored:
+                    # The last record may be cut.
+                    inflated = inflate_records(stored[number], (count + 1) * self._records.record_bytes - 1)
+                    if inflated is None:
+                        return None
+                    sizes[number] = self._records.size_in(inflated)
+                    if not count * sizes[number] <= len(inflated) < (count + 1) * sizes[number]:
+                        return None
+                    stop = start + count * sizes[number]
+                    view[start:stop] = memoryview(inflated)[: stop - start]
+                else:
+                    stop = start + len(places[number])
+                    if start < bounds[number]:  # behind records that are not the longest
+                        view[start:stop] = places[number]
+                if block.crc is not None:
+                    self._check_content(block, crc32c(view[start:stop]))
+        ends = np.zeros(sum(counts) + 1, np.int64)
+        np.cumsum(np.repeat(sizes, counts), out=ends[1:])
+        return self._buffer, ends
 
     def read(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
         """As in ``Reader``. A cut costs the records behind it, up to the end of the block."""
@@ -183,19 +206,20 @@ class FixedBlockReader(Reader):
         self._table = opened
 
     def _read_stream(self, block: Block, first: int, stop: int) -> Iterator[RecordChunk | Damage]:
-        uri, size, is_plain = self._files[block.shard].uri, self._records.record_bytes, self._is_plain(block)
+        uri, is_plain = self._files[block.shard].uri, self._is_plain(block)
         compression = self._compression_of(block)
         if isinstance(compression, Damage):
             yield from self._lost(block, first, stop, replace(compression, lost_bytes=0))
             return
+        size = self.size_in(block)
         # Only the end shows whether it is garbled. One too large to be read twice was checked when it was indexed.
         if not is_plain and block.point is None and self.can_read_together(block):
-            whole = self._stream(block, compression)
+            whole = self._stream(block, compression, size)
             whole.skip(ALL_BYTES)
             if whole.is_garbled and whole.damage is not None:
                 yield from self._lost(block, first, stop, replace(whole.damage, lost_bytes=0))
                 return
-        stream = self._stream(block, compression)
+        stream = self._stream(block, compression, size)
         with self._inflating():
             stream.skip(first * size)
         # Offsets count from the start of a compressed stream, or of a plain file.
@@ -208,6 +232,7 @@ class FixedBlockReader(Reader):
             uri,
             stream,
             self._records,
+            size,
             block.first_record + first,
             start + first * size,
             most_records=most_records,
@@ -247,9 +272,17 @@ class FixedBlockReader(Reader):
             return "none" if compression in PLAIN else compression
         return compression_of_member(uri, self._read_at(block.shard), block.offset, block.num_bytes)
 
-    def _stream(self, block: Block, compression: Compression) -> ByteStream:
-        uri, size = self._files[block.shard].uri, self._records.record_bytes
-        read_at = self._read_at(block.shard)
+    def _knows_size(self, block: Block) -> bool:
+        """Whether ``num_bytes`` are those of the records as they are read, and not of a compressed stream."""
+        return self._is_plain(block) or block.point is not None
+
+    def _size_of(self, block: Block) -> int:
+        """Bytes of each record of a block; where they can be seen in its content alone, the most."""
+        size = block.num_bytes // max(1, block.num_records) if self._knows_size(block) else 0
+        return size if size in self._records.all_sizes else self._records.record_bytes
+
+    def _stream(self, block: Block, compression: Compression, size: int) -> ByteStream:
+        uri, read_at = self._files[block.shard].uri, self._read_at(block.shard)
         if block.point is not None:
             stream = open_stream(uri, read_at, compression, self._on_read, size, block.point)
             stream.skip(block.offset - block.point.offset)

@@ -28,6 +28,7 @@ from loaderd.formats.fixed import (
     refuse_others,
     sample_bytes,
     scan_fixed,
+    size_in_stream,
 )
 from loaderd.formats.framing import RecordChunk
 from loaderd.formats.inflate import MAX_WHOLE_BYTES
@@ -67,7 +68,8 @@ def build_fixed_index(
         elif compression == "npy":
             builder.add_npy()
         elif compression == "none":
-            builder.add_plain(0, file.size_bytes)
+            size = size_in_stream(builder.stream(0, file.size_bytes, "none"), records)
+            builder.add_plain(0, file.size_bytes, size)
         else:
             builder.add_compressed(0, file.size_bytes, compression)
         opened.check_unchanged()
@@ -96,18 +98,18 @@ class _FixedIndexBuilder:
         start, stated = npy.rows_in(self._file, self._read_at, self._records)
         size, left = self._records.record_bytes, self._file.size_bytes - start
         count = min(stated, left // size)
-        self.add_plain(start, count * size)
+        self.add_plain(start, count * size, size)
         left -= count * size
         if count < stated or left:
             found = f"{count} rows and {left} bytes" if count < stated else f"{left} bytes behind them"
             expected = f"{stated} rows, as the array's header says"
             self._add_damage(Damage(self._file.uri, 0, start + count * size, expected, found, lost_bytes=left), "")
 
-    def add_plain(self, start: int, num_bytes: int) -> None:
-        """Add the records in a part of the file, one behind the other."""
-        size = self._records.record_bytes
-        stream = self._stream(start, num_bytes, "none")
-        for piece in scan_fixed(self._file.uri, stream, self._records, 0, start, multiple_of=self._block_records):
+    def add_plain(self, start: int, num_bytes: int, size: int) -> None:
+        """Add the records in a part of the file, of ``size`` bytes each, one behind the other."""
+        stream = self.stream(start, num_bytes, "none")
+        most = self._block_records
+        for piece in scan_fixed(self._file.uri, stream, self._records, size, 0, start, multiple_of=most):
             if isinstance(piece, Damage):
                 self._add_damage(piece, "")
                 continue
@@ -121,16 +123,20 @@ class _FixedIndexBuilder:
     def add_compressed(self, start: int, num_bytes: int, compression: Compression, of: str = "") -> None:
         """Add what a part of the file holds; ``of``: in words, the member of a tar that it is, if it is one."""
         whole = self._whole_records(start, num_bytes)
-        if self._is_other(whole, start, num_bytes, compression, of):
+        if whole is not None:
+            content = Content.of_bytes(whole.data, is_whole=True)
+        else:
+            content = front_of(self.stream(start, num_bytes, compression), sample_bytes(self._records))
+        if self._is_other(content, start, compression, of):
             return
-        digest, size = self._digest, self._records.record_bytes
+        digest, size = self._digest, self._records.size_in(content.at(0, sample_bytes(self._records)))
         stream: ByteStream | None = None
         pieces: Iterable[RecordChunk | Damage]
         if whole is not None:
             pieces = [fixed_piece(whole, len(whole) // size, size, 0, self._next_record)]
         else:
-            stream = self._stream(start, num_bytes, compression, finds_points=not of)
-            pieces = scan_fixed(self._file.uri, stream, self._records, self._next_record, 0)
+            stream = self.stream(start, num_bytes, compression, size, finds_points=not of)
+            pieces = scan_fixed(self._file.uri, stream, self._records, size, self._next_record, 0)
         count = crc = 0
         damage = None
         blocks = _PointedBlocks(size, [0] if stream is None else stream.point_offsets or [0])
@@ -155,8 +161,11 @@ class _FixedIndexBuilder:
             self._add_damage(damage, of)
         self._on_read(start + num_bytes)
 
-    def _stream(self, start: int, num_bytes: int, compression: Compression, finds_points: bool = False) -> ByteStream:
-        size = self._records.record_bytes
+    def stream(
+        self, start: int, num_bytes: int, compression: Compression, size: int = 0, finds_points: bool = False
+    ) -> ByteStream:
+        """A part of the file; ``size``: bytes of a record; 0: not known yet."""
+        size = size or self._records.record_bytes
         return open_fixed(
             self._file.uri, self._read_at, start, num_bytes, compression, size, self._on_read, finds_points
         )
@@ -179,18 +188,13 @@ class _FixedIndexBuilder:
         add_damage(self._damages, replace(damage, record=self._next_record, found=found))
         self._next_record += 1
 
-    def _is_other(self, whole: Bytes1D | None, start: int, num_bytes: int, compression: Compression, of: str) -> bool:
+    def _is_other(self, content: Content, start: int, compression: Compression, of: str) -> bool:
         """Whether a compressed member of a tar holds a file of another kind, and is noted as damage.
 
-        Raises ShardFormatError where it is no member, but the whole shard. ``whole``: all that it holds, if known.
+        Raises ShardFormatError where it is no member, but the whole shard. ``content``: what it holds.
         """
-        shard, records = self._file.uri, self._records
-        if whole is not None:
-            content = Content.of_bytes(whole.data, is_whole=True)
-        else:
-            content = front_of(self._stream(start, num_bytes, compression), sample_bytes(records))
         try:
-            refuse_others(shard, content, records, start, f"compressed with {compression}")
+            refuse_others(self._file.uri, content, self._records, start, f"compressed with {compression}")
         except ShardFormatError as error:
             if not of:
                 raise
@@ -207,7 +211,7 @@ class _FixedIndexBuilder:
         stored = memoryview(bytearray(num_bytes))
         self._read_at(start, stored)
         data = inflate_records(stored, MAX_WHOLE_BYTES)
-        if data is None or len(data) % self._records.record_bytes:
+        if data is None or len(data) % self._records.size_in(data):
             return None
         return np.frombuffer(data, dtype=np.uint8)
 

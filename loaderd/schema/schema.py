@@ -281,6 +281,7 @@ class Schema:
             text += repr((self.records.record_bytes, [self.records.offset_of(name) for name in self.records]))
             if self.records.padded:  # without what is not given: fingerprints of schemas are older than it
                 text += repr(sorted(self.records.padded.items()))
+            text += "" if self.records.sizes is None else repr((self.records.sizes, dict(self.records.fill)))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
