@@ -4,7 +4,8 @@ A loader has a schema, which says what records are. A command that looks at shar
 
 - **TFRecord**, plain, GZIP or ZLIB, by the CRC of the first length;
 - **KataGo's** npz by the names of their arrays, and board and targets by their shapes;
-- **Leela Chess Zero's** games, plain, compressed or in a tar, by the version that the first record begins with;
+- **Leela Chess Zero's** games, plain, compressed or in a tar, by the version and the input format that the first
+  record begins with;
 - **boards of NNUE trainers and of shogi, and Ceres' records**, in the same files, by what the first 32 records hold.
 """
 
@@ -31,7 +32,7 @@ from loaderd.kernels.crc import HEADER_BYTES
 from loaderd.schema import Feature, FixedRecords, Raw, Schema
 from loaderd.schemas import ceres, nnue, shogi
 from loaderd.schemas.kata import METADATA, NUM_TARGETS, Q_VALUES, katago
-from loaderd.schemas.leela import lc0
+from loaderd.schemas.leela import INPUT_FORMATS, SIZES, lc0
 from loaderd.storage.access import Access
 from loaderd.storage.files import OpenFile, open_shard
 from loaderd.storage.shard_file import TABLES, Compression, ShardFile
@@ -143,16 +144,17 @@ def num_rows_of(file: ShardFile, records: FixedRecords | None) -> int:
 
 
 def _detect_lc0(opened: OpenFile, file: ShardFile, wrapping: Compression) -> tuple[Schema, str] | None:
-    schema = lc0()
-    assert schema.records is not None
-    size = schema.records.record_bytes
     place = (0, file.size_bytes, wrapping) if wrapping != "tar" else _first_member(opened, file)
-    if place is None or (wrapping == "none" and file.size_bytes % size):
+    if place is None:
         return None
     head = bytearray(HEADER_BYTES)
-    got = open_fixed(file.uri, opened.read_at, *place, size).read_into(memoryview(head))
-    is_lc0 = got >= 4 and int.from_bytes(head[:4], "little") == schema.records.expect["version"]
-    return (schema, "loaderd.schemas.lc0()") if is_lc0 and not is_frame(head) else None
+    got = open_fixed(file.uri, opened.read_at, *place, max(SIZES.values())).read_into(memoryview(head))
+    version, input_format = (int.from_bytes(head[start : start + 4], "little") for start in (0, 4))
+    size = SIZES.get(version)
+    if got < len(head) or size is None or is_frame(head) or (wrapping == "none" and file.size_bytes % size):
+        return None
+    option = f"input_format={input_format}" if input_format in INPUT_FORMATS and input_format != 1 else ""
+    return lc0(input_format=input_format if option else 1), f"loaderd.schemas.lc0({option})"
 
 
 def _detect_boards(opened: OpenFile, file: ShardFile, wrapping: Compression) -> tuple[Schema, str] | None:

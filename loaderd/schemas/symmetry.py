@@ -41,7 +41,7 @@ def board_symmetry(
     Symmetry t of 0…7 mirrors left and right (``np.flip`` of the columns) if t >= 4, and then turns by t % 4 quarters
     as ``np.rot90`` does. ``symmetries`` are those to choose from, all equally likely. For chess, ``(0, 4)`` allows a
     mirror but no turns. That does not fit castling rights or moves by name, which need functions of their own; for
-    the boards of Leela Chess Zero, use ``loaderd.schemas.lc0(symmetries=(0, 4))``.
+    the boards of Leela Chess Zero, use ``loaderd.schemas.lc0(symmetries=(0, 1))``.
 
     Fields of the same ``stream`` and ``symmetries`` are turned alike. To turn another field with them, write
     ``Derived(function, …, random=stream)``: ``random.integers(0, len(symmetries))``, drawn first, gives the index in

@@ -9,7 +9,7 @@ import pyarrow.fs
 import pytest
 
 import loaderd
-from loaderd.schemas.leela import RECORD
+from loaderd.schemas.leela import RECORD_V6
 
 ray = pytest.importorskip("ray", reason="loaderd_ray needs Ray: make test-ray installs it")
 
@@ -72,7 +72,7 @@ def test_a_cache_that_cannot_be_kept_is_an_error(cluster, shards, numbered_schem
 
 def test_records_of_fixed_size(cluster, tmp_path):
     """Told by the data set's schema, by a schema that is given, and by what the shards hold."""
-    games = np.zeros(30, RECORD)
+    games = np.zeros(30, RECORD_V6)
     games["version"], games["input_format"] = 6, 1
     for number in range(3):
         (tmp_path / f"{number}.gz").write_bytes(gzip.compress(games.tobytes()))

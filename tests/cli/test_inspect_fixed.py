@@ -46,7 +46,7 @@ def inspected(capsys: Capture, *arguments: Any) -> dict[str, Any]:
 
 
 def leela_game(num_records: int) -> bytes:
-    records = np.zeros(num_records, leela.RECORD)
+    records = np.zeros(num_records, leela.RECORD_V6)
     records["version"], records["input_format"], records["plies_left"] = 6, 1, np.arange(num_records)
     records["planes"][:, 0] = 0x80
     return gzip.compress(records.tobytes())
@@ -233,7 +233,7 @@ raw = loaderd.Schema(
         (["cut.npz"], "expected a whole npz"),
         (["unequal.npz"], "rows: {'a': 3, 'b': 4}"),
         (["value.npz"], "expected arrays with one row a record, found no rows, but a single value in each of ['a']"),
-        (["old.gz", "--record", "0"], "expected version 6, found version 5"),
+        (["old.gz", "--record", "0"], "expected version 6, of 8,356 bytes, found version 5"),
     ],
 )
 def test_what_cannot_be_shown_is_said(
@@ -241,7 +241,7 @@ def test_what_cannot_be_shown_is_said(
 ):
     monkeypatch.chdir(tmp_path)
     Path("a.gz").write_bytes(leela_game(3))
-    old = np.zeros(2, leela.RECORD)
+    old = np.zeros(2, leela.RECORD_V6)
     old["version"] = 6, 5
     Path("old.gz").write_bytes(gzip.compress(old[::-1].tobytes()))
     np.savez("unequal.npz", a=np.zeros(3), b=np.zeros(4))

@@ -191,7 +191,7 @@ def test_ctrl_c_ends_it_at_once_and_quietly(tmp_path: Path, command: str):
 
 def write_game(folder: Path, count: int = 20) -> Path:
     """A gzip file of records of Leela Chess Zero; all but versions and counts is zeros."""
-    records = np.zeros(count, leela.RECORD)
+    records = np.zeros(count, leela.RECORD_V6)
     records["version"], records["input_format"], records["rule50_count"] = 6, 1, np.arange(count)
     path = folder / "game.gz"
     path.write_bytes(gzip.compress(records.tobytes()))

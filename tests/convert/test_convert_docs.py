@@ -23,7 +23,7 @@ def test_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "shogi", raising=False)
-    games = np.zeros(9, leela.RECORD)
+    games = np.zeros(9, leela.RECORD_V6)
     games["version"], games["input_format"] = 6, 1
     game = tmp_path / "game.gz"
     game.write_bytes(gzip.compress(games.tobytes()))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import self_play
 
-from loaderd.schemas.leela import RECORD
+from loaderd.schemas.leela import RECORD_V6
 
 Start = Any  # of conftest.py: start("go/train.py", *arguments)
 
@@ -34,7 +34,7 @@ def test_lc0_plays_and_a_net_learns_of_it(start: Start, tmp_path: Path) -> None:
     assert sorted(path.name for path in games.iterdir()) == ["train-000.tar", "validation-000.tar"]
     with tarfile.open(games / "train-000.tar") as tar:
         files = [tar.extractfile(member) for member in tar]
-        records = sum(len(gzip.decompress(file.read())) // RECORD.itemsize for file in files if file is not None)
+        records = sum(len(gzip.decompress(file.read())) // RECORD_V6.itemsize for file in files if file is not None)
     size = ["--batch-size", 64, "--epochs", 1, "--filters", 8, "--blocks", 1]
     with start("lc0/train.py", "--data", games, "--out", run, *size) as training:
         printed = training.end()
