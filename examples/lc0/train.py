@@ -1,5 +1,8 @@
 """Trains a small residual network with a policy and a value head on Leela Chess Zero's own files, with ``model.fit``.
 
+The value is that of the search (``targets="root"``), which says something else of each position. The game's result is
+the same for all of them: a net that sees a few hundred games learns by heart which position belongs to which.
+
     python make_tars.py --out games
     python train.py --data games --out run
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +47,27 @@ def main() -> None:
 
     backup, history_file = args.out / "backup", args.out / "history.csv"
     resumes = tf.train.latest_checkpoint(str(backup)) is not None  # deleted when a training has come to its end
+    began_s = time.perf_counter()
     history = model.fit(
         train,
         epochs=args.epochs,
         validation_data=validation,
         callbacks=[
             keras.callbacks.CSVLogger(history_file, append=resumes),
-            loaderd_tf.BackupAndRestore(backup, train, save_freq=20),
+            loaderd_tf.BackupAndRestore(backup, train, save_freq=100),
         ],
         shuffle=False,  # loaderd has shuffled
         verbose=2,
     ).history
+    seconds = time.perf_counter() - began_s
     after = {name.removeprefix("val_"): values[-1] for name, values in history.items() if name.startswith("val_")}
     print(f"before: {in_words(before)}")
     print(f"after:  {in_words(after)}")
+    found = train.statistics()
+    print(
+        f"{found.records_delivered / seconds:,.0f} positions/s, validation included; "
+        f"{found.wait_s / seconds:.0%} of the time went into waiting for batches"
+    )
     model.save(args.out / "model.keras")
     draw(args.out / "curve.png", history_file, before)
     print(f"model: {args.out}/model.keras, curve: {args.out}/curve.png")
@@ -80,7 +91,7 @@ def parse_arguments() -> argparse.Namespace:
 def open_games(tars: Path, batch_size: int, **options: Any) -> tf.data.Dataset:
     """Batches of (planes, (policy, wdl)): float32, (batch, 112, 8, 8), (batch, 1858) and (batch, 3)."""
     return loaderd_tf.make_dataset(
-        str(tars), loaderd.schemas.lc0(), batch_size=batch_size, structure=STRUCTURE, **options
+        str(tars), loaderd.schemas.lc0(targets="root"), batch_size=batch_size, structure=STRUCTURE, **options
     )
 
 
@@ -98,14 +109,14 @@ def build_model(filters: int, blocks: int) -> keras.Model:
         y = convolve(layers.ReLU()(convolve(x, filters)), filters)
         x = layers.ReLU()(layers.Add()([x, y]))
     of_moves = layers.Flatten()(layers.ReLU()(convolve(x, 8, size=1)))
-    of_result = layers.Flatten()(layers.ReLU()(convolve(x, 4, size=1)))
+    of_value = layers.Flatten()(layers.ReLU()(convolve(x, 4, size=1)))
     policy = layers.Dense(NUM_MOVES, name="policy")(of_moves)
-    value = layers.Dense(3, name="value")(layers.Dense(32, activation="relu")(of_result))
+    value = layers.Dense(3, name="value")(layers.Dense(32, activation="relu")(of_value))
     model = keras.Model(planes, [policy, value])
     model.compile(
         optimizer=keras.optimizers.Adam(1e-3),
         loss=[policy_loss, keras.losses.CategoricalCrossentropy(from_logits=True)],
-        metrics=[[best_move], [keras.metrics.CategoricalAccuracy(name="result")]],
+        metrics=[[best_move], [keras.metrics.CategoricalAccuracy(name="side")]],
     )
     return model
 
@@ -126,7 +137,7 @@ def in_words(found: dict[str, float]) -> str:
     loss_policy, loss_value = found["policy_loss"], found["value_loss"]
     return (
         f"loss of the policy {loss_policy:.3f}, of the value {loss_value:.3f}; "
-        f"the best move {found['policy_best_move']:.1%}, the result {found['value_result']:.1%}"
+        f"the best move {found['policy_best_move']:.1%}, the better side {found['value_side']:.1%}"
     )
 
 
