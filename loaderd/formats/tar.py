@@ -5,7 +5,8 @@ skipped: folders, links, a LICENSE, and the files ``._NAME`` that macOS adds bes
 compressed, so that a member can be read where it is.
 
 A member is a header of 512 bytes, and its data, filled up to whole blocks of 512. A name or a size that does not fit
-in the header comes in a member of its own in front: ``L`` (GNU), or ``x`` and ``g`` (PAX, POSIX.1-2001).
+in the header comes in a member of its own in front: ``L`` (GNU), or ``x`` and ``g`` (PAX, POSIX.1-2001). Of a sparse
+file (``S``, or PAX), the tar has no holes: one that has any is damage, because its bytes do not lie together.
 
 The headers are read here, and not by ``tarfile``. That follows a size below 0 back to where it was (CVE-2025-8194),
 takes minutes for some headers of 200 KB (CVE-2024-6232), and recurses for each header in front of another. Here each
@@ -41,7 +42,10 @@ _IN_FRONT = (_LONG_NAME, _LONG_LINK, *_PAX, _PAX_OF_ALL)
 # Linux has paths of up to 4 KiB, and attributes of up to 64 KiB.
 _MOST_IN_FRONT_BYTES = 1 << 20
 _MOST_DIGITS = 20
+_REAL_SIZE = slice(483, 495)  # of a sparse file of GNU's
 _PATH, _SIZE, _SPARSE_PATH = b"path", b"size", b"GNU.sparse.name"
+_SPARSE_MAJOR, _SPARSE_SIZES = b"GNU.sparse.major", (b"GNU.sparse.realsize", b"GNU.sparse.size")
+_KNOWN = (_PATH, _SIZE, _SPARSE_PATH, _SPARSE_MAJOR, *_SPARSE_SIZES)
 
 
 class Member(NamedTuple):
@@ -73,7 +77,8 @@ def find_members(
             if offset - said > _BUFFER_BYTES:
                 said = offset
                 on_read(offset)
-            name, kind, size = _parse(block, of_all | of_next)
+            extended = of_all | of_next
+            name, kind, size = _parse(block, extended)
             start = offset + _BLOCK_BYTES
             if kind == _SPARSE:
                 start = _behind_sparse_map(reader, block, start)
@@ -93,7 +98,14 @@ def find_members(
                 continue
             of_next = {}
             if kind in _FILES and _holds_records(name):
-                yield Member(name, start, min(stop, size_bytes) - start)
+                if extended.get(_SPARSE_MAJOR) == b"1":
+                    start += _map_bytes(_read(reader, start, min(size, _MOST_IN_FRONT_BYTES, size_bytes - start)))
+                whole = _real_size(block, kind, extended)
+                if whole is not None and whole != stop - start:
+                    without = f"{whole:,} bytes of {shown(name, 200)}, without holes (tar without --sparse)"
+                    yield Damage(shard, 0, start, without, f"{stop - start:,} bytes", lost_bytes=stop - start)
+                else:
+                    yield Member(name, start, min(stop, size_bytes) - start)
     except ValueError as error:  # of a header that is none
         expected = "a member of the tar, or the zeros at its end"
         yield Damage(shard, 0, offset, expected, str(error), lost_bytes=-1)
@@ -126,6 +138,24 @@ def _behind_sparse_map(reader: io.BufferedReader[FileReader], header: bytes, sta
         goes_on = _read(reader, start, _BLOCK_BYTES)[504]
         start += _BLOCK_BYTES
     return start
+
+
+def _map_bytes(data: bytes) -> int:
+    """Bytes of the map in front of the data of a sparse file (PAX 1.0): how many pieces, then two numbers of each."""
+    pieces = _decimal(data.partition(b"\n")[0])
+    lines = data.split(b"\n", 2 * min(pieces, len(data)) + 1)
+    if len(lines) < 2 * pieces + 2:
+        raise ValueError(f"a map of {pieces} pieces of a sparse file")
+    num_bytes = len(data) - len(lines[-1])
+    return num_bytes + -num_bytes % _BLOCK_BYTES
+
+
+def _real_size(block: bytes, kind: bytes, extended: dict[bytes, bytes]) -> int | None:
+    """How large a sparse file is with its holes; None: it is not sparse."""
+    if kind == _SPARSE:
+        return _number(block[_REAL_SIZE])
+    said = next((extended[name] for name in _SPARSE_SIZES if name in extended), None)
+    return None if said is None else _decimal(said)
 
 
 def _parse(block: bytes, extended: dict[bytes, bytes]) -> tuple[str, bytes, int]:
@@ -168,7 +198,7 @@ def _decimal(digits: bytes) -> int:
 
 
 def _pax_records(data: bytes) -> dict[bytes, bytes]:
-    """The path and size that PAX records say. Each record: its own length, " ", a keyword, "=", a value, "\\n"."""
+    """What PAX records say of path and size. Each record: its own length, " ", a keyword, "=", a value, "\\n"."""
     values = {}
     at = 0
     while at < len(data) and data[at]:
@@ -177,7 +207,7 @@ def _pax_records(data: bytes) -> dict[bytes, bytes]:
         keyword, equals, value = data[space + 1 : stop - 1].partition(b"=")
         if stop > len(data) or not equals or data[stop - 1 : stop] != b"\n":
             raise ValueError(f"{data[at : at + 40]!r} where a PAX record should be")
-        if keyword in (_PATH, _SIZE, _SPARSE_PATH):
+        if keyword in _KNOWN:
             values[keyword] = value
         at = stop
     return values

@@ -86,6 +86,30 @@ def test_what_gnu_tar_writes(tmp_path: Path, tar_format: str):
     assert held == {f"games/{name}": (folder / name).read_bytes() for name in files}
 
 
+@pytest.mark.parametrize("sparse", ["gnu", "0.0", "0.1", "1.0"])
+def test_sparse_files_are_read_if_they_have_no_holes(tmp_path: Path, sparse: str):
+    """GNU tar writes its map also where the file system says of a file without zeros that it has holes."""
+    with open(tmp_path / "a.gz", "wb") as file:
+        file.write(b"1" * 4096)
+        file.truncate(5 * 4096)
+    how = ["--format=gnu"] if sparse == "gnu" else ["--format=posix", f"--sparse-version={sparse}"]
+    subprocess.run(["tar", "--sparse", *how, "-cf", "a.tar", "a.gz"], cwd=tmp_path, check=True)
+    data = (tmp_path / "a.tar").read_bytes()
+    members, damages = found_in(tmp_path / "b.tar", data)
+    assert not members and damages[0].expected.startswith("20,480 bytes of 'a.gz', without holes")
+    assert damages[0].found == "4,096 bytes"
+    # The same tar, of a file that is no larger than what is stored of it.
+    with tarfile.open(tmp_path / "c.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        info, content = tarfile.TarInfo("GNUSparseFile.0/b.gz"), b"1\n0\n4096\n".ljust(512, b"\0") + b"1" * 4096
+        info.size = len(content)
+        info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "4096"}
+        info.pax_headers["GNU.sparse.name"] = "b.gz"
+        tar.addfile(info, io.BytesIO(content))
+    data = (tmp_path / "c.tar").read_bytes()
+    (member,), damages = found_in(tmp_path / "d.tar", data)
+    assert not damages and member.name == "b.gz" and data[member.offset :][: member.num_bytes] == b"1" * 4096
+
+
 # ---------------------------------------------------------------------------------------- what nobody should
 
 GAME = gzip.compress(records_from(0, 10).tobytes(), mtime=0)
