@@ -137,10 +137,11 @@ _SHAPES: dict[str, tuple[int, ...]] = {"planes": (112, 8, 8), "policy": (1858,),
 
 def _batch(records: list[Fields]) -> dict[str, Any]:
     joined = [b"".join(column) for column in zip(*records, strict=True)]
-    return {
+    fields: dict[str, Any] = {
         name: np.frombuffer(data, np.float32).reshape(len(records), *shape)
         for (name, shape), data in zip(_SHAPES.items(), joined, strict=False)
     }
+    return {**fields, "version": np.full(len(records), 6, np.int32)}  # it reads no later one
 
 
 def steps(config: Config) -> Iterator[Step]:

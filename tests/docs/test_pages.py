@@ -73,7 +73,7 @@ def write_games(folder: Path) -> None:
     """A tar of one game of Leela Chess Zero, and a file of KataGo's rows; all but the versions is zeros."""
     for name in ("lc0", "katago"):
         (folder / name).mkdir()
-    game = np.zeros(9, leela.RECORD_V6)
+    game = np.zeros(9, leela.RECORD)
     game["version"], game["input_format"] = 6, 1
     packed = gzip.compress(game.tobytes())
     with tarfile.open(folder / "lc0" / "hour.tar", "w") as tar:
@@ -140,12 +140,10 @@ def check_tf_data(names: dict[str, Any]) -> None:
     assert len(names["after"]) == 3
 
 
-def check_games(names: dict[str, Any]) -> None:
-    with names["leela_games"] as leela_games, names["katago_moves"] as katago_moves:
-        shapes = {name: f"{spec.shape}" for name, spec in leela_games.schema.specs.items()}
-        assert next(iter(leela_games))["planes"].shape == (9, 112, 8, 8)
-        assert next(iter(katago_moves))["planes"].shape == (9, 22, 19, 19)
-    assert shapes == shapes_in("docs/start/lc0-katago.md")
+def check_lc0(names: dict[str, Any]) -> None:
+    assert names["batch"]["planes"].shape == (9, 112, 8, 8) and names["values"].shape == (9, 6, 3)
+    specs = {**loaderd.schemas.lc0().specs, **loaderd.schemas.lc0(targets="all").specs}
+    assert {name: f"{spec.shape}" for name, spec in specs.items()} == shapes_in("docs/start/lc0.md")
 
 
 def check_katago(names: dict[str, Any]) -> None:
@@ -250,7 +248,7 @@ def check_others(names: dict[str, Any]) -> None:
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "docs/start/tf-data.md": check_tf_data,
     "docs/start/pytorch.md": check_pytorch,
-    "docs/start/lc0-katago.md": check_games,
+    "docs/start/lc0.md": check_lc0,
     "docs/start/katago.md": check_katago,
     "docs/start/others.md": check_others,
     "docs/records.md": check_records,
