@@ -73,7 +73,7 @@ def write_games(folder: Path) -> None:
     """A tar of one game of Leela Chess Zero, and a file of KataGo's rows; all but the versions is zeros."""
     for name in ("lc0", "katago"):
         (folder / name).mkdir()
-    game = np.zeros(9, leela.RECORD)
+    game = np.zeros(9, leela.RECORD_V6)
     game["version"], game["input_format"] = 6, 1
     packed = gzip.compress(game.tobytes())
     with tarfile.open(folder / "lc0" / "hour.tar", "w") as tar:
