@@ -19,12 +19,15 @@ NEW_ENVIRONMENT = @$(PYTHON) -m venv $(@D) || { echo "python3 cannot make virtua
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process that is started would compile all modules anew
 
-.PHONY: help demo demo-go demo-gpu demo-lc0 demo-mnist demo-nnue demo-ray demo-shogi test test-gpu test-ray test-torch torture newest compat lint docs package bench clean
+.PHONY: help demo demo-chess demo-go demo-gpu demo-lc0 demo-mnist demo-nnue demo-ray demo-shogi test test-gpu test-ray test-torch torture newest compat lint docs package bench clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
 
-demo: $(VENV)/made-demo ## write chess shards from games played by the rules, and train a net on them
+demo: $(VENV)/made-demo ## what loaderd does for you, measured here in a minute: speed beside tf.data, kills, damage, resume
+	$(BIN)/python examples/demo/demo.py --out demo/minute
+
+demo-chess: $(VENV)/made-demo ## write chess shards from games played by the rules, and train a net on them
 	$(BIN)/python examples/chess/make_shards.py --out demo/shards
 	$(BIN)/python examples/chess/train.py --data demo/shards --out demo/run
 
@@ -66,7 +69,7 @@ test: lint ## everything that must hold
 	$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 0  # else it waits for ever when one has died
 
 test-torch: .venv-torch/made ## the tests of the bindings for PyTorch and JAX, with Lightning, accelerate and transformers, all downloaded; TORCH='torch==…' and JAX=… choose a build, such as the small one for CPUs
-	.venv-torch/bin/python -m pytest tests/bindings_torch tests/docs/test_pages.py
+	.venv-torch/bin/python -m pytest tests/bindings_torch tests/docs/test_pages.py tests/examples/test_minimal.py
 	.venv-torch/bin/python -m pytest tests/bindings_jax  # apart: JAX has threads, and a test of PyTorch's forks
 
 test-gpu: $(VENV)/made-test .venv-torch/made ## the tests of copies to a GPU, with the one that CUDA counts first

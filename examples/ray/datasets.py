@@ -1,4 +1,4 @@
-"""The data set that the servers of the Ray examples serve: the shards that ``make demo`` trains on."""
+"""The data set that the servers of the Ray examples serve: the shards that ``make demo-chess`` trains on."""
 
 from pathlib import Path
 

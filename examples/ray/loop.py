@@ -3,7 +3,7 @@
     python examples/ray/loop.py
 
 It uses the cluster of ``RAY_ADDRESS``; if that is not set, Ray starts one on this machine. ``datasets.py`` says which
-shards it reads; ``make demo`` writes them.
+shards it reads; ``make demo-chess`` writes them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python examples/ray/train.py --out demo/ray
 
 It uses the cluster of ``RAY_ADDRESS``; if that is not set, Ray starts one on this machine. ``datasets.py`` says which
-shards it reads; ``make demo`` writes them.
+shards it reads; ``make demo-chess`` writes them.
 
 If it is killed, the same command goes on from its last checkpoint with exactly the next batch, even with another
 number of ``--workers``. A checkpoint holds the weights and the position; the optimizer begins anew.
