@@ -100,22 +100,10 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
 
 _HOME = {
     **dict.fromkeys(
-        [
-            *("Array", "Bits", "CFunction", "Codes", "Derived", "Fill", "FixedRecords", "Float", "Int64"),
-            *(
-                "Length",
-                "OneHot",
-                "Packed",
-                "PackedBits",
-                "Planes",
-                "PrefixCodes",
-                "Raw",
-                "Scatter",
-                "Schema",
-                "Sparse",
-                "Spread",
-            ),
-        ],
+        (
+            "Array Bits CFunction Codes Derived Fill FixedRecords Float Int64 Length OneHot Packed PackedBits Planes "
+            "PrefixCodes Raw Scatter Schema Sparse Spread"
+        ).split(),
         "schema",
     ),
     **dict.fromkeys(["Concat", "Dataset", "Mix"], "dataset"),
@@ -125,8 +113,8 @@ _HOME = {
     "Loader": "client.loader",
     "Position": "plan.positions",
     "PowerLaw": "plan.selection",
-    "Sample": "plan.sampling",
     "RecordRandom": "randomness",
+    "Sample": "plan.sampling",
     **dict.fromkeys(["Shuffle", "Storage"], "options"),
     "Statistics": "observe.statistics",
     "StorageCounts": "snapshots",

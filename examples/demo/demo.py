@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long each pipeline is read")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="save what was printed as a picture")
     args = parser.parse_args()
+    if args.records < 16_000:
+        parser.error("--records must be at least 16000: the training would end before it can be killed")
     console = Console(width=92, record=args.svg is not None, highlight=False)
     console.clear()  # of what TensorFlow wrote while it was imported
     started_s = time.perf_counter()
@@ -116,11 +118,13 @@ def race(console: Console, shards: list[Path], seconds: float) -> None:
             batches = iter(pipeline(shards).repeat())
             for _ in range(20):  # until its threads and processes run
                 next(batches)
-            records, start_s = 0, time.perf_counter()
+            records, drawn_s, start_s = 0, 0.0, time.perf_counter()
             while (elapsed_s := time.perf_counter() - start_s) < seconds:
                 records += len(next(batches)[2])
-                rates[name] = records / max(elapsed_s, 1e-3)
-                live.update(bars(rates, elapsed_s / seconds))
+                if elapsed_s > drawn_s + 0.1:
+                    drawn_s, rates[name] = elapsed_s, records / elapsed_s
+                    live.update(bars(rates, elapsed_s / seconds))
+            rates[name] = records / elapsed_s
             live.update(bars(rates, 1.0))
             del batches
     if not console.is_terminal:
@@ -153,23 +157,23 @@ def in_file_order(pipeline: Callable[..., tf.data.Dataset], shard: Path) -> list
 
 
 def kill_a_worker(console: Console, shards: list[Path]) -> None:
-    undisturbed, _ = read_epoch(shards, kill_at=None)
-    killed, (late_s, pid) = read_epoch(shards, kill_at=50)
+    undisturbed, _ = read_epoch(shards, kills=False)
+    killed, (late_s, pid, batch) = read_epoch(shards, kills=True)
     if undisturbed != killed:
         sys.exit("The batches differ from those of an undisturbed epoch.")
     say(
         console,
-        f"process {pid} got SIGKILL behind batch 50; the longest wait for a batch after it: {1000 * late_s:.0f} ms",
+        f"process {pid} got SIGKILL behind batch {batch}; the longest wait after it: {1000 * late_s:.0f} ms",
     )
     say(console, f"the bytes of the epoch, undisturbed: [green]{undisturbed}[/green]")
     say(console, f"the bytes of the epoch, killed:      [green]{killed}[/green]")
 
 
-def read_epoch(shards: list[Path], kill_at: int | None) -> tuple[str, tuple[float, int]]:
-    """The digest of an epoch's batches; with ``kill_at``, the longest wait after a worker was killed, and its pid."""
+def read_epoch(shards: list[Path], kills: bool) -> tuple[str, tuple[float, int, int]]:
+    """The digest of an epoch's batches; of a kill: the longest wait after it, the pid, behind which batch."""
     digest, waits, pid = hashlib.sha256(), [0.0], 0
     with loaderd.Loader(shards, loaderd.schemas.chess_eval(), batch_size=512, workers=2) as loader:
-        batches = iter(loader)
+        batches, kill_at = iter(loader), len(loader) // 4 if kills else None
         for number in range(len(loader)):
             asked_s = time.perf_counter()
             batch = next(batches)
@@ -180,7 +184,7 @@ def read_epoch(shards: list[Path], kill_at: int | None) -> tuple[str, tuple[floa
             if number == kill_at:
                 pid = worker_of(os.getpid())
                 os.kill(pid, signal.SIGKILL)
-    return digest.hexdigest()[:16], (max(waits), pid)
+    return digest.hexdigest()[:16], (max(waits), pid, kill_at or 0)
 
 
 def worker_of(ancestor: int) -> int:
@@ -211,7 +215,9 @@ def kill_the_training(console: Console, shards: list[Path], out: Path) -> None:
     while not (killed / "ckpt-3.index").exists() and victim.poll() is None:
         time.sleep(0.02)
     victim.kill()
-    victim.wait()
+    if victim.wait() == 0:
+        sys.exit("The training ended before it could be killed.")
+    step = steps_of(killed)
     again = start_training(shards, killed)
     printed = again.communicate()[0], whole.communicate()[0]
     if again.returncode or whole.returncode or victim.returncode != -signal.SIGKILL:
@@ -219,13 +225,19 @@ def kill_the_training(console: Console, shards: list[Path], out: Path) -> None:
     digests = [digest_of_checkpoint(folder) for folder in (undisturbed, killed)]
     if digests[0] != digests[1]:
         sys.exit("The weights differ from those of the undisturbed training.")
-    steps = printed[0].split()[-1]
     say(
         console,
-        f"{TRAINING.name} got SIGKILL behind step 60 of {steps}; started again, it went on from its checkpoint",
+        f"it got SIGKILL; started again, it went on from its checkpoint, step {step} of {steps_of(killed)}",
     )
     say(console, f"weights and Adam's state, undisturbed: [green]{digests[0]}[/green]")
     say(console, f"weights and Adam's state, killed:      [green]{digests[1]}[/green]")
+
+
+def steps_of(folder: Path) -> int:
+    """The steps that the last checkpoint was made behind."""
+    reader = tf.train.load_checkpoint(str(folder))
+    (name,) = (each for each in reader.get_variable_to_shape_map() if "optimizer/_iterations" in each)
+    return int(reader.get_tensor(name))
 
 
 def start_training(shards: list[Path], folder: Path) -> subprocess.Popen[str]:

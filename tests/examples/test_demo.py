@@ -17,6 +17,8 @@ def test_the_demo_says_what_it_measured(start: Start, tmp_path: Path) -> None:
     rates = re.findall(r"^ +(loaderd|tf\.data, [a-z ]*[a-z]) .* ([\d,]+) records/s", printed, re.M)
     assert [name for name, _ in rates] == ["loaderd", "tf.data, by an expert", "tf.data, at first"]
     assert "the same values from all three: 2,000 records" in words
+    assert re.search(r"process [1-9]\d+ got SIGKILL behind batch \d+;", words)
+    assert re.search(r"from its checkpoint, step [1-9]\d of 64", words)
     digests = re.findall(r"(?:undisturbed|killed): +([0-9a-f]{16})", printed)
     assert len(digests) == 4 and digests[0] == digests[1] and digests[2] == digests[3] != digests[0]
     assert re.search(r"CorruptRecordError: 1 damaged .* record 1234 at byte [\d]+: expected", words)
