@@ -100,10 +100,28 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
 
 _HOME = {
     **dict.fromkeys(
-        (
-            "Array Bits CFunction Codes Derived Fill FixedRecords Float Int64 Length OneHot Packed PackedBits Planes "
-            "PrefixCodes Raw Scatter Schema Sparse Spread"
-        ).split(),
+        [
+            "Array",
+            "Bits",
+            "CFunction",
+            "Codes",
+            "Derived",
+            "Fill",
+            "FixedRecords",
+            "Float",
+            "Int64",
+            "Length",
+            "OneHot",
+            "Packed",
+            "PackedBits",
+            "Planes",
+            "PrefixCodes",
+            "Raw",
+            "Scatter",
+            "Schema",
+            "Sparse",
+            "Spread",
+        ],
         "schema",
     ),
     **dict.fromkeys(["Concat", "Dataset", "Mix"], "dataset"),
