@@ -24,9 +24,10 @@ class CFunction:
         int64_t decode(const uint8_t *board, const int32_t *length, float *out, int64_t num_records)
 
     It gets a pointer to each of the ``inputs``, in their order, one to the output, and the number of records. Each
-    points to a C-contiguous array of the field's dtype, (num_records, *shape). The function writes all of the output,
-    and nothing else. It returns 0; or n, from 1 on, where record n of these cannot be made: that is a WorkerError,
-    which names the record. A record at which it crashes is found and named as any other at which a worker dies.
+    points to a C-contiguous array of the field's dtype, ``(num_records, *shape)``. The function writes all of the
+    output, and nothing else. It returns 0; or n, from 1 on, where record n of these cannot be made: that is a
+    WorkerError, which names the record. A record at which it crashes is found and named as any other that ends a
+    worker.
 
     ``library``: a path, from which each worker loads ``symbol``; a name without a slash is looked for as the system
     does, where there is no such file. Or a function that numba's ``@cfunc`` made, with this signature, which is
