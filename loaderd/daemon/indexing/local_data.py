@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, takewhile
+from itertools import accumulate, chain, takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -58,12 +58,12 @@ def of_listing(dataset: AnyDataset, found: list[list[ShardFile]], listing: Listi
 
 
 def files_with(values: RecordValues | None, dataset: AnyDataset, sets: Sequence[list[ShardFile]]) -> list[ShardFile]:
-    """The shards of the sets whose indexes hold ``values``, each once, in the order of a set or of their paths.
+    """The shards of the sets whose indexes hold ``values``, each once, in the order of their paths.
 
-    Sets may share shards; and what indexes are kept together depends on what is beside what.
+    Sets may share shards; and what indexes are kept together depends on what is beside what, so never on times.
     """
-    own = [files for leaf, files in zip(dataset.leaves(), sets, strict=True) if leaf.record_values == values]
-    return own[0] if len(own) == 1 else sorted({file for files in own for file in files}, key=path_order)
+    own = (files for leaf, files in zip(dataset.leaves(), sets, strict=True) if leaf.record_values == values)
+    return sorted(dict.fromkeys(chain.from_iterable(own)), key=path_order)
 
 
 def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -> list[ShardFile]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 import loaderd
-from loaderd.daemon.indexing.local_data import LocalData
+from loaderd.daemon.indexing.local_data import LocalData, files_with, of_listing
 from loaderd.dataset import joined_text
 from loaderd.formats.shard_index import ShardIndex, shrunk
 from loaderd.options import StreamOptions
@@ -54,3 +56,12 @@ def test_shards_of_several_folders_are_told_apart_by_them(numbered_schema: loade
     (every,), (first,) = listing(*files) or (), listing(*files[:2]) or ()
     assert every and every[:3] == ("a/0.tfrecord", "c/0.tfrecord", 3)
     assert first and first[:3] == ("a/0.tfrecord", "b/0.tfrecord", 2)
+
+
+def test_shards_are_indexed_in_the_order_of_their_paths_whatever_that_of_the_set_is(numbered_schema: loaderd.Schema):
+    files = [ShardFile(f"/data/{folder}/{number}", 0, -number) for folder in "ab" for number in range(3)]
+    by_time = loaderd.Dataset("a", numbered_schema, order="time")
+    sets = of_listing(by_time, [files], None)
+    assert [file.uri[6:] for file in sets[0]] == ["a/2", "b/2", "a/1", "b/1", "a/0", "b/0"]
+    both = loaderd.Concat([by_time, replace(by_time, order="path")])
+    assert files_with(None, by_time, sets) == files_with(None, both, [*sets, files]) == files
