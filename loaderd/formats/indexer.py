@@ -53,8 +53,17 @@ def find_indexes(
     ``on_read`` is called with the bytes of the group that are read so far. ``values``: those of records that the
     indexes are to hold. Raises StorageError, and what computing ``values`` raises.
     """
-    if stored == "detect" and len(group) > 1 and _all_tfrecord(group, block_records, access):
-        stored = None
+    together = None
+    if stored == "detect" and len(group) > 1 and values is None:
+        # To see of each shard what it is would take far longer than to find all kept, or all healthy TFRecord.
+        first = _detected(group[0], access)
+        if not isinstance(first, ShardReadError):
+            kept = IndexCache(where, block_records, first).load(*group)
+            if kept is not None and not any(index.damages for index in kept):
+                return [IndexResult(index, is_known=True) for index in kept]
+            if kept is None and first is None:
+                together = _made_together(group, block_records, on_read, access)
+                stored = "detect" if together is None else None
     if stored == "detect":
         kinds = [_detected(file, access) for file in group]
         if any(kind != kinds[0] for kind in kinds) or isinstance(kinds[0], ShardReadError):
@@ -66,9 +75,11 @@ def find_indexes(
             ]
         stored = kinds[0]
     cache = IndexCache(where, block_records, stored, "" if values is None else values.key)
-    if (kept := cache.load(*group)) is not None:
+    if together is not None:
+        made = together
+    elif (kept := cache.load(*group)) is not None:
         return [IndexResult(index, is_known=True) for index in kept]
-    if values is None:
+    elif values is None:
         made = make_indexes(group, stored, block_records, on_read, access)
     else:
         plain = find_indexes(where, block_records, stored, group, on_read, access)
@@ -83,14 +94,14 @@ FindIndexes = Callable[..., list[IndexResult]]
 """``find_indexes`` with its first arguments: takes a group, ``on_read`` and ``access``."""
 
 
-def _all_tfrecord(group: Sequence[ShardFile], block_records: int, access: Access | None) -> bool:
-    """Whether small shards are healthy TFRecord: to read all is far quicker than to see of each what it is."""
-    if any(file.columns for file in group):
-        return False
+def _made_together(
+    group: Sequence[ShardFile], block_records: int, on_read: OnRead, access: Access | None
+) -> list[ShardIndex] | None:
+    """The indexes of small shards that are healthy TFRecord; None where any of them is not, or cannot be read."""
     try:
-        return build_indexes(group, block_records, access=access) is not None
+        return build_indexes(group, block_records, on_read, access)
     except ShardReadError:
-        return False
+        return None
 
 
 def _detected(file: ShardFile, access: Access | None) -> FixedRecords | ShardReadError | None:
@@ -116,10 +127,7 @@ def make_indexes(
     if records is None and any(file.columns for file in group):
         return [ShardIndex.of_unreadable(file, refused_columns(file.uri)) for file in group]
     if records is None and len(group) > 1:
-        try:
-            together = build_indexes(group, block_records, on_read, access)
-        except ShardReadError:
-            together = None
+        together = _made_together(group, block_records, on_read, access)
         if together is not None:
             return together
     made: list[ShardIndex] = []

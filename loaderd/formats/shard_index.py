@@ -57,6 +57,7 @@ from loaderd.formats.compression import (
 )
 from loaderd.formats.framing import RecordChunk, scan
 from loaderd.formats.inflate import MAX_WHOLE_BYTES, MOST_INFLATED, inflate_member
+from loaderd.formats.kinds import is_frame
 from loaderd.formats.point_finder import SPAN_BYTES
 from loaderd.formats.restart_points import RestartPoints
 from loaderd.kernels.crc import (
@@ -387,7 +388,7 @@ def build_indexes(
         data: bytes | None = bytes(stored[: file.size_bytes])
         if compression != "none":
             data = inflate_member(stored[: file.size_bytes], compression, min(SPAN_BYTES, left_bytes))
-        if data is None:
+        if data is None or (data and not is_frame(data)):  # then the others need not be read
             return None
         contents.append(data)
         compressions.append(compression)

@@ -15,12 +15,18 @@ from pathlib import Path
 from random import Random
 
 import msgpack
+import numpy as np
 import pytest
+from pyarrow.fs import LocalFileSystem
 
 from loaderd.formats import index_cache
 from loaderd.formats.index_cache import IndexCache, default_cache_dir, groups_of
+from loaderd.formats.indexer import find_indexes
 from loaderd.formats.shard_index import INDEX_VERSION, build_index, decode_indexes, encode_indexes
 from loaderd.kernels.crc import masked_crc
+from loaderd.options import Storage
+from loaderd.schemas import leela
+from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile
 from tests.formats.shard_bytes import frames, make_shard, payloads_of
@@ -252,6 +258,24 @@ def test_the_indexes_of_a_group_are_kept_in_one_file(cache: IndexCache, tmp_path
     assert list_shards(f"{tmp_path}/data/*") == list_shards([file.uri for file in group]), "it is hidden"
 
 
+@pytest.mark.parametrize("kind", ["tfrecord", "lc0"])
+def test_a_group_is_read_once_and_not_again_where_it_is_kept(where: str, kind: str, tmp_path: Path):
+    """Where only the content of its shards says what they are: of others than TFRecord, each is looked at first."""
+    records = np.frombuffer(np.random.default_rng(0).bytes(5 * leela.RECORD_V6.itemsize), leela.RECORD_V6).copy()
+    records["version"], records["input_format"] = 6, 1
+    for number in range(20):
+        data = frames([bytes(40_000)]) if kind == "tfrecord" else records.tobytes()
+        make_shard(tmp_path / f"{number}.bin", data)
+    access = Access(Storage(filesystem=LocalFileSystem()))
+    group = list_shards(f"counted://{tmp_path}/*.bin", access=access)
+    total = sum(file.size_bytes for file in group)
+    for run, most_bytes in enumerate([(1.2 if kind == "tfrecord" else 2.2) * total, 0.1 * total]):
+        access.take_counts()
+        results = find_indexes(where, 4, "detect", group, access=access)
+        assert all(result.is_known == bool(run) and not result.index.damages for result in results)
+        assert access.take_counts().bytes <= most_bytes
+
+
 # --------------------------------------------------------------------------------------------------- where it is
 
 
@@ -387,6 +411,9 @@ def test_indexes_beside_their_shards_are_left_alone(tmp_path: Path):
 _STORE = """
 import os, sys
 from pathlib import Path
+from loaderd.options import Storage
+from loaderd.schemas import leela
+from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.shard_index import build_index, encode_indexes
