@@ -7,13 +7,12 @@ starting a process would take longer than reading gigabytes.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from loaderd.errors import OptionError
 from loaderd.formats.compression import OnRead
@@ -21,7 +20,7 @@ from loaderd.formats.index_cache import groups_of
 from loaderd.formats.indexer import RecordFormat
 from loaderd.machine import usable_cores
 from loaderd.options import as_count
-from loaderd.progress import ProgressDisplay, has_rich
+from loaderd.progress import ProgressDisplay
 from loaderd.redaction import printable
 from loaderd.schemas.named import SCHEMA_HELP, load_schema
 from loaderd.snapshots import Progress
@@ -30,13 +29,9 @@ from loaderd.storage.files import list_with_progress
 from loaderd.storage.names import Columns
 from loaderd.storage.shard_file import ShardFile
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 _Seen = TypeVar("_Seen")
 Look = Callable[[Sequence[ShardFile], OnRead, Access], list[_Seen]]
-_SHOW_EVERY_S, _SHOW_AGAIN_S = 0.1, 1.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SHOW_EVERY_S = 0.1
 
 
 class _Stopped(Exception):
@@ -137,26 +132,6 @@ def _result(future: Future[list[_Seen]], show: Callable[[], None]) -> list[_Seen
     while not wait([future], _SHOW_EVERY_S).done:
         show()
     return future.result()
-
-
-def watch(show: Callable[[], RenderableType]) -> int:
-    """Draw what ``show`` returns on the whole terminal, every second, until a signal. Returns the exit status.
-
-    Signals are waited for, and handled by nobody: one that raised could leave the terminal half changed.
-    """
-    from rich.live import Live
-
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    with Live(show(), auto_refresh=False, screen=True) as live:
-        while (came := signal.sigtimedwait(_SIGNALS, _SHOW_AGAIN_S)) is None:
-            live.update(show(), refresh=True)
-    return 128 + came.si_signo
-
-
-def needs_rich(what: str) -> None:
-    """Raise OptionError where rich, which draws tables and bars, is not installed."""
-    if not has_rich():
-        raise OptionError(f"{what} needs rich: pip install 'loaderd[console]'")
 
 
 def say(text: str) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loaderd.cli.parallel_scan import needs_rich, say, watch
+from loaderd.cli.live_screen import needs_rich, watch
+from loaderd.cli.parallel_scan import say
 from loaderd.cli.server_access import access_of, add_access, no_report
 from loaderd.client.connect import ask_status
 from loaderd.errors import LoaderdError, OptionError
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
                 last.append(ask())
                 return screen(last[0], last[-1])
 
-            return watch(show)
+            watch(show)
         before = now = ask()
         if any(report["consumers"] for report in before.there.values()):
             time.sleep(_INTERVAL_S)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from loaderd.cli.parallel_scan import needs_rich, watch
+from loaderd.cli.live_screen import needs_rich, watch
 from loaderd.errors import OptionError
 from loaderd.observe.remedies import Verdict
 from loaderd.observe.running_streams import RunningStream, running_streams
@@ -38,7 +38,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status: 0; 1 without a terminal or rich; else as ``watch`` returns it."""
+    """The exit status: 0; 1 without a terminal or rich. Without ``--once``, a signal ends it."""
     try:
         needs_rich("loaderd top")
     except OptionError as error:
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not sys.stdout.isatty():
         sys.stderr.write("loaderd top needs a terminal. Without one, use: loaderd top --once\n")
         return 1
-    return watch(lambda: screen(streams.rows(), console.width))
+    watch(lambda: screen(streams.rows(), console.width))
 
 
 class _Streams:

@@ -8,6 +8,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -30,7 +31,7 @@ _ENTER, _LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 class Terminal:
-    """``loaderd top`` in a terminal of its own."""
+    """A command in a terminal of its own."""
 
     def __init__(self, *arguments: str, width: int = 200) -> None:
         self.fd, theirs = pty.openpty()
@@ -38,7 +39,7 @@ class Terminal:
         self._theirs = theirs
         self.before: Any = termios.tcgetattr(theirs)
         self.process = subprocess.Popen(
-            [COMMAND, "top", *arguments],
+            [COMMAND, *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -60,6 +61,10 @@ class Terminal:
                 self.shown += os.read(self.fd, 1 << 16)
         return self.shown[since:]
 
+    def close(self) -> None:
+        for fd in (self.fd, self._theirs):
+            os.close(fd)
+
     def ended(self) -> int:
         """The exit status; the terminal must be as it was."""
         status = self.process.wait(60)
@@ -67,7 +72,7 @@ class Terminal:
             self.shown += os.read(self.fd, 1 << 16)
         assert termios.tcgetattr(self._theirs) == self.before
         assert self.shown.count(_ENTER) == self.shown.count(_LEAVE), "the screen from before is back"
-        assert self.shown.rfind(b"\x1b[?25h") > self.shown.rfind(b"\x1b[?25l"), "and so is the cursor"
+        assert self.shown.rfind(b"\x1b[?25h") >= self.shown.rfind(b"\x1b[?25l"), "and so is the cursor"
         return status
 
 
@@ -75,8 +80,8 @@ class Terminal:
 def open_terminal() -> Iterator[Callable[..., Terminal]]:
     opened = []
 
-    def open_one(*pids: int, width: int = 200) -> Terminal:
-        opened.append(Terminal(*map(str, pids), width=width))
+    def open_one(*arguments: str, width: int = 200) -> Terminal:
+        opened.append(Terminal(*arguments, width=width))
         return opened[-1]
 
     yield open_one
@@ -88,7 +93,7 @@ def open_terminal() -> Iterator[Callable[..., Terminal]]:
 
 def test_it_shows_what_runs_again_and_again(start_training: Start, open_terminal: Callable[..., Terminal]):
     training = start_training(0.01)
-    terminal = open_terminal(training.pid)
+    terminal = open_terminal("top", str(training.pid))
     terminal.wait_for(b"loaderd top: 1 loaders")
     terminal.wait_for(b"watched_training.py")
     shown = terminal.wait_for(b"the model")
@@ -96,16 +101,30 @@ def test_it_shows_what_runs_again_and_again(start_training: Start, open_terminal
 
 
 @pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
+    "number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
 )
-def test_a_signal_leaves_the_terminal_as_it_was(
-    open_terminal: Callable[..., Terminal], number: signal.Signals, status: int
-):
-    terminal = open_terminal()
+def test_a_signal_leaves_the_terminal_as_it_was(open_terminal: Callable[..., Terminal], number: signal.Signals):
+    terminal = open_terminal("top")
     terminal.wait_for(b"No loader is running")
     terminal.process.send_signal(number)
-    assert terminal.ended() == status
+    assert terminal.ended() == -number
+
+
+def test_a_signal_ends_the_wait_for_a_server(open_terminal: Callable[..., Terminal]):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        terminal = open_terminal("status", "--watch", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        silent.accept()
+        began_s = time.monotonic()
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.ended() == -signal.SIGINT and time.monotonic() - began_s < 4
+
+
+def test_it_ends_when_its_terminal_is_gone(open_terminal: Callable[..., Terminal]):
+    terminal = open_terminal("top")
+    terminal.wait_for(b"No loader is running")
+    terminal.close()
+    assert terminal.process.wait(60) == 2, "standard output cannot be written"
 
 
 @pytest.mark.slow
