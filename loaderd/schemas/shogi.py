@@ -28,7 +28,7 @@ HCPE = np.dtype(
         ("hcp", "u1", (32,)),
         ("eval", "<i2"),  # as the side to move sees it
         ("bestMove16", "<u2"),  # to: bits 0-6; from: 7-13, 81 and more: a drop; 14: it promotes
-        ("gameResult", "u1"),  # 0: a draw; 1: Black won; 2: White won
+        ("gameResult", "u1"),  # bits 0-1: 0 a draw, 1 Black won, 2 White won; above, how the game ended
         ("dummy", "u1"),
     ]
 )
@@ -55,6 +55,7 @@ _SQUARES = np.arange(NUM_SQUARES)
 MOST_IN_HAND = (18, 4, 4, 4, 4, 2, 2)
 _HAND_PLANES = (8, 4, 4, 4, 4, 2, 2)  # of dlshogi
 MAX_PIECES = 38  # without the kings
+_WINNER = 3  # the bits of gameResult that say who won
 
 
 def _board_codes(stems: tuple[str, ...], colour_first: bool) -> list[str | None]:
@@ -107,18 +108,19 @@ def hcpe(inputs: Inputs = "planes", dtype: Any = None) -> Schema:
     81 · 1,710 with them.
 
     ``score`` (), float32: the evaluation. ``move`` (), int32: dlshogi's label of the move, 0 to 2,186; -1 of what is
-    no move. ``result`` (), float32: 1 for a win, ½, 0.
+    no move. ``result`` (), float32: 1 for a win, ½, 0. As in dlshogi's trainer, it is what the two low bits of the
+    stored byte say; the bits above them (repetition, declaration, most moves) are not looked at.
 
     A board whose codes, places or hands do not exist, and a result that does not, is a WorkerError.
     """
     won = np.array([[0.5, 1, 0], [0.5, 0, 1]], np.float32)  # by turn and stored number
-    return _schema("hcpe", HCPE, HCP_BOARD, ("eval", "bestMove16", "gameResult"), won, 0, inputs, dtype)
+    return _schema("hcpe", HCPE, HCP_BOARD, ("eval", "bestMove16", "gameResult"), won, (0, _WINNER), inputs, dtype)
 
 
 def psv(inputs: Inputs = "halfkp", dtype: Any = None) -> Schema:
     """YaneuraOu's psv: the fields of :func:`hcpe`, and ``ply`` (), int32: the move's number in the game."""
     won = np.array([[0, 0.5, 1]] * 2, np.float32)
-    return _schema("psv", PSV, PSV_BOARD, ("score", "move", "game_result"), won, -1, inputs, dtype)
+    return _schema("psv", PSV, PSV_BOARD, ("score", "move", "game_result"), won, (-1, -1), inputs, dtype)
 
 
 def _schema(
@@ -127,11 +129,11 @@ def _schema(
     board: PrefixCodes,
     stored: tuple[str, str, str],
     won: npt.NDArray[np.float32],
-    first_result: int,
+    results: tuple[int, int],
     inputs: Inputs,
     dtype: Any,
 ) -> Schema:
-    """``won``: float32, (2, 3), by turn and number of a stored result, of which the lowest is ``first_result``."""
+    """``won`` and ``results``: as :func:`outcome` has them."""
     feature, (score, move, result) = board.feature, stored
     has_ply = "gamePly" in (record.names or ())
     end = PrefixCodes(feature, board.codes, board.shape, start=15, fixed=board.fixed, end=True)
@@ -166,7 +168,7 @@ def _schema(
     fields |= {
         "score": Array(score, "float32"),
         "move": Derived(partial(move_labels, _labels(name == "psv")), ("move (stored)", "turn"), (), "int32"),
-        "result": Derived(partial(outcome, won, first_result), ("result (stored)", "turn"), (), "float32"),
+        "result": Derived(partial(outcome, won, *results), ("result (stored)", "turn"), (), "float32"),
     }
     if has_ply:
         fields["ply"] = Array("gamePly", "int32")
@@ -176,10 +178,12 @@ def _schema(
 
 def could_be(records: npt.NDArray[Any]) -> bool:
     """Whether ``records``, an array of HCPE or PSV, are of that format: all are boards with hands, and a result."""
-    board, result, first = (HCP_BOARD, "gameResult", 0) if records.dtype == HCPE else (PSV_BOARD, "game_result", -1)
+    is_hcpe = records.dtype == HCPE
+    board, first = (HCP_BOARD, 0) if is_hcpe else (PSV_BOARD, -1)
+    results = records["gameResult"] & _WINNER if is_hcpe else records["game_result"]
     known = {code for code in board.codes if code is not None}
     ends = []
-    for record in records:
+    for record, result in zip(records, results.tolist(), strict=True):
         bits = "".join(f"{byte:08b}"[::-1] for byte in record[board.feature].tolist())
         kings = {int(bits[place : place + 7][::-1], 2) for place in (1, 8)}
         begin, end = board.start, board.start
@@ -189,7 +193,7 @@ def could_be(records: npt.NDArray[Any]) -> bool:
                 return False
             begin = end
         ends.append(end)
-        if len(kings) < 2 or max(kings) >= NUM_SQUARES or not first <= record[result] <= first + 2:
+        if len(kings) < 2 or max(kings) >= NUM_SQUARES or not first <= result <= first + 2:
             return False
     try:
         hand_counts(_hand_steps(board.feature), records[board.feature], np.array(ends, np.int32))
@@ -376,10 +380,12 @@ def move_labels(labels: npt.NDArray[np.int16], move: AnyArray, turn: Bytes) -> n
     return found
 
 
-def outcome(won: npt.NDArray[np.float32], first: int, result: AnyArray, turn: Bytes) -> npt.NDArray[np.float32]:
-    """float32, (n,): ``won[turn, result - first]``."""
-    number = result.astype(np.int64) - first
+def outcome(
+    won: npt.NDArray[np.float32], first: int, mask: int, result: AnyArray, turn: Bytes
+) -> npt.NDArray[np.float32]:
+    """float32, (n,): ``won[turn, (result & mask) - first]``. ``won``: float32, (2, 3)."""
+    number = (result.astype(np.int64) & mask) - first
     if (is_wrong := (number < 0) | (number > 2)).any():
-        raise ValueError(f"a result must be {first}, {first + 1} or {first + 2}, got {result[is_wrong][0]}")
+        raise ValueError(f"a result must be {first}, {first + 1} or {first + 2}, got {number[is_wrong][0] + first}")
     found: npt.NDArray[np.float32] = won[turn, number]
     return found

@@ -104,7 +104,7 @@ def record_of(position: Position, variant: str) -> bytes:
     if is_hcpe:
         came = 81 + kinds.index(source) if source in kinds else int(source.strip("+"))
         move = to | came << 7 | ("+" in source) << 14
-        won = 0 if position.winner is None else 1 + position.winner
+        won = (0 if position.winner is None else 1 + position.winner) | position.score % 8 << 2  # how it ended
         return board + struct.pack("<hHBB", position.score, move, won, 77)
     came = 1 + kinds.index(source) if source in kinds else int(source.strip("+"))
     move = to | came << 7 | (source in kinds) << 14 | ("+" in source) << 15
