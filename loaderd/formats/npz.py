@@ -125,13 +125,13 @@ class _Column:
         shape, dtype, in_order = header.shape, header.dtype, header.is_in_order
         self._shape = self._stored_shape = field.shape
         is_single = not shape and is_shaped((), field.shape)
-        has_fewer = least is not None and (least,) <= shape[1:2] < field.shape[:1]
+        has_fewer = bool(least) and (least,) <= shape[1:2] < field.shape[:1]
         if has_fewer and shape[2:] == field.shape[1:]:
             self._stored_shape = shape[1:]
         fits = is_single or (shape and is_shaped(shape[1:], self._stored_shape))
         if dtype != field.base or not fits or not in_order:
             dims = "".join(f", {dim}" for dim in field.shape)
-            dims += "" if least is None else f"), or as few as {least} of the {field.shape[:1]}"
+            dims += "" if not least else f"), or as few as {least} of the {field.shape[:1]}"
             expected = f"array {name!r} of {field.base}, (rows{dims}) in C order"
             order = "" if in_order else " in Fortran order"
             raise self._entry.bad(expected, f"{dtype}, {shape}{order}")

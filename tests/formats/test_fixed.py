@@ -405,7 +405,7 @@ def test_an_npz_with_less_than_the_schema_has(tmp_path: Path, monkeypatch: pytes
         [("board", "u1", (11,)), ("score", "<f4"), ("grid", "<i2", (4, 2)), ("none", "<f4", (3,)), ("no", "u1")]
     )
     monkeypatch.setattr(npz, "PIECE_BYTES", 4 * wide.itemsize)
-    records = loaderd.FixedRecords(wide, padded={"board": 8, "grid": 0, "none": 0, "no": 0})
+    records = loaderd.FixedRecords(wide, padded={"board": 8, "grid": 1, "none": 0, "no": 0})
     grid = np.arange(19 * 3 * 2, dtype=np.int16).reshape(19, 3, 2)
     (index,) = [build_fixed_index(make_shard(tmp_path / "a", game_npz(19, grid=grid)), records, 10)]
     reader = FixedBlockReader(records, [index.file], ["npz"])
@@ -419,10 +419,14 @@ def test_an_npz_with_less_than_the_schema_has(tmp_path: Path, monkeypatch: pytes
     assert (rows["grid"][:, :3] == grid).all() and not rows["grid"][:, 3:].any() and not rows["board"][:, 8:].any()
     assert not rows["none"].any() and not rows["no"].any() and rows["score"].tolist() == list(range(19))
     for wrong, said in (
-        (game_npz(9, grid=np.zeros((9, 5, 2), "i2")), r"\(rows, 4, 2\), or as few as 0 of the \(4,\)"),
+        (game_npz(9, grid=np.zeros((9, 5, 2), "i2")), r"\(rows, 4, 2\), or as few as 1 of the \(4,\)"),
+        (
+            game_npz(9, grid=grid[:9], none=np.zeros((9, 2), "f4")),
+            r"of float32, \(rows, 3\) in C order, found",
+        ),
         (game_npz(9, grid=np.zeros((9, 3, 1), "i2")), r"'grid' of int16"),
-        (game_npz(9, no=np.zeros((9, 2), "u1")), r"'no' of uint8"),
-        (game_npz(9, board=np.zeros((9, 7), "u1")), r"'board' of uint8, \(rows, 11\), or as few as 8"),
+        (game_npz(9, grid=grid[:9], no=np.zeros((9, 2), "u1")), r"'no' of uint8"),
+        (game_npz(9, grid=grid[:9], board=np.zeros((9, 7), "u1")), r"'board' of uint8, \(rows, 11\), or as few as 8"),
     ):
         with pytest.raises(ShardReadError, match=said):
             build_fixed_index(make_shard(tmp_path / "b", wrong), records, 10)
