@@ -39,13 +39,16 @@ Boards = npt.NDArray[Any]
 
 
 def bullet_boards(count: int) -> Boards:
-    """Boards of 2 to 32 pieces; how many there are is drawn evenly."""
+    """Boards of 2 to 32 pieces, of which the first two are kings; how many there are is drawn evenly."""
     rng, boards = np.random.default_rng(0), np.zeros(count, BULLET)
     order = rng.random((count, 64)).argsort(axis=1)
-    boards["occupied"] = np.packbits(order < rng.integers(2, 33, (count, 1)), axis=1, bitorder="little")
-    codes = rng.choice([*range(6), *range(8, 14)], (count, 32))
+    is_occupied = order < rng.integers(2, 33, (count, 1))
+    boards["occupied"] = np.packbits(is_occupied, axis=1, bitorder="little")
+    codes = rng.choice([*range(5), *range(8, 13)], (count, 32))
+    codes[:, :2] = 5, 13
     boards["pieces"] = codes[:, ::2] | codes[:, 1::2] << 4
-    boards["king"], boards["opponent_king"] = rng.integers(0, 64, (2, count))
+    kings = np.argsort(~is_occupied, axis=1, kind="stable")[:, :2]
+    boards["king"], boards["opponent_king"] = kings[:, 0], kings[:, 1] ^ 56
     boards["score"], boards["result"] = rng.integers(-3000, 3000, count), rng.integers(0, 3, count)
     return boards
 

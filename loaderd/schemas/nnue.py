@@ -102,12 +102,16 @@ def bullet(buckets: Sequence[int] | None = None, mirrored: bool = False, dtype: 
     sees it. ``mirrored``: where a king is on the files e to h, its side sees the board mirrored, and ``buckets`` are
     for the 32 squares of the files a to d (default: one bucket).
 
-    A record with a piece, a result or a square of a king that does not exist is a WorkerError. Raises SchemaError.
+    A record with a piece or a result that does not exist is a WorkerError. With ``buckets`` or ``mirrored``, so is
+    one whose stored squares of the kings do not exist, or are not where its kings stand; a king that is missing on
+    the board is not noticed. Without them, these squares are not looked at. Raises SchemaError.
     """
     of_king = _buckets(buckets, mirrored, "bullet")
     fields: dict[str, Field] = {}
     for side, (name, king) in enumerate((("stm", "king"), ("ntm", "opponent_king"))):
         table = _by_squares(_NIBBLES, 16, side, of_king, mirrored, 0)
+        if of_king is not None:  # no king of this side stands on another square than the stored one
+            table[:, _KINGS[side]][_SQUARES[:, None] != _SQUARES ^ 56 * side] = -2
         fields[name] = _of_nibbles(table, of_king is not None, king, dtype)
     table = _by_squares(_NIBBLES, 16, 0, None, False, 0)
     return _schema(BULLET, ["occupied", "pieces"], fields, _of_nibbles(table, False, "king", "int32", count=True), 0)

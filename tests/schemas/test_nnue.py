@@ -114,6 +114,13 @@ def set_byte(offset: int, value: int) -> Any:
     return set_bytes(offset, bytes([value]))
 
 
+def king_elsewhere(offset: int) -> Any:
+    def damage(record: bytearray) -> None:
+        record[offset] ^= 1
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("variant", "damage", "text"),
     [
@@ -122,6 +129,8 @@ def set_byte(offset: int, value: int) -> Any:
         ("bullet", set_byte(26, 3), "a result must be 0, 1 or 2, got 3"),
         ("bullet, mirrored", set_byte(27, 64), "expected a bucket from 0 to 63, found 64"),
         ("bullet, buckets", set_byte(28, 255), "expected a bucket from 0 to 63, found 255"),
+        ("bullet, buckets", king_elsewhere(27), "found one of code 5 on square"),
+        ("bullet, mirrored", king_elsewhere(28), "found one of code 13 on square"),
         ("marlin", set_byte(8, 0x77), "a piece that the table has, found one of code 7 on square"),
         ("marlin", set_byte(30, 255), "a result must be 0, 1 or 2, got 255"),
         ("marlin, buckets", set_bytes(8, bytes(16)), "whose square is the bucket"),
