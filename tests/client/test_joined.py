@@ -196,15 +196,16 @@ def test_a_shard_of_several_sets_is_indexed_once_and_its_damage_is_named_once(nu
 
 
 @pytest.mark.parametrize("kind", ["Mix", "Concat"])
-def test_the_set_that_is_empty_is_named(numbered: Numbered, tmp_path: Path, kind: str):
+def test_the_set_that_is_empty_or_cannot_be_chosen_from_is_named(numbered: Numbered, tmp_path: Path, kind: str):
     (tmp_path / "nothing.tfrecord").touch()
     full = Dataset(numbered.write([40]), numbered.schema)
     empty = Dataset(tmp_path / "nothing.tfrecord", numbered.schema)
     for bad, why in (
         (empty, f"no record can be read from 1 shard, such as {tmp_path}/nothing.tfrecord"),
         (full.skip(40), r"skip\(40\) holds no record, of 40 records in 1 shards"),
+        (full.newest(lambda total: -total), "the number of records of newest must be .* got -40"),
     ):
         joined = Concat([full, bad]) if kind == "Concat" else Mix({"a": 0.5, "b": 0.5}, {"a": full, "b": bad})
         name = "1" if kind == "Concat" else "b"
-        with pytest.raises(NoShardsError, match=f"^the set '{name}' of a {kind} is empty: {why}"):
+        with pytest.raises((NoShardsError, OptionError), match=f"^the set '{name}' of a {kind}: {why}"):
             loaderd.Loader(joined, batch_size=5, workers=1)

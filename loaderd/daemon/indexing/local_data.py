@@ -86,7 +86,8 @@ def _listed(files: list[ShardFile], first: str, last: str, count: int, _: str) -
 
 
 class LocalData:
-    """Raises what :func:`damage_error` says where damage forbids it; NoShardsError if a set has no record left.
+    """Raises what :func:`damage_error` says where damage forbids it; NoShardsError if a set has no record left, and
+    OptionError if what is chosen of it cannot be.
 
     ``wanted``: the listing that the shards were found by, if there was one. ``known``: those of an earlier listing,
     whose shards ``left_out`` does not name again.
@@ -124,9 +125,9 @@ class LocalData:
         for name, leaf, of_set, first_shard in zip(dataset.names(), leaves, indexes, first_shards, strict=True):
             try:
                 self._tables.append(_table(leaf, of_set, options.on_corrupt, first_shard))
-            except NoShardsError as error:
-                place = f"the set {name!r} of a {type(dataset).__name__} is empty: " if name else ""
-                raise NoShardsError(place + error.message, hint=error.hint) from None
+            except (NoShardsError, OptionError) as error:
+                place = f"the set {name!r} of a {type(dataset).__name__}: " if name else ""
+                raise type(error)(place + error.message, hint=error.hint) from error.__cause__
         before = sum(table.num_before_where for table in self._tables)
         self.per_passing = before / sum(table.num_passing for table in self._tables)
         """How many records there are for each of weight 1 that passes ``where``."""
@@ -276,7 +277,7 @@ def _left_out(damaged: Sequence[ShardIndex], num_shards: int, on_corrupt: OnCorr
 
 
 def _table(leaf: Dataset, indexes: list[ShardIndex], on_corrupt: OnCorrupt, first_shard: int) -> BlockTable:
-    """The blocks of a set. Raises NoShardsError where it has no record."""
+    """The blocks of a set. Raises NoShardsError where it has no record, and OptionError."""
     where = "" if leaf.record_values is None else leaf.record_values.where_name
     has_keys, sample = leaf.schema.needs_record_key, Sample.of(leaf.sample)
     table = BlockTable(indexes, on_corrupt, leaf.selection, first_shard, has_keys, where, sample)
