@@ -32,6 +32,7 @@ from loaderd.options import as_count, require
 from loaderd.plan.permutation import permutation, random_words
 from loaderd.randomness import key_of
 from loaderd.schema import Derived
+from loaderd.schema.functions import name_of
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -81,6 +82,10 @@ class Sample:
             object.__setattr__(
                 self, "per_member", as_count(self.per_member, "per_member", "a positive integer or None")
             )
+
+    def __str__(self) -> str:
+        weight = name_of(self.weight.function) if isinstance(self.weight, Derived) else self.weight
+        return f"Sample(share={self.share}, weight={weight}, per_member={self.per_member})"
 
     @classmethod
     def of(cls, sample: Any) -> Sample | None:

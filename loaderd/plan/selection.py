@@ -22,6 +22,7 @@ from loaderd.errors import OptionError
 from loaderd.options import as_count, as_float, require
 from loaderd.plan.permutation import random_words
 from loaderd.randomness import key_of
+from loaderd.schema.functions import name_of
 
 Int64s = npt.NDArray[np.int64]
 
@@ -156,7 +157,8 @@ class Range:
             object.__setattr__(self, "count", self._checked(self.count))
 
     def __str__(self) -> str:
-        return f"{self.kind}({self.count})"
+        is_number_or_law = isinstance(self.count, (int, PowerLaw))
+        return f"{self.kind}({self.count if is_number_or_law else name_of(self.count)})"
 
     def _checked(self, count: Any) -> int:
         return as_count(count, f"the number of records of {self.kind}", "an integer of at least 0", 0)

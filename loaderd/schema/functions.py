@@ -20,6 +20,12 @@ from typing import Any
 import numpy as np
 
 
+def name_of(function: Any) -> str:
+    """The module and name of a function, or of the class of what is called like one: alike in each process."""
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return f"{getattr(function, '__module__', None) or '?'}.{name}"
+
+
 def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     """Whether both have the same code, equal defaults, equal values in their closures, and the same module."""
     try:

@@ -17,7 +17,7 @@ from loaderd.errors import SchemaError
 from loaderd.schema.c_function import CFunction
 from loaderd.schema.features import Length, PackedBits
 from loaderd.schema.fields import Array, Derived, Field, Packed, derived_in, features_of, parts_of
-from loaderd.schema.functions import digest_of
+from loaderd.schema.functions import digest_of, name_of
 from loaderd.schema.schema import Schema
 
 
@@ -82,8 +82,7 @@ def _name_of(derived: Derived) -> str:
     function: Any = derived.function
     if function is _itself:
         return derived.inputs[0]
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    return f"{getattr(function, '__module__', None) or '?'}.{name}"
+    return name_of(function)
 
 
 def _check(schema: Schema, derived: Derived, what: str, result: str, dtype: Any) -> None:

@@ -185,7 +185,8 @@ def test_positions_and_errors(numbered: Numbered):
     refuse(lambda id: np.where(id == 123, -1.0, 1), "001.tfrecord: record 23", "a weight of sample=", "found -1.0")
     refuse(lambda id: np.where(id == 7, np.nan, 1), "000.tfrecord: record 7", "0 to 65,504", "nan")
     refuse(lambda id: id[:, None], "000.tfrecord: record 0", "shape (1, 1)")
-    refuse(lambda id: id * 0, "draws no record of 300: their probabilities sum to 0", error=NoShardsError)
+    nothing = "weight=tests.client.test_sample.", "draws no record of 300: their probabilities sum to 0\nGive some of"
+    refuse(lambda id: id * 0, *nothing, error=NoShardsError)
     with pytest.raises(SchemaError, match="the weight of sample: 'w' is no field"):
         numbered.loader(shards, sample=Sample(0.5, "w"))
     with pytest.raises(NoShardsError, match=r"draws no record of 300: their probabilities sum to 0\.3"):

@@ -133,7 +133,7 @@ class BlockTable:
             raise NoShardsError(
                 f"{sample} draws no record of {self.counts.sum()}: their probabilities sum to "
                 f"{masses.sum() / sample.most_mass:.3g}",
-                hint="Choose a larger share.",
+                hint="Choose a larger share." if masses.any() else "Give some of them a weight above 0.",
             )
         return drawing
 

@@ -217,6 +217,8 @@ def test_the_error_says_which_operation_leaves_nothing():
     assert 'by="record"' in caught.value.hint
     with pytest.raises(NoShardsError, match=r"^skip\(30\) holds no record, of 30 records in 3 shards"):
         BlockTable(indexes, "raise", (Range("skip", 30),))
+    with pytest.raises(NoShardsError, match=r"^newest\(tests\.daemon\.indexing\..*<lambda>\) holds no"):
+        BlockTable(indexes, "raise", (Range("newest", lambda total: 0),))
 
 
 # ---------------------------------------------------------------------------------------------- the digest
