@@ -63,9 +63,9 @@ def values_of(schema: Schema | None, name: str) -> RecordValues:
     where = getattr(named, "where", named)
     weight = getattr(getattr(named, "sample", None), "weight", None)
     if not isinstance(where, Derived) and (where is not None or weight is None):
-        raise OptionError(
-            f"--where {name} must be a loaderd.Derived, or a Dataset with one, got {type(named).__name__}"
-        )
+        got = f"{type(named).__name__}{' without' if hasattr(named, 'where') else ''}"
+        must = "a loaderd.Derived, or a Dataset with where= or a weight of sample="
+        raise OptionError(f"--where {name} must be {must}, got {got}")
     return RecordValues.of(schema, where, weight)
 
 

@@ -55,6 +55,7 @@ def test_records_that_pass_are_counted(tmp_path: Path, paths: list[Path]):
         "train = loaderd.Dataset('*', schema, where=loaderd.Derived(lambda number: number % 10 == 3, 'number'))\n"
         "weight = loaderd.Derived(lambda number: number % 4, 'number')\n"
         "weighed = loaderd.Dataset('*', schema, sample=loaderd.Sample(0.5, weight))\n"
+        "only = loaderd.Dataset('*', schema, sample=0.5)\n"
         "def refuse(number):\n    if 260 in number: raise ValueError('never seen')\n    return number > 0\n"
         "refused = loaderd.Derived(refuse, 'number')\n"
     )
@@ -72,6 +73,8 @@ def test_records_that_pass_are_counted(tmp_path: Path, paths: list[Path]):
     assert json.loads(run_here("inspect", names[1], *of, "mine:weighed", "--json").stdout)["weight"] == 377
     done = run_here("inspect", names[1], *of, "mine:train")
     assert done.stdout.splitlines()[1] == "25 of 250 records pass where=mine.<lambda>"
+    must = "must be a loaderd.Derived, or a Dataset with where= or a weight of sample=, got Dataset without"
+    assert must in run_here("inspect", names[1], *of, "mine:only").stderr
     assert "--where needs --schema" in run_here("inspect", names[1], "--where", "mine:train").stderr
 
 
