@@ -130,8 +130,9 @@ class PowerLaw:
         if self.max_rows is not None:
             must = "a positive integer or None"
             object.__setattr__(self, "max_rows", as_count(self.max_rows, "max_rows of PowerLaw", must))
-        require(0 < self.exponent <= 1, "exponent of PowerLaw", "above 0, and at most 1", self.exponent)
-        require(self.scale is None or self.scale > 0, "scale of PowerLaw", "above 0", self.scale)
+        require(0.01 <= self.exponent <= 1, "exponent of PowerLaw", "from 0.01 to 1", self.exponent)
+        require(self.per_row <= 1e6, "per_row of PowerLaw", "at most 1,000,000", self.per_row)
+        require(self.scale is None or self.scale >= 1, "scale of PowerLaw", "at least 1 record", self.scale)
 
     def __call__(self, total: int) -> int:
         """How many of ``total`` records."""

@@ -135,6 +135,9 @@ def test_a_law_that_is_none():
         {"min_rows": 0},
         {"max_rows": 0},
         {"scale": 0},
+        {"scale": 1e-320},
+        {"exponent": 1e-320},
+        {"per_row": 1e300},
         {"added": -1},
         {"per_row": float("nan")},
     ):
