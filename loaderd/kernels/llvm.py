@@ -95,3 +95,58 @@ def _llvm() -> Any:
 
 def _cannot_be_used(error: Exception) -> None:
     _logger.info("llvmlite cannot be used, so numpy is used instead: %s", error)
+
+
+def each_record(start: str, body: str) -> str:
+    """The code of a loop over records. It returns the number of the first one that is damaged, or -1.
+
+    ``start`` is the function's head, which has ``%num_records``, and what comes before the first record. ``body`` has
+    the ``%number`` of a record, and goes on at ``%done``, or at ``%bad`` if the record is damaged.
+    """
+    return f"""{start}
+  %any = icmp sgt i64 %num_records, 0
+  br i1 %any, label %record, label %good
+
+record:
+  %number = phi i64 [0, %start], [%next_number, %done]
+{body}
+
+done:
+  %next_number = add i64 %number, 1
+  %are_records = icmp ult i64 %next_number, %num_records
+  br i1 %are_records, label %record, label %good
+
+bad:
+  ret i64 %number
+
+good:
+  ret i64 -1
+}}
+"""
+
+
+BITSWAP = """
+declare i64 @llvm.bswap.i64(i64)
+declare i64 @llvm.bitreverse.i64(i64)
+"""
+
+
+def word_of_bits(block: str, byte: str) -> str:
+    """The code that loads 64 bits from ``byte`` of ``%row`` on, without the first ``%shift``, as ``%shifted``.
+
+    The first of them is the lowest; ``%reverses``: it is the highest of its byte. The code is in ``block`` where it
+    begins and in ``%in_order`` where it ends, and needs what ``BITSWAP`` declares.
+    """
+    return f"""
+  %word_ptr = getelementptr i8, ptr %row, i64 {byte}
+  %as_stored = load i64, ptr %word_ptr, align 1
+  br i1 %reverses, label %reverse, label %in_order
+
+reverse:
+  %swapped = call i64 @llvm.bswap.i64(i64 %as_stored)
+  %reversed = call i64 @llvm.bitreverse.i64(i64 %swapped)
+  br label %in_order
+
+in_order:
+  %ordered = phi i64 [%as_stored, %{block}], [%reversed, %reverse]
+  %shifted = lshr i64 %ordered, %shift"""

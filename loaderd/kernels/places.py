@@ -7,9 +7,9 @@
     batch     index index index -1 -1 …         k of them
 
 The loop compares 64 squares at once with the symbol that is always left out, the empty square's, and goes through the
-others. It writes the index of each behind those before it, also where that is -1, and the next one over it: so it has
-no branch that a processor would guess wrong for every piece. Both check what they read, and raise WorkerError for the
-first record that is damaged.
+others; of the last squares, if they are fewer than 64, through all. It writes the index of each behind those before
+it, also where that is -1, and the next one over it: so it has no branch that a processor would guess wrong for every
+piece. Both check what they read, and raise WorkerError for the first record that is damaged.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
-from loaderd.kernels.llvm import compiled
+from loaderd.kernels.llvm import compiled, each_record
 from loaderd.kernels.prefix import NO_SYMBOL
-from loaderd.kernels.sparse import SparseByNumpy, SparseEngine, SparseLayout, of_items
+from loaderd.kernels.sparse import PUT_COUNT, SparseByNumpy, SparseEngine, SparseLayout, of_items
 
 
 def places_engine(layout: SparseLayout, symbols: Callable[[], Bytes]) -> Engine:
@@ -49,7 +49,8 @@ class PlacesByNumpy(SparseByNumpy):
         return np.full(n, squares), np.repeat(np.arange(n), squares), rank, position.reshape(-1)
 
 
-PLACE = """
+PLACE = each_record(
+    """
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare i32 @llvm.smin.i32(i32, i32)
 declare i64 @llvm.cttz.i64(i64, i1)
@@ -70,13 +71,8 @@ start:
   %room_bytes = mul i64 %room, BYTES
   %king_code = trunc i64 %bucket_code to i8
   %one_king = insertelement <64 x i8> poison, i8 %king_code, i64 0
-  %kings = shufflevector <64 x i8> %one_king, <64 x i8> poison, <64 x i32> zeroinitializer
-  %any = icmp sgt i64 %num_records, 0
-  br i1 %any, label %record, label %good
-
-record:
-  %number = phi i64 [0, %start], [%next_number, %done]
-  %symbols_at = mul i64 %number, %squares
+  %kings = shufflevector <64 x i8> %one_king, <64 x i8> poison, <64 x i32> zeroinitializer""",
+    """  %symbols_at = mul i64 %number, %squares
   %board = getelementptr i8, ptr %symbols, i64 %symbols_at
   %out_at = mul i64 %number, %items
   %place = getelementptr ITEM, ptr %out, i64 %out_at
@@ -135,8 +131,8 @@ squares_of:
 
 block:
   %block_first = phi i64 [0, %squares_of], [%block_stop, %bits]
-  %block_count = phi i64 [0, %squares_of], [%bits_count, %bits]
-  %block_least = phi i32 [0, %squares_of], [%bits_least, %bits]
+  %block_count = phi i64 [0, %squares_of], [%count, %bits]
+  %block_least = phi i32 [0, %squares_of], [%least, %bits]
   %block_stop = add i64 %block_first, 64
   %is_block = icmp ule i64 %block_stop, %squares
   br i1 %is_block, label %compare, label %rest
@@ -149,9 +145,9 @@ compare:
   br label %bits
 
 bits:
-  %left = phi i64 [%others, %compare], [%fewer, %bit_done]
-  %bits_count = phi i64 [%block_count, %compare], [%bit_count, %bit_done]
-  %bits_least = phi i32 [%block_least, %compare], [%bit_least, %bit_done]
+  %left = phi i64 [%others, %compare], [%rest_bits, %all_of_rest], [%fewer, %next]
+  %count = phi i64 [%block_count, %compare], [%block_count, %all_of_rest], [%next_count, %next]
+  %least = phi i32 [%block_least, %compare], [%block_least, %all_of_rest], [%next_least, %next]
   %is_empty = icmp eq i64 %left, 0
   br i1 %is_empty, label %block, label %bit
 
@@ -159,48 +155,17 @@ bit:
   %trailing = call i64 @llvm.cttz.i64(i64 %left, i1 true)
   %less = sub i64 %left, 1
   %fewer = and i64 %left, %less
-  %bit_square = add i64 %block_first, %trailing
-  %bit_symbol_ptr = getelementptr i8, ptr %board, i64 %bit_square
-  %bit_symbol_byte = load i8, ptr %bit_symbol_ptr
-  %bit_symbol = zext i8 %bit_symbol_byte to i64
-  %bit_first = mul i64 %bit_symbol, %squares
-  %bit_position = add i64 %bit_first, %bit_square
-  %bit_index_ptr = getelementptr i32, ptr %slab, i64 %bit_position
-  %bit_index = load i32, ptr %bit_index_ptr
-  %bit_least = call i32 @llvm.smin.i32(i32 %bits_least, i32 %bit_index)
-  %bit_has_room = icmp ult i64 %bits_count, %room
-  br i1 %bit_has_room, label %bit_store, label %bit_done
-
-bit_store:
-  %bit_item_ptr = getelementptr ITEM, ptr %place, i64 %bits_count
-  %bit_item = CAST i32 %bit_index to ITEM
-  store ITEM %bit_item, ptr %bit_item_ptr
-  br label %bit_done
-
-bit_done:
-  %bit_is_kept = icmp sge i32 %bit_index, 0
-  %bit_more = zext i1 %bit_is_kept to i64
-  %bit_count = add i64 %bits_count, %bit_more
-  br label %bits
-
-rest:
-  %has_rest = icmp ult i64 %block_first, %squares
-  br i1 %has_rest, label %square, label %row_done
-
-square:
-  %number_of_square = phi i64 [%block_first, %rest], [%next_square, %next]
-  %count = phi i64 [%block_count, %rest], [%next_count, %next]
-  %least = phi i32 [%block_least, %rest], [%next_least, %next]
-  %symbol_ptr = getelementptr i8, ptr %board, i64 %number_of_square
+  %square = add i64 %block_first, %trailing
+  %symbol_ptr = getelementptr i8, ptr %board, i64 %square
   %symbol_byte = load i8, ptr %symbol_ptr
   %symbol = zext i8 %symbol_byte to i64
   %first = mul i64 %symbol, %squares
-  %position = add i64 %first, %number_of_square
+  %position = add i64 %first, %square
   %index_ptr = getelementptr i32, ptr %slab, i64 %position
   %index = load i32, ptr %index_ptr
   %next_least = call i32 @llvm.smin.i32(i32 %least, i32 %index)
-  %is_room = icmp ult i64 %count, %room
-  br i1 %is_room, label %store, label %next
+  %has_room = icmp ult i64 %count, %room
+  br i1 %has_room, label %store, label %next
 
 store:
   %item_ptr = getelementptr ITEM, ptr %place, i64 %count
@@ -212,45 +177,35 @@ next:
   %is_kept = icmp sge i32 %index, 0
   %more = zext i1 %is_kept to i64
   %next_count = add i64 %count, %more
-  %next_square = add i64 %number_of_square, 1
-  %are_more = icmp ult i64 %next_square, %squares
-  br i1 %are_more, label %square, label %row_done
+  br label %bits
+
+rest:
+  %has_rest = icmp ult i64 %block_first, %squares
+  br i1 %has_rest, label %all_of_rest, label %row_done
+
+all_of_rest:
+  %behind = sub i64 %block_stop, %squares
+  %rest_bits = lshr i64 -1, %behind
+  br label %bits
 
 row_done:
-  %row_count = phi i64 [%block_count, %rest], [%next_count, %next]
-  %row_least = phi i32 [%block_least, %rest], [%next_least, %next]
-  %are_pieces = icmp sge i32 %row_least, -1
+  %are_pieces = icmp sge i32 %block_least, -1
   br i1 %are_pieces, label %fits, label %bad
 
 fits:
-  %is_most = icmp ule i64 %row_count, %k
+  %is_most = icmp ule i64 %block_count, %k
   br i1 %is_most, label %count_or_not, label %bad
 
 count_or_not:
   br i1 %is_count, label %put_count, label %done
-
-put_count:
-  %count_item = COUNT
-  store ITEM %count_item, ptr %place
-  br label %done
-
-done:
-  %next_number = add i64 %number, 1
-  %are_records = icmp ult i64 %next_number, %num_records
-  br i1 %are_records, label %record, label %good
-
-bad:
-  ret i64 %number
-
-good:
-  ret i64 -1
-}
 """
+    + PUT_COUNT,
+)
 
 
 def place_code(itemsize: int) -> str:
     """The loop for indices of 2, 4 or 8 bytes. It returns the first record that is damaged, or -1."""
-    return of_items(PLACE, itemsize, "%row_count")
+    return of_items(PLACE, itemsize, "%block_count")
 
 
 class PlacesByLoop(SparseEngine):

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from loaderd.errors import WorkerError
 from loaderd.kernels.engine import AnyArray, Bytes
-from loaderd.kernels.llvm import compiled
+from loaderd.kernels.llvm import BITSWAP, compiled, each_record, word_of_bits
 
 NO_SYMBOL = 255
 """What the loop has at a place that it has not seen yet; so there are 255 symbols at most."""
@@ -163,10 +163,9 @@ class PrefixByNumpy:
         return WorkerError(f"{self._layout.what}: expected {expected}, found {found}")
 
 
-PREFIX = """
-declare i64 @llvm.bswap.i64(i64)
-declare i64 @llvm.bitreverse.i64(i64)
-declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+PREFIX = each_record(
+    BITSWAP
+    + """declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
 define i64 @prefix(ptr noalias readonly %rows, i64 %num_records, i64 %row_bytes, i64 %first_bit, i64 %start_bit,
                    i64 %end_bit, i64 %is_big, ptr noalias readonly %table, i64 %num_fixed,
@@ -174,13 +173,8 @@ define i64 @prefix(ptr noalias readonly %rows, i64 %num_records, i64 %row_bytes,
                    ptr noalias %symbols, ptr noalias writeonly %ends) {
 start:
   %reverses = icmp ne i64 %is_big, 0
-  %last_word = sub i64 %row_bytes, 8
-  %any = icmp sgt i64 %num_records, 0
-  br i1 %any, label %record, label %good
-
-record:
-  %number = phi i64 [0, %start], [%next_number, %whole]
-  %row_at = mul i64 %number, %row_bytes
+  %last_word = sub i64 %row_bytes, 8""",
+    """  %row_at = mul i64 %number, %row_bytes
   %row = getelementptr i8, ptr %rows, i64 %row_at
   %out_at = mul i64 %number, %num_places
   %out = getelementptr i8, ptr %symbols, i64 %out_at
@@ -244,7 +238,7 @@ walk:
   %word = phi i64 [0, %next_fixed], [%next_word, %step]
   %left = phi i64 [0, %next_fixed], [%next_left, %step]
   %is_more = icmp ult i64 %rank, %num_places
-  br i1 %is_more, label %look, label %done
+  br i1 %is_more, label %look, label %all_read
 
 look:
   %order_ptr = getelementptr i64, ptr %order, i64 %rank
@@ -268,24 +262,15 @@ load:
   %byte = select i1 %is_before, i64 %own_byte, i64 %last_word
   %first = shl i64 %byte, 3
   %shift = sub i64 %at, %first
-  %word_ptr = getelementptr i8, ptr %row, i64 %byte
-  %stored = load i64, ptr %word_ptr, align 1
-  br i1 %reverses, label %reverse, label %ready
-
-reverse:
-  %swapped = call i64 @llvm.bswap.i64(i64 %stored)
-  %reversed = call i64 @llvm.bitreverse.i64(i64 %swapped)
-  br label %ready
-
-ready:
-  %ordered = phi i64 [%stored, %load], [%reversed, %reverse]
-  %shifted = lshr i64 %ordered, %shift
+"""
+    + word_of_bits("load", "%byte")
+    + """
   %loaded = sub i64 64, %shift
   br label %code
 
 code:
-  %bits = phi i64 [%word, %enough], [%shifted, %ready]
-  %num_bits = phi i64 [%left, %enough], [%loaded, %ready]
+  %bits = phi i64 [%word, %enough], [%shifted, %in_order]
+  %num_bits = phi i64 [%left, %enough], [%loaded, %in_order]
   %window = and i64 %bits, 255
   %entry_ptr = getelementptr [2 x i8], ptr %table, i64 %window
   %code_symbol_ptr = getelementptr [2 x i8], ptr %table, i64 %window, i64 1
@@ -309,7 +294,7 @@ step:
   %next_rank = add i64 %rank, 1
   br label %walk
 
-done:
+all_read:
   %is_whole = icmp ule i64 %at, %end_bit
   br i1 %is_whole, label %whole, label %bad
 
@@ -317,17 +302,8 @@ whole:
   %end = sub i64 %at, %first_bit
   %end_ptr = getelementptr i64, ptr %ends, i64 %number
   store i64 %end, ptr %end_ptr
-  %next_number = add i64 %number, 1
-  %are_records = icmp ult i64 %next_number, %num_records
-  br i1 %are_records, label %record, label %good
-
-bad:
-  ret i64 %number
-
-good:
-  ret i64 -1
-}
-"""
+  br label %done""",
+)
 
 
 class PrefixByLoop:

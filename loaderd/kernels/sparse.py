@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from loaderd.errors import WorkerError
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
-from loaderd.kernels.llvm import compiled
+from loaderd.kernels.llvm import BITSWAP, compiled, each_record, word_of_bits
 from loaderd.kernels.views import places_within
 
 NO_PIECE = -2
@@ -151,10 +151,15 @@ class SparseByNumpy(SparseEngine):
         return WorkerError(f"{self._layout.what}: expected {expected}, found {found}", hint=hint)
 
 
-COLLECT = """
-declare i64 @llvm.bswap.i64(i64)
-declare i64 @llvm.bitreverse.i64(i64)
-declare i64 @llvm.cttz.i64(i64, i1)
+PUT_COUNT = """
+put_count:
+  %count_item = COUNT
+  store ITEM %count_item, ptr %place
+  br label %done"""
+
+COLLECT = each_record(
+    BITSWAP
+    + """declare i64 @llvm.cttz.i64(i64, i1)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
 define i64 @collectITEM(ptr noalias readonly %rows, i64 %num_records, i64 %row_bytes, ptr noalias %out, i64 %k,
@@ -171,13 +176,8 @@ start:
   %room = select i1 %is_count, i64 0, i64 %k
   %room_bytes = mul i64 %room, BYTES
   %swap = select i1 %reverses, i64 1, i64 0
-  %first_of_code = mul i64 %bucket_code, %squares
-  %any = icmp sgt i64 %num_records, 0
-  br i1 %any, label %record, label %good
-
-record:
-  %number = phi i64 [0, %start], [%next_number, %done]
-  %row_at = mul i64 %number, %row_bytes
+  %first_of_code = mul i64 %bucket_code, %squares""",
+    """  %row_at = mul i64 %number, %row_bytes
   %row = getelementptr i8, ptr %rows, i64 %row_at
   %out_at = mul i64 %number, %items
   %place = getelementptr ITEM, ptr %out, i64 %out_at
@@ -210,25 +210,16 @@ word:
   %shift = load i64, ptr %shift_ptr
   %mask = load i64, ptr %mask_ptr
   %base = load i64, ptr %base_ptr
-  %word_ptr = getelementptr i8, ptr %row, i64 %offset
-  %as_stored = load i64, ptr %word_ptr, align 1
-  br i1 %reverses, label %reverse, label %bits
-
-reverse:
-  %swapped = call i64 @llvm.bswap.i64(i64 %as_stored)
-  %reversed = call i64 @llvm.bitreverse.i64(i64 %swapped)
-  br label %bits
-
-bits:
-  %ordered = phi i64 [%as_stored, %word], [%reversed, %reverse]
-  %shifted = lshr i64 %ordered, %shift
+"""
+    + word_of_bits("word", "%offset")
+    + """
   %first_bits = and i64 %shifted, %mask
   br label %bit
 
 bit:
-  %left = phi i64 [%first_bits, %bits], [%fewer, %next]
-  %rank = phi i64 [%word_rank, %bits], [%next_rank, %next]
-  %count = phi i64 [%word_count, %bits], [%next_count, %next]
+  %left = phi i64 [%first_bits, %in_order], [%fewer, %next]
+  %rank = phi i64 [%word_rank, %in_order], [%next_rank, %next]
+  %count = phi i64 [%word_count, %in_order], [%next_count, %next]
   %is_empty = icmp eq i64 %left, 0
   br i1 %is_empty, label %word_done, label %piece
 
@@ -308,24 +299,9 @@ row_done:
 
 count_or_not:
   br i1 %is_count, label %put_count, label %done
-
-put_count:
-  %count_item = COUNT
-  store ITEM %count_item, ptr %place
-  br label %done
-
-done:
-  %next_number = add i64 %number, 1
-  %are_records = icmp ult i64 %next_number, %num_records
-  br i1 %are_records, label %record, label %good
-
-bad:
-  ret i64 %number
-
-good:
-  ret i64 -1
-}
 """
+    + PUT_COUNT,
+)
 
 
 def collect_code(itemsize: int) -> str:
