@@ -210,7 +210,7 @@ def test_a_record_that_kills_every_worker_breaks_its_batch(
         assert isinstance(error, WorkerError) and "derived field" in error.hint
         shard = f"{tmp_path}/shards/000.tfrecord"
         which = f"record {10 * step + 7}, of the block of 200 from record 0 at byte 0"
-        lost = f"3 workers in a row were lost at the decoding of 1 record of batch {step}; the last one {how}"
+        lost = f"3 workers were lost at the decoding of 1 record of batch {step}; the last one {how}"
         assert error.message == f"{lost}. It holds\n  {shard}: {which}"
         assert error.damage is not None and error.damage.record == 10 * step + 7
         check_others(found, step)

@@ -344,7 +344,7 @@ class Stream(TaskSource):
             return
         del self._deaths[step, row]
         what = f"1 record of batch {step}" if row >= 0 else f"batch {step}"
-        lost = f"{MAX_DEATHS} workers in a row were lost at the decoding of {what}; the last one {reason}"
+        lost = f"{MAX_DEATHS} workers were lost at the decoding of {what}; the last one {reason}"
         error = WorkerError(lost, hint=HINT_OF_DEATHS)
         if row >= 0:
             self._leave_out(batch, row, error, stalled)

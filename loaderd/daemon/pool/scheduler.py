@@ -124,7 +124,7 @@ class Scheduler:
             is_sure = lost.ready or task.deaths > 1
             is_ended = task is blamed and stalled and is_sure and not task.survives_stalls
             if task.deaths >= task.most_deaths or is_ended:
-                workers = f"{task.deaths} workers in a row were" if task.deaths > 1 else "a worker was"
+                workers = f"{task.deaths} workers were" if task.deaths > 1 else "a worker was"
                 error = WorkerError(f"{workers} lost at {task.work}; the last one {reason}", hint=HINT_OF_DEATHS)
                 task.source.given_up(task, error, stalled)
             else:

@@ -14,7 +14,7 @@ from loaderd.shm.page import new_bell
 
 # If so many workers in a row die without having done anything, the machine is at fault and not the data: a task that
 # kills workers is cut into parts, and one of the first few parts succeeds. Those that had nothing to do don't count,
-# nor those that were lost at a batch: which of its records are to blame is found out.
+# nor those that were lost at a batch: ``Stream.lost_at`` finds the records to blame.
 _MAX_FRUITLESS_DEATHS = 10
 
 

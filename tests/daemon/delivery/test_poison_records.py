@@ -17,7 +17,7 @@ from tests.daemon.page_workers import Delivery
 from tests.daemon.stream_run import REASON, Alone, Run
 
 Deadly = Callable[[Any], bool]
-LOST = "3 workers in a row were lost at"
+LOST = "3 workers were lost at"
 RAISED = WorkerError("derived field 'x' raised")
 FAULTS = {3: WorkerError("ValueError"), 7: WorkerError("KeyError")}
 

@@ -160,7 +160,7 @@ def test_a_task_that_kills_three_workers_is_given_up_and_nobody_else_is_blamed()
         scheduler.lose_worker(worker, f"was killed by signal {worker}", blamed=assigned[0][1])
     (error,) = [index.error for index in source.indexes.values()]
     assert isinstance(error, WorkerError)
-    assert error.message == "3 workers in a row were lost at the index of a0; the last one was killed by signal 2"
+    assert error.message == "3 workers were lost at the index of a0; the last one was killed by signal 2"
     scheduler.add_worker(9)
     scheduler.ready(9)
     assert shards_of(scheduler.assign()) == [(9, "a1"), (9, "a2")], "they are not to blame"
@@ -188,4 +188,4 @@ def test_who_hangs_at_a_stream_that_it_was_told_of_may_not_have_begun_its_task()
         scheduler.unready(worker)
         assert listing.error is None
         scheduler.lose_worker(worker, "made no progress for 8 s", True, task)
-    assert listing.error is not None and "2 workers in a row were lost" in listing.error.message
+    assert listing.error is not None and "2 workers were lost" in listing.error.message

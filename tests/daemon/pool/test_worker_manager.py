@@ -144,7 +144,7 @@ def test_an_index_is_blamed_and_not_a_load_before_it_that_waits(line_of: Any):
         hand.start()
         line.listen()
     assert load.deaths == 0 and indexing.error is not None
-    assert "3 workers in a row were lost at the index of /a" in indexing.error.message
+    assert "3 workers were lost at the index of /a" in indexing.error.message
 
 
 def test_what_indexes_are_made_with_is_sent_to_a_worker_once(line_of: Any):
