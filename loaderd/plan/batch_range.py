@@ -11,14 +11,15 @@ class BatchRange(NamedTuple):
     """Batches ``first`` to ``stop - 1``: one, or several whose rows lie one behind the other in the same window.
 
     ``segments``: where the rows of the first lie. ``omit``: the rows, counted from the start of the batch, that are
-    left out. ``suspects_from``: rows from this one on may kill workers, so each is first decoded alone; -1: none are.
+    left out. ``suspects``: its rows from the first of these on may kill workers. So they are decoded in parts before
+    the batch is made; a part begins at each of these rows.
     """
 
     first: int
     stop: int
     segments: tuple[Segment, ...]
     omit: tuple[int, ...] = ()
-    suspects_from: int = -1
+    suspects: tuple[int, ...] = ()
 
     def has(self, step: int) -> bool:
         """Whether ``step`` is one of them."""
@@ -45,6 +46,13 @@ class BatchRange(NamedTuple):
     def num_records(self) -> int:
         """Records of each batch."""
         return self.num_rows - len(self.omit)
+
+    def suspects_at(self, row: int) -> list[int]:
+        """The rows of the part of the suspects that begins at ``row``; none if no part begins there."""
+        if row not in self.suspects:
+            return []
+        stop = next((start for start in self.suspects if start > row), self.num_rows)
+        return [suspect for suspect in range(row, stop) if suspect not in self.omit]
 
     def place_of(self, row: int) -> tuple[int, int]:
         """(window, place in it) of a row of the first batch."""

@@ -32,7 +32,7 @@ daemon writes its words until another worker takes the seat.)
       SLEEPS                 worker    1: it sleeps; ring its bell when a slot of its own has been given back
       TASK                   worker    1 + the number of the task that it is at; 0: none
       MAKES                  worker    the key of the batch that it is making; 0: none
-      ROW                    worker    1 + the row of that batch that it decodes alone; 0: none
+      ROW                    worker    1 + where the part of that batch begins that it tries; 0: none
       FILLS …                worker    counters: see ``Counter``; behind them, ns by stage and by field
     of each slot, all of which belong to a seat (slot % seats):
       KEY                    worker    the key of the batch that is in the slot, or that is being written there
@@ -396,11 +396,11 @@ class Page:
         self.words[self._of_seat(seat) + _MAKES] = key
 
     def row(self, seat: int) -> int:
-        """The row that a worker decodes alone, of the batch that it makes; -1: none."""
+        """The row at which the part begins that a worker tries, of the batch that it makes; -1: none."""
         return self.words[self._of_seat(seat) + _ROW] - 1
 
     def say_row(self, seat: int, row: int) -> None:
-        """Worker: it decodes this row alone; -1: none."""
+        """Worker: it tries the part that begins at this row; -1: none."""
         self.words[self._of_seat(seat) + _ROW] = row + 1
 
     def count(self, seat: int, counter: Counter, amount: int) -> None:

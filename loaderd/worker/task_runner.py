@@ -108,7 +108,7 @@ class TaskRunner:
         spent: memoryview[int] | None = None,
     ) -> None:
         """``rows``: where windows are loaded from. ``spent``: the words of ``Page.spent``; None: count no time."""
-        schema = description.schema
+        self._schema = schema = description.schema
         self.rows = rows
         self._options = description.options
         self._decoder = BatchDecoder(schema, None if spent is None else spent[len(Stage) :], MAX_FIELDS)
@@ -143,19 +143,19 @@ class TaskRunner:
         """Decode a batch into its slot, without its rows ``omit``."""
         self._decode(self._slots[slot], segments, omit)
 
-    def decode_alone(self, batch: BatchRange) -> Iterator[int]:
-        """Decode the suspect rows of a batch one by one, to see whether the worker survives it.
+    def decode_suspects(self, slot: int, batch: BatchRange) -> Iterator[int]:
+        """Decode the suspects of a batch part by part in its slot, to see whether the worker survives it.
 
-        Yields each row before it is decoded. The results are discarded, and errors, too: they come again with the
-        whole batch.
+        Yields the first row of each part before the part is decoded. Errors are discarded: they come again with the
+        whole batch. Nor does the time count as time of its fields.
         """
-        room = {name: np.empty_like(view[:1]) for name, view in self._slots[0].items()}
-        rows = np.concatenate([self._windows[arena][start:stop] for _, start, stop, arena in batch.segments])
-        for row in range(batch.suspects_from, len(rows)):
-            if row not in batch.omit:
-                yield row
-                with contextlib.suppress(Exception):
-                    self._decoder.decode(rows[row : row + 1], room)
+        decoder, views = BatchDecoder(self._schema), self._slots[slot]
+        whole = np.concatenate([self._windows[arena][start:stop] for _, start, stop, arena in batch.segments])
+        for first in batch.suspects:
+            rows = whole[batch.suspects_at(first)]
+            yield first
+            with contextlib.suppress(Exception):
+                decoder.decode(rows, {name: view[: len(rows)] for name, view in views.items()})
 
     def row_faults(
         self,

@@ -342,7 +342,7 @@ class Worker:
 
     def _make(self, stream: _Stream, claim: Claim) -> None:
         """Make a batch, and say so on the page; or tell the daemon why it cannot be made."""
-        if claim.batch.suspects_from >= 0:
+        if claim.batch.suspects:
             self._try_suspects(stream, claim)
         began_ns, segments, omit = time.monotonic_ns(), claim.batch.segments, list(claim.batch.omit)
         fill = partial(stream.runner.fill, claim.slot, segments, omit)
@@ -359,14 +359,12 @@ class Worker:
         self._channel.send(FillFailed(stream.number, *claim.place, omit, faults, all_faults, error))
 
     def _try_suspects(self, stream: _Stream, claim: Claim) -> None:
-        """Say on the page which row is decoded, so that the daemon knows of which one this process has died."""
-        page, now_ns = stream.producer.page, time.monotonic_ns()
-        for row in stream.runner.decode_alone(claim.batch):
+        """Say on the page which part is decoded, so that the daemon knows of which one this process has died."""
+        page = stream.producer.page
+        for row in stream.runner.decode_suspects(claim.slot, claim.batch):
             if page.least_place() > claim.key:  # nobody wants the batch any more
                 break
             page.say_row(self._seat, row)
-            began_ns, now_ns = now_ns, time.monotonic_ns()
-            page.count(self._seat, Counter.FILL_NS, now_ns - began_ns)  # its rise shows that it has not stalled
         page.say_row(self._seat, -1)
 
     def _do_task(self, task: WorkerTask) -> None:

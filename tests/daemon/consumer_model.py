@@ -204,6 +204,7 @@ class Consumer:
                 self.stalls |= {step} if stalled else set()
                 if job.suspect < 0:
                     self.kills[step] += 1
+                if len(job.claim.batch.suspects_at(job.suspect)) != 1:
                     return
                 place = self.places_of(step)[job.suspect]
                 self.kills_alone[place] += 1

@@ -19,10 +19,11 @@ from tests.daemon.page_workers import Delivery, answer_to, new_page, plan_of, st
 
 
 class Alone(NamedTuple):
-    """A worker decodes a row of a batch with suspects alone."""
+    """A worker decodes rows of a batch with suspects apart from the others; ``row``: the first of them."""
 
     step: int
     row: int
+    num_rows: int = 1
 
 
 REASON = "was killed by SIGSEGV"
@@ -143,12 +144,11 @@ class Run:
         self.stream.not_made(FillFailed(0, self.generation, self.step, list(omit), left, all_faults, error))
 
     def _deadly_row(self, batch: BatchRange, is_deadly: Callable[[Any], bool]) -> int:
-        """The suspect that a worker does not survive; -1: it survives all of them."""
-        for row in range(batch.suspects_from, batch.num_rows) if batch.suspects_from >= 0 else ():
-            if row not in batch.omit:
-                self.alone.append(Alone(batch.first, row))
-                if is_deadly(self.alone[-1]):
-                    return row
+        """Where the part begins that a worker does not survive; -1: it survives all of them."""
+        for row in batch.suspects:
+            self.alone.append(Alone(batch.first, row, len(batch.suspects_at(row))))
+            if is_deadly(self.alone[-1]):
+                return row
         return -1
 
     def to_the_end(

@@ -113,11 +113,8 @@ class Job:
 
     @property
     def suspect(self) -> int:
-        """The row that it decodes alone first, and comes no further; -1: none."""
-        if self.claim is None or self.claim.batch.suspects_from < 0:
-            return -1
-        rows = range(self.claim.batch.suspects_from, self.claim.batch.num_rows)
-        return next((row for row in rows if row not in self.claim.batch.omit), -1)
+        """Where the first part of its suspects begins, and it comes no further; -1: it has none."""
+        return next(iter(self.claim.batch.suspects), -1) if self.claim is not None else -1
 
 
 class Hand:

@@ -9,9 +9,9 @@
 - Batches are granted in order, as soon as their rows are there. The daemon does not decide which worker makes which
   batch, and no message tells it that the consumer took one: when it is woken, it reads in the page how far that is.
 - The consumer is told which batches cannot be made, and, before a batch is granted, which records it lacks.
-- If worker after worker is lost at a batch, it is granted with all of its rows as **suspects**: a worker decodes each
-  alone before it makes the batch, and says on the page which one. A row at which three more workers are lost is left
-  out, or breaks the batch.
+- If worker after worker is lost at a batch, it is granted with all of its rows as **suspects**: a worker decodes them
+  in parts before it makes the batch, and says on the page which. The rows of a part at which a worker is lost are
+  then decoded alone. A row at which three more workers are lost is left out, or breaks the batch.
 - Loads of the next window come due while the consumer goes through this one, so that it does not meet a pause where a
   window ends.
 - :meth:`Stream.start` begins anew anywhere. Loads of older generations that are still in flight keep their arenas
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from loaderd.daemon.delivery.mismatches import Mismatches
@@ -327,33 +328,38 @@ class Stream(TaskSource):
         self.notes.append(BatchFailed(self.generation, batch.first, error))
 
     def lost_at(self, key: int, row: int, reason: str, stalled: bool) -> None:
-        """A worker is lost that was making a batch; ``row``: which it was decoding alone, or -1.
+        """A worker is lost that was making a batch; ``row``: where the part begins that it was decoding, or -1.
 
-        After the third one, its rows are suspects, or it is broken. To notice a stall takes long: after these, its
-        rows are tried only if batches may be made without some of them.
+        After the third one, its rows are suspects, or it is broken. To notice a stall takes long: if the third one
+        has stalled, its rows are suspects only if batches may be made without some of them.
         """
         step, batch = step_of(key), self._granted_at(key)
         if batch is None or not batch.num_records or self.page.keys().count(key) > 1:  # another one makes it, too
             return
-        if batch.suspects_from < 0 or row not in range(batch.num_rows) or row in batch.omit:
+        part = batch.suspects_at(row)
+        if len(part) > 1:
+            self._grant_anew(batch._replace(suspects=(*part, *_behind(row, batch))))
+            return
+        if not part:
             row = -1
         self._deaths[step, row] += 1
         if self._deaths[step, row] < MAX_DEATHS:
-            if row > batch.suspects_from:  # those in front of it have been survived
-                self._grant_anew(batch._replace(suspects_from=row))
+            if part:  # those in front of it have been survived
+                self._grant_anew(batch._replace(suspects=(row, *_behind(row, batch))))
             return
         del self._deaths[step, row]
-        what = f"1 record of batch {step}" if row >= 0 else f"batch {step}"
+        what = f"1 record of batch {step}" if part else f"batch {step}"
         lost = f"{MAX_DEATHS} workers were lost at the decoding of {what}; the last one {reason}"
         error = WorkerError(lost, hint=HINT_OF_DEATHS)
-        if row >= 0:
+        if part:
             self._leave_out(batch, row, error, stalled)
         elif step in self._deadly or (stalled and not self._skip_damaged):
             self._withdraw(step)
             self._break(batch, range(batch.num_rows), error)
         else:
             self._deadly[step] = []
-            self._grant_anew(batch._replace(suspects_from=0))
+            rows = [row for row in range(batch.num_rows) if row not in batch.omit]
+            self._grant_anew(batch._replace(suspects=(*rows[:: isqrt(len(rows))],)))  # fewest calls of the decoder
 
     def _leave_out(self, batch: BatchRange, row: int, error: WorkerError, stalled: bool) -> None:
         """Have a batch made without a row that workers are lost at, or break it: always, if there are too many."""
@@ -361,7 +367,7 @@ class Stream(TaskSource):
         deadly.append((row, error, stalled))
         if len(deadly) <= MOST_ROW_FAULTS and sum(stalls for *_, stalls in deadly) <= _MOST_STALLING_ROWS:
             self.granted = without(self.granted, batch.first)
-            self._make_without(batch._replace(suspects_from=row + 1), {row: error})
+            self._make_without(batch._replace(suspects=_behind(row, batch)), {row: error})
             return
         first_row, first, _ = deadly[0]
         lost = f"workers are lost at {len(deadly)} records of batch {batch.first} or more"
@@ -382,7 +388,7 @@ class Stream(TaskSource):
         if again is None:
             self._withdraw(batch.first)
         else:
-            self._let(again._replace(suspects_from=-1 if survived else batch.suspects_from))
+            self._let(again._replace(suspects=() if survived else batch.suspects))
 
     # ------------------------------------------------------------------------------------------- report
 
@@ -412,6 +418,10 @@ class Stream(TaskSource):
         if (outage := self.outage) is not None:
             lines.append(f"storage    {outage.in_words()}")
         return [*lines, *self._windows.describe()]
+
+
+def _behind(row: int, batch: BatchRange) -> tuple[int, ...]:
+    return tuple(start for start in batch.suspects if start > row)
 
 
 def _load_of(task: Task) -> LoadTask:

@@ -287,11 +287,14 @@ class WorkerManager:
         return None
 
     def _at(self, worker: int) -> Hashable:
-        """What must change for a worker to make progress: a batch, the time that its attempts took, or the task."""
+        """What must change for a worker to make progress.
+
+        The batch, the part of its suspects, the time that attempts took, or the task.
+        """
         seat, tasks = self.pool.seat_of(worker), self.scheduler.tasks_of(worker)
         fill_ns = sum(stream.page.counted(seat, Counter.FILL_NS) for stream in self._streams.values())
         if (batch := self.batch_of(worker)) is not None:
-            return (*batch, fill_ns)
+            return (*batch, fill_ns, self._streams[batch[0]].page.row(seat))
         return (tasks[0].number, fill_ns) if tasks else self._neglected(worker)
 
     def doing(self, worker: int) -> str:

@@ -23,10 +23,10 @@ FAULTS = {3: WorkerError("ValueError"), 7: WorkerError("KeyError")}
 
 
 def rows_decoded(work: Any) -> set[tuple[int, int]]:
-    """(step, row) of what a batch, or a row alone, decodes."""
+    """(step, row) of what a batch, or a part of its suspects, decodes."""
     if isinstance(work, BatchRange):
         return {(work.first, row) for row in range(work.num_rows) if row not in work.omit}
-    return {(work.step, work.row)} if isinstance(work, Alone) else set()
+    return {(work.step, work.row + i) for i in range(work.num_rows)} if isinstance(work, Alone) else set()
 
 
 def decodes(step: int) -> Deadly:
@@ -83,8 +83,15 @@ def test_a_record_that_workers_are_lost_at_is_found_and_breaks_its_batch():
     lost = f"{LOST} the decoding of 1 record of batch 13; the last one was killed by SIGSEGV"
     assert broken(sent) == {13: f"[{record_at(run, 1, 341)}]: {lost}"}
     assert [item.step for item in sent] == list(range(20)), "in its turn"
-    assert run.deaths == 3 + 3, "for the batch, and for the record"
-    assert run.alone == [Alone(13, row) for row in [*range(42), 41, 41]], "none again that was survived"
+    assert run.deaths == 3 + 1 + 3, "for the batch, for a part of it, and for the record"
+    parts, rows = [Alone(13, row, 10) for row in range(0, 50, 10)], [Alone(13, row) for row in (40, 41, 41, 41)]
+    assert run.alone == [*parts, *rows], "none again that was survived"
+
+
+def test_a_large_batch_is_searched_with_few_calls():
+    run = Run(8000, 8000, 8000, skip_damaged=True)
+    run.to_the_end(is_deadly=decodes_rows((0, 7900)))
+    assert len(run.alone) < 2 * 8000**0.5 + 10
 
 
 def test_records_that_workers_are_lost_at_are_skipped_if_the_user_chose_so():
@@ -115,7 +122,7 @@ def test_workers_that_are_killed_by_chance_cost_no_record():
     deaths = iter([*[True] * 5, False, True, False, True, True])  # three for the batch, and then at whatever comes
     sent = run.to_the_end(is_deadly=lambda work: decodes(1)(work) and next(deaths, False))
     assert delivered(sent) == dict.fromkeys(range(4), 100)
-    assert run.deaths == 8 and {one.row for one in run.alone} == set(range(100))
+    assert run.deaths == 8 and {row for one in run.alone for _, row in rows_decoded(one)} == set(range(100))
 
 
 def test_a_batch_that_kills_only_as_a_whole_is_broken():
@@ -236,7 +243,7 @@ def test_a_batch_that_another_worker_makes_at_the_same_time_has_no_suspects():
         run.page.claim(slot, key_of(1, 0))
     for _ in range(2 * MAX_DEATHS):
         run.stream.lost_at(key_of(1, 0), -1, REASON, False)
-    assert {one.suspects_from for one in run.stream.granted} == {-1}
+    assert not any(one.suspects for one in run.stream.granted)
 
 
 def test_workers_that_are_lost_at_a_batch_that_another_one_has_delivered_blame_no_record():

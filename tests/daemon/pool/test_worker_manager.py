@@ -73,7 +73,10 @@ def test_a_worker_that_hangs_at_a_batch_is_replaced_and_another_one_makes_it(lin
     line = line_of(400, 10, 100)
     hand = at_a_batch(line)
     assert line.tick(STALL_TICKS) == []
-    line.stream.page.count(line.crew.pool.seat_of(hand.number), Counter.FILL_NS, 1)  # as while it looks for bad rows
+    seat = line.crew.pool.seat_of(hand.number)
+    line.stream.page.count(seat, Counter.FILL_NS, 1)  # as while it looks for bad rows
+    assert line.tick(STALL_TICKS) == []
+    line.stream.page.say_row(seat, 7)  # as while it tries suspects
     assert line.tick(STALL_TICKS) == [] and line.tick(1) == [hand.number]
     (warning,) = line.crew.warnings
     assert "made no progress for 8 s at the decoding of batch 0; another one" in warning
