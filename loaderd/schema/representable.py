@@ -39,6 +39,12 @@ def check_holds_numbers(dtype: np.dtype[Any], what: str) -> None:
         raise SchemaError(f"{what} needs a dtype of numbers, got {dtype}")
 
 
+def check_holds_fractions(dtype: np.dtype[Any], what: str) -> None:
+    """Raise SchemaError for a ``dtype`` of integers, in which fractions would become 0."""
+    if integer_limits(dtype) is not None:
+        raise SchemaError(f"{what} must hold fractions, got {dtype}")
+
+
 def check_representable(numbers: Sequence[Number], dtype: np.dtype[Any], what: str) -> None:
     """Raise SchemaError for a number that ``dtype`` cannot hold: exactly, if it is of integers; else rounded."""
     check_holds_numbers(dtype, what)

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.schema import Array, Derived, FixedRecords, Scatter, Schema, Spread
+from loaderd.schema.features import resolve_dtype
+from loaderd.schema.representable import check_holds_fractions
 
 Floats = npt.NDArray[np.float32]
 MAX_MOVES, NUM_MOVES, SQUARE_BYTES = 92, 1858, 137
@@ -46,6 +48,7 @@ def ceres_tpg(dtype: Any = "float32") -> Schema:
 
     An index that is no move is a WorkerError.
     """
+    check_holds_fractions(resolve_dtype(dtype), "ceres_tpg: dtype")
     as_stored = ("wdl_deblundered", "wdl_q", "wdl_nondeblundered")
     as_numbers = ("q_deviation_lower", "q_deviation_upper", "played_q_suboptimality")
     return Schema(

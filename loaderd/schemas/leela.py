@@ -17,7 +17,9 @@ import numpy.typing as npt
 from loaderd.errors import SchemaError
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Field, Fill, FixedRecords, Planes, Schema, Spread
+from loaderd.schema.features import resolve_dtype
 from loaderd.schema.permute import permute
+from loaderd.schema.representable import check_holds_fractions
 from loaderd.schemas.leela_moves import mirrored_moves
 from loaderd.schemas.symmetry import check_symmetries, has_any
 
@@ -167,6 +169,7 @@ def lc0(
 
 def _planes(input_format: int, dtype: Any) -> tuple[Planes, dict[str, str]]:
     """The planes, and the features of bits that they need besides: the field of the record that each one is."""
+    check_holds_fractions(resolve_dtype(dtype), "lc0: dtype")
 
     def plane(feature: str, scale: float = 1.0) -> Spread:
         return Spread(feature, (1, 8, 8), scale, dtype)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import loaderd
-from loaderd.errors import WorkerError
+from loaderd.errors import SchemaError, WorkerError
 from loaderd.schemas.ceres import RECORD
 from tests.helpers.device_program import unpacked
 from tests.helpers.fixed_files import zstd
@@ -73,6 +73,11 @@ def test_files_of_zstd(unpack: Any, tmp_path: Path):
     schema = loaderd.schemas.ceres_tpg()
     with loaderd.Loader(tmp_path / "*.zst", schema, batch_size=32, unpack=unpack, workers=1) as loader:
         check(loader if unpack == "worker" else unpacked(loader, loader), stored)
+
+
+def test_integers_hold_no_hundredths():
+    with pytest.raises(SchemaError, match="ceres_tpg: dtype must hold fractions, got int8"):
+        loaderd.schemas.ceres_tpg("int8")
 
 
 def test_an_index_that_is_no_move_is_named(tmp_path: Path):

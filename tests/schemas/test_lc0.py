@@ -166,6 +166,7 @@ def test_every_input_format_and_every_target_as_the_source_has_them(input_format
         ({"input_format": 6}, r"input_format must be one of 1 \(INPUT_CLASSICAL_112_PLANE\), .*, got 6"),
         ({"targets": "q"}, "targets must be one of result, best, played, orig, root, st, all, got 'q'"),
         ({"input_format": 3, "symmetries": (0, 1)}, "symmetries must be empty for input_format 3"),
+        ({"dtype": "int8"}, "lc0: dtype must hold fractions, got int8"),
     ],
 )
 def test_what_there_is_not(options: Any, said: str):
