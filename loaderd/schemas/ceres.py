@@ -30,7 +30,7 @@ RECORD = np.dtype(
         ("q_deviation_lower", "<f2"),
         ("q_deviation_upper", "<f2"),
         ("policy_index_in_parent", "<i2"),
-        ("policy_indices", "<i2", (MAX_MOVES,)),
+        ("policy_indices", "<u2", (MAX_MOVES,)),  # unsigned: -1, which Scatter leaves out, is damage
         ("policy_values", "<f2", (MAX_MOVES,)),
         ("squares", "i1", (64, SQUARE_BYTES)),  # hundredths
     ]

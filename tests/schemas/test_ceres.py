@@ -80,13 +80,17 @@ def test_integers_hold_no_hundredths():
         loaderd.schemas.ceres_tpg("int8")
 
 
-def test_an_index_that_is_no_move_is_named(tmp_path: Path):
+@pytest.mark.parametrize("index", [1858, -1])
+@pytest.mark.parametrize("unpack", ["worker", "device"])
+def test_an_index_that_is_no_move_is_named(index: int, unpack: Any, tmp_path: Path):
     stored = bytearray(records(5))
-    stored[3 * 9250 + 114 : 3 * 9250 + 116] = struct.pack("<h", 1858)
+    stored[3 * 9250 + 114 : 3 * 9250 + 116] = struct.pack("<h", index)
     (tmp_path / "a.zst").write_bytes(zstd(bytes(stored)))
     with (
-        loaderd.Loader(tmp_path / "a.zst", loaderd.schemas.ceres_tpg(), batch_size=5, workers=1) as loader,
-        pytest.raises(WorkerError, match="or -1, found 1858") as caught,
+        loaderd.Loader(
+            tmp_path / "a.zst", loaderd.schemas.ceres_tpg(), batch_size=5, unpack=unpack, workers=1
+        ) as loader,
+        pytest.raises(WorkerError, match=f"found {index % 65_536}") as caught,
     ):
         next(iter(loader))
     assert caught.value.damage is not None and caught.value.damage.record == 3
