@@ -16,7 +16,7 @@ from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_
 from loaderd.cli.sample import Sample, range_of, sample_shards
 from loaderd.cli.stored_records import (
     StoredFormat,
-    count_sizes,
+    count_kinds,
     joined,
     kind_of,
     list_values,
@@ -187,7 +187,9 @@ def _show_format(
 ) -> None:
     """What is known of records of a fixed size."""
     records = stored.records
-    by_size = count_sizes(file, index, records) if records.sizes else {records.record_bytes: index.num_records}
+    by_size, refused = {records.record_bytes: index.num_records}, dict[str, int]()
+    if records.sizes is not None:
+        by_size, refused = count_kinds(file, index, records)
     kinds = {name: kind_of(records, name) for name in records}
     about |= {
         "record_bytes": max(by_size, default=records.record_bytes),
@@ -197,13 +199,16 @@ def _show_format(
         "left_out": dict(stored.left_out),
     }
     if records.sizes is not None:
-        about["records_by_bytes"] = by_size
+        about["records_by_bytes"], about["refused"] = by_size, refused
     if arguments.json:
         return
     say(f"Schema: {stored.named}; {_in_words(by_size, records)}")
+    part = "member" if index.compression == "tar" else "block"
+    for why, number in refused.items():
+        say(f"{count(number, 'record')} in {part}s that begin with one that it refuses: {why}")
     if index.num_records:
         sizes = range_of(about["blocks"])
-        say(f"{count(len(index.counts), 'member' if index.compression == 'tar' else 'block')} of {sizes} records")
+        say(f"{count(len(index.counts), part)} of {sizes} records")
     rows = [
         (name, f"{dtype}, bits" if name in records.bits else dtype, f"{shape}")
         for name, (dtype, shape) in kinds.items()

@@ -143,15 +143,24 @@ def read_record(
     raise AssertionError("a reader delivers what is in a block, or the damage")
 
 
-def count_sizes(file: ShardFile, index: ShardIndex, records: FixedRecords) -> dict[int, int]:
-    """How many healthy records there are of each size, in bytes."""
-    counts: dict[int, int] = {}
+def count_kinds(file: ShardFile, index: ShardIndex, records: FixedRecords) -> tuple[dict[int, int], dict[str, int]]:
+    """How many healthy records there are of each size, in bytes; and how many the schema refuses, by why.
+
+    Refused are all records of a member or block that begins with such a one.
+    """
+    sizes: dict[int, int] = {}
+    refused: dict[str, int] = {}
     with closing(FixedBlockReader(records, [file], [index.compression])) as reader:
         for position in range(len(index.counts)):
             block = Block(0, *index.block(position))
-            size = reader.size_in(block)
-            counts[size] = counts.get(size, 0) + block.num_records
-    return dict(sorted(counts.items()))
+            piece = next(iter(reader.read(block, 0, 1)))
+            if isinstance(piece, Damage):
+                raise at_damage(CorruptRecordError, piece, hint="It has been damaged since it was indexed.")
+            size = int(piece.payload_lengths[0])
+            sizes[size] = sizes.get(size, 0) + block.num_records
+            if why := records.contradiction(piece.buffer[int(piece.payload_starts[0]) :][:size].tobytes()):
+                refused[why] = refused.get(why, 0) + block.num_records
+    return dict(sorted(sizes.items())), refused
 
 
 def list_values(records: FixedRecords, record: bytes) -> dict[str, Listed]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderd.errors import Damage, ShardReadError
+from loaderd.errors import Damage, ShardFormatError, ShardReadError
 from loaderd.formats.compression import detect_compression
 from loaderd.formats.fixed import compression_of_member, open_fixed, wrapping_of
 from loaderd.formats.fixed_index import build_fixed_index
@@ -147,12 +147,17 @@ def _detect_lc0(opened: OpenFile, file: ShardFile, wrapping: Compression) -> tup
     place = (0, file.size_bytes, wrapping) if wrapping != "tar" else _first_member(opened, file)
     if place is None:
         return None
-    head = bytearray(HEADER_BYTES)
+    head = bytearray(2 * max(SIZES.values()))
     got = open_fixed(file.uri, opened.read_at, *place, max(SIZES.values())).read_into(memoryview(head))
     version, input_format = (int.from_bytes(head[start : start + 4], "little") for start in (0, 4))
     size = SIZES.get(version)
-    if got < len(head) or size is None or is_frame(head) or (wrapping == "none" and file.size_bytes % size):
+    if got < HEADER_BYTES or size is None or is_frame(head) or (wrapping == "none" and file.size_bytes % size):
         return None
+    if input_format not in INPUT_FORMATS and head[:8] == head[size : size + 8]:  # else the first record is damaged
+        raise ShardFormatError(
+            f"{file.uri} holds records of lc0 with input_format {input_format}, which no schema reads",
+            hint=f"loaderd.schemas.lc0() reads the input formats {', '.join(map(str, INPUT_FORMATS))}.",
+        )
     option = f"input_format={input_format}" if input_format in INPUT_FORMATS and input_format != 1 else ""
     return lc0(input_format=input_format if option else 1), f"loaderd.schemas.lc0({option})"
 

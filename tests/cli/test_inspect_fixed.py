@@ -45,9 +45,9 @@ def inspected(capsys: Capture, *arguments: Any) -> dict[str, Any]:
     return found
 
 
-def leela_game(num_records: int) -> bytes:
+def leela_game(num_records: int, input_format: int = 1) -> bytes:
     records = np.zeros(num_records, leela.RECORD_V6)
-    records["version"], records["input_format"], records["plies_left"] = 6, 1, np.arange(num_records)
+    records["version"], records["input_format"], records["plies_left"] = 6, input_format, np.arange(num_records)
     records["planes"][:, 0] = 0x80
     return gzip.compress(records.tobytes())
 
@@ -80,6 +80,25 @@ def test_games_of_leela_tell_what_they_are_and_what_is_wrong_with_them(tmp_path:
     assert "plane 0           plane 104" not in text and "plane 0   " in text
     assert inspect(capsys, shard, "--png", tmp_path / "board.png")[0] == 0 and (tmp_path / "board.png").stat().st_size
     assert "schema = loaderd.schemas.lc0()\n" in inspect(capsys, shard, "--features")[1]
+
+
+def test_games_that_the_schema_refuses_are_counted(tmp_path: Path, capsys: Capture):
+    games = [
+        ("0.gz", leela_game(3)),
+        ("1.gz", leela_game(4, 3)),
+        ("2.gz", leela_game(5, 77)),
+        ("3.gz", leela_game(6, 3)),
+    ]
+    (tmp_path / "a.tar").write_bytes(tar_of(games))
+    refused = {f"input_format {number} where 1 is expected": count for number, count in ((3, 10), (77, 5))}
+    assert inspected(capsys, tmp_path / "a.tar")["refused"] == refused
+    assert (
+        "\n10 records in members that begin with one that it refuses: input_format 3 where 1 is"
+        in inspect(capsys, tmp_path / "a.tar")[1]
+    )
+    (tmp_path / "a.gz").write_bytes(games[2][1])
+    status, _, error = inspect(capsys, tmp_path / "a.gz")
+    assert status == 2 and "records of lc0 with input_format 77, which no schema reads" in error
 
 
 @pytest.mark.parametrize("variant", ["bullet", "marlin", "nnue_bin"])
