@@ -16,9 +16,7 @@ from loaderd.schema import packed_schema
 from loaderd.schemas.nnue import BULLET, MARLIN, SFEN, begins_with_game
 from tests.helpers import nnue_boards as boards
 from tests.helpers.decoding import decoded
-from tests.helpers.device_program import run, unpacked
-from tests.helpers.own_processes import kill, newest_daemon, workers_of
-from tests.remote.network_server import NetworkServer
+from tests.helpers.device_program import run
 
 POSITIONS = boards.positions(700)
 DTYPES = {"bullet": BULLET, "marlin": MARLIN, "nnue_bin": SFEN}
@@ -71,36 +69,6 @@ def test_a_start_position_by_hand():
     found = decoded(boards.VARIANTS["bullet"], rows_of("bullet", boards.bullet(position)))
     assert found["stm"][0, 8:10].tolist() == [8, 9] and found["ntm"][0, 8] == 384 + 48
     assert sorted(found["stm"][0]) == sorted(found["ntm"][0])
-
-
-@pytest.mark.parametrize("variant", ["bullet, mirrored", "marlin, buckets", "nnue_bin"])
-def test_a_loader_delivers_each_once_whatever_happens(variant: str, tmp_path: Path):
-    """Shuffled; a worker is killed, and another loader goes on where it stood. Then packed."""
-    path = boards.write(tmp_path / "a.bin", variant, POSITIONS)
-    options: dict[str, Any] = {"batch_size": 64, "workers": 1, "shuffle": loaderd.Shuffle(200, 16)}
-    schema = boards.VARIANTS[variant]
-    with loaderd.Loader(path, schema, **options) as loader:
-        copies = ({name: values.copy() for name, values in batch.items()} for batch in loader)
-        batches = [next(copies) for _ in range(3)]
-        for worker in workers_of(newest_daemon()):
-            kill(worker)
-        batches += [next(copies) for _ in range(2)]
-        position = loader.position
-    with loaderd.Loader(path, schema, start=position, **options) as loader:
-        boards.check([*batches, *loader], variant, POSITIONS)
-    with loaderd.Loader(path, schema, unpack="device", **options) as loader:
-        boards.check(unpacked(loader, loader), variant, POSITIONS)
-
-
-def test_a_server_sends_them(tmp_path: Path):
-    boards.write(tmp_path / "a.bin", "nnue_bin", POSITIONS)
-    module = "import loaderd\n\ntrain = loaderd.Dataset('*.bin', loaderd.schemas.nnue_bin())\n"
-    server = NetworkServer(tmp_path, module=module)
-    try:
-        with loaderd.connect(server.address, "train", batch_size=64, workers=1) as loader:
-            boards.check(loader, "nnue_bin", POSITIONS)
-    finally:
-        server.close()
 
 
 def set_bytes(offset: int, values: bytes) -> Any:

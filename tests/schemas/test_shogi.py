@@ -17,9 +17,7 @@ from loaderd.schemas import shogi
 from loaderd.schemas.shogi import HCPE, PSV
 from tests.helpers import shogi_boards as boards
 from tests.helpers.decoding import decoded
-from tests.helpers.device_program import run, unpacked
-from tests.helpers.own_processes import kill, newest_daemon, workers_of
-from tests.remote.network_server import NetworkServer
+from tests.helpers.device_program import run
 
 POSITIONS = boards.positions(400)
 
@@ -41,36 +39,6 @@ def test_boards_of_any_pieces(variant: str, kernels: str):
     boards.check([decoded(schema, rows)], variant, POSITIONS)
     packed = decoded(packed_schema(schema, for_device=True), rows)
     boards.check([{**packed, **run(schema.device_program(), packed)}], variant, POSITIONS)
-
-
-@pytest.mark.parametrize("variant", ["hcpe planes", "psv halfkp"])
-def test_a_loader_delivers_each_once_whatever_happens(variant: str, tmp_path: Path):
-    """Shuffled; a worker is killed, and another loader goes on where it stood. Then packed."""
-    path = boards.write(tmp_path / "a.bin", variant, POSITIONS)
-    options: dict[str, Any] = {"batch_size": 64, "workers": 1, "shuffle": loaderd.Shuffle(200, 16)}
-    schema = boards.VARIANTS[variant]
-    with loaderd.Loader(path, schema, **options) as loader:
-        copies = ({name: values.copy() for name, values in batch.items()} for batch in loader)
-        batches = [next(copies) for _ in range(2)]
-        for worker in workers_of(newest_daemon()):
-            kill(worker)
-        batches += [next(copies) for _ in range(2)]
-        position = loader.position
-    with loaderd.Loader(path, schema, start=position, **options) as loader:
-        boards.check([*batches, *loader], variant, POSITIONS)
-    with loaderd.Loader(path, schema, unpack="device", **options) as loader:
-        boards.check(unpacked(loader, loader), variant, POSITIONS)
-
-
-def test_a_server_sends_them(tmp_path: Path):
-    boards.write(tmp_path / "a.bin", "psv halfkp", POSITIONS)
-    module = "import loaderd\n\ntrain = loaderd.Dataset('*.bin', loaderd.schemas.psv())\n"
-    server = NetworkServer(tmp_path, module=module)
-    try:
-        with loaderd.connect(server.address, "train", batch_size=64, workers=1) as loader:
-            boards.check(loader, "psv halfkp", POSITIONS)
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize(
