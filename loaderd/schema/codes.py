@@ -155,7 +155,8 @@ class PrefixCodes(_Coded):
             if other.startswith(one):
                 raise SchemaError(f"PrefixCodes: no code may begin another one, got {one!r} and {other!r}")
         object.__setattr__(self, "codes", codes)
-        object.__setattr__(self, "fixed", tuple(map(self._fixed, self.fixed)))
+        fixed = self.fixed if isinstance(self.fixed, Iterable) else (self.fixed,)
+        object.__setattr__(self, "fixed", tuple(map(self._fixed, fixed)))
         if not isinstance(self.end, bool):
             raise SchemaError(f"PrefixCodes: end must be True or False, got {self.end!r:.200}")
         self._check(len(codes))

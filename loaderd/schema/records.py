@@ -262,7 +262,7 @@ class FixedRecords(Mapping[str, Feature]):
         except (TypeError, ValueError):
             raise SchemaError(f"{must}, got {sizes!r:.200}") from None
         fields: Mapping[str, Any] = self.dtype.fields or {}
-        if name not in fields or fields[name][0].kind not in "iu" or not by_value:
+        if not isinstance(name, str) or name not in fields or fields[name][0].kind not in "iu" or not by_value:
             raise SchemaError(f"{must}, the field a whole number, got {sizes!r:.200}")
         if max(by_value.values()) != self.dtype.itemsize or len(set(by_value.values())) < len(by_value):
             raise SchemaError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -134,7 +135,8 @@ def lc0(
     ``where=`` and ``sample=`` may name all other fields of the record, such as "policy_kld". Each record of another
     version or input format is a RecordMismatchError.
     """
-    if isinstance(input_format, bool) or input_format not in INPUT_FORMATS:
+    is_number = isinstance(input_format, Integral) and not isinstance(input_format, bool)
+    if not is_number or input_format not in INPUT_FORMATS:
         known = ", ".join(f"{number} ({name})" for number, name in INPUT_FORMATS.items())
         raise SchemaError(f"lc0: input_format must be one of {known}, got {input_format!r:.200}")
     if not isinstance(targets, str) or targets not in (*_VALUES, "all"):

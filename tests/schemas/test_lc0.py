@@ -164,6 +164,8 @@ def test_every_input_format_and_every_target_as_the_source_has_them(input_format
     ("options", "said"),
     [
         ({"input_format": 6}, r"input_format must be one of 1 \(INPUT_CLASSICAL_112_PLANE\), .*, got 6"),
+        ({"input_format": [1]}, r"input_format must be one of .*, got \[1\]"),
+        ({"input_format": 1.0}, r"input_format must be one of .*, got 1\.0"),
         ({"targets": "q"}, "targets must be one of result, best, played, orig, root, st, all, got 'q'"),
         ({"input_format": 3, "symmetries": (0, 1)}, "symmetries must be empty for input_format 3"),
         ({"dtype": "int8"}, "lc0: dtype must hold fractions, got int8"),
@@ -378,6 +380,7 @@ def test_sizes_must_be_those_of_whole_records():
         (("b", {1: 5, 2: 9}), "the field a whole number"),
         (("version", {1: 9, 2: 9}), "sizes must differ"),
         (("version", {300: 5, 2: 9}), r"sizes\['version'\]"),
+        ((["version"], {1: 5, 2: 9}), "the field a whole number"),
         (5, "a field and its values' bytes"),
     ):
         with pytest.raises(SchemaError, match=said):
