@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Shape, check_integer, check_shape, resolve_dtype
+from loaderd.schema.features import Shape, check_integer, check_shape, is_integer, resolve_dtype
 from loaderd.schema.field_spec import Features, FieldSpec, Tabled, check_bit_order, check_name, packed_bits_of
 from loaderd.schema.representable import as_values, check_holds_numbers
 
@@ -164,7 +163,7 @@ class PrefixCodes(_Coded):
             raise SchemaError(f"PrefixCodes: values must be for {len(codes)} symbols, got {len(self.values)}")
         if self.order is not None:
             order = tuple(self.order) if isinstance(self.order, Iterable) else ()
-            are_places = len(order) == self.num_places and all(isinstance(each, Integral) for each in order)
+            are_places = len(order) == self.num_places and all(map(is_integer, order))
             if not are_places or sorted(order) != [*range(self.num_places)]:
                 raise SchemaError(
                     f"PrefixCodes: order must have each place from 0 to {self.num_places - 1} once, "

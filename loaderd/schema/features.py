@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -60,7 +61,7 @@ def check_shape(shape: Any, of: str) -> Shape:
         dims = (shape,) if isinstance(shape, (Integral, str, bytes)) else tuple(shape)
     except TypeError:
         dims = (shape,)
-    if not all(isinstance(dim, Integral) and not isinstance(dim, bool) and int(dim) > 0 for dim in dims):
+    if not all(is_integer(dim) and int(dim) > 0 for dim in dims):
         raise SchemaError(f"{of}: shape must be a tuple of positive integers, got {shape!r:.200}")
     if len(dims) > MAX_AXES:
         raise SchemaError(f"{of}: shape must have at most {MAX_AXES} axes, got {len(dims)}: {shape!r:.200}")
@@ -70,9 +71,14 @@ def check_shape(shape: Any, of: str) -> Shape:
     return made
 
 
+def is_integer(value: Any) -> bool:
+    """Whether it is a whole number of Python's or numpy's, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def check_integer(value: Any, what: str, least: int, most: int = 8 * MAX_VALUES) -> int:
     """``value`` as an int from ``least`` to ``most``. Raises SchemaError."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+    if not is_integer(value) or value < least:
         must = {0: "an integer from 0 on", 1: "a positive integer"}.get(least, f"an integer from {least} on")
         raise SchemaError(f"{what} must be {must}, got {value!r:.200}")
     if int(value) > most:
@@ -381,3 +387,18 @@ class Length(_Values):
 
 
 Feature = PackedBits | Raw | Int64 | Float | Length
+
+
+def check_lengths(features: Mapping[str, Feature]) -> None:
+    """Raise SchemaError unless each :class:`Length` is of a feature whose values can be counted."""
+    for name, feature in features.items():
+        if not isinstance(feature, Length):
+            continue
+        counted = features.get(feature.feature)
+        if not isinstance(counted, (Raw, Int64, Float)) or counted.pad is None:
+            there = "none of that name" if counted is None else f"{counted!r:.200}"
+            raise SchemaError(
+                f"feature {name!r} must be the Length of a feature with a pad, got {feature.feature!r}, "
+                f"which is {there}",
+                hint="Without a pad, all records hold as many values.",
+            )

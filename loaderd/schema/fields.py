@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from loaderd.schema.features import (
     Shape,
     check_integer,
     check_shape,
+    is_integer,
     resolve_dtype,
 )
 from loaderd.schema.field_spec import Features, FieldSpec, check_bit_order, check_name, feature_of, packed_bits_of
@@ -76,7 +77,7 @@ class Bits(ByValue):
         object.__setattr__(self, "dtype", self.dtype.newbyteorder("="))
         if self.channel_order is not None:
             order = tuple(self.channel_order) if isinstance(self.channel_order, Iterable) else (self.channel_order,)
-            is_complete = len(order) == self.num_channels and all(isinstance(c, Integral) for c in order)
+            is_complete = len(order) == self.num_channels and all(map(is_integer, order))
             if not is_complete or sorted(order) != list(range(self.num_channels)):
                 raise SchemaError(
                     f"Bits: channel_order must be a permutation of 0…{self.num_channels - 1} "
@@ -103,7 +104,7 @@ class Bits(ByValue):
 
     def _checked_places(self, given: Any) -> tuple[int, ...]:
         numbers = tuple(given) if isinstance(given, Iterable) else (given,)
-        are_places = all(isinstance(number, Integral) and int(number) >= -1 for number in numbers)
+        are_places = all(is_integer(number) and int(number) >= -1 for number in numbers)
         if len(numbers) != self.num_bits or not are_places:
             raise SchemaError(
                 f"Bits: places must be {self.num_bits} numbers of bits, or -1, for shape {self.shape}, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.errors import SchemaError
-from loaderd.schema.features import Feature, Length, PackedBits, Raw, check_integer
+from loaderd.schema.features import Feature, Length, PackedBits, Raw, check_integer, check_lengths, is_integer
 from loaderd.schema.representable import as_plain, as_values
 
 MOST_IN_FRONT = 4
@@ -91,6 +90,8 @@ class FixedRecords(Mapping[str, Feature]):
             for name, value in values.items():
                 _values_of(fields[name][0], value, name, what)
         self.sizes = None if sizes is None else self._checked_sizes(sizes)
+        if held := [name for name in self.fill if self.offset_of(name) < min(self.all_sizes)]:
+            raise SchemaError(f"FixedRecords: fill must name fields that some of sizes lack, got {held!r:.200}")
         for name, least in padded.items():
             entries = fields[name][0].shape[0] if fields[name][0].shape else 0
             check_integer(least, f"FixedRecords: padded[{name!r}]", 0, entries)
@@ -104,6 +105,7 @@ class FixedRecords(Mapping[str, Feature]):
             is_bits = name in self.bits
             raw = Raw(dtype_of_field.base, dtype_of_field.shape)
             self._features[name] = self._given.get(name) or (PackedBits(8 * raw.num_bytes) if is_bits else raw)
+        check_lengths(self)
 
     def __getitem__(self, name: str) -> Feature:
         return self._features[name]
@@ -258,9 +260,12 @@ class FixedRecords(Mapping[str, Feature]):
         must = 'FixedRecords: sizes must be a field and its values\' bytes, such as ("version", {6: 8356, 7: 8396})'
         try:
             name, by_value = sizes
-            by_value = {operator.index(value): operator.index(size) for value, size in dict(by_value).items()}
+            given = dict(by_value)
         except (TypeError, ValueError):
             raise SchemaError(f"{must}, got {sizes!r:.200}") from None
+        if not all(map(is_integer, [*given, *given.values()])):
+            raise SchemaError(f"{must}, got {sizes!r:.200}")
+        by_value = {int(value): int(size) for value, size in given.items()}
         fields: Mapping[str, Any] = self.dtype.fields or {}
         if not isinstance(name, str) or name not in fields or fields[name][0].kind not in "iu" or not by_value:
             raise SchemaError(f"{must}, the field a whole number, got {sizes!r:.200}")

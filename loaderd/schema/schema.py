@@ -27,7 +27,7 @@ import numpy.typing as npt
 from loaderd.errors import SchemaError, names_its_arguments
 from loaderd.schema.codes import Codes, PrefixCodes
 from loaderd.schema.dense import OneHot, Scatter
-from loaderd.schema.features import Feature, Float, Int64, Length, PackedBits, Raw
+from loaderd.schema.features import Feature, Float, Int64, Length, PackedBits, Raw, check_lengths
 from loaderd.schema.field_spec import FieldSpec, check_name
 from loaderd.schema.fields import (
     Array,
@@ -80,9 +80,7 @@ class Schema:
                 object.__setattr__(self, name, MappingProxyType(dict(parts)))
         if not self.features or not self.fields:
             raise SchemaError("a schema must have at least one stored feature and one field")
-        for name, feature in self.features.items():
-            if isinstance(feature, Length):
-                _check_length(name, feature.feature, self.features)
+        check_lengths(self.features)
         both = sorted(set(self.fields) & set(self.intermediates))
         if both:
             raise SchemaError(f"a name must be a field or an intermediate, not both: {both}")
@@ -301,18 +299,6 @@ def with_lengths(features: Mapping[str, Feature]) -> dict[str, Feature]:
                 length += "_"
             every[length] = Length(name)
     return every
-
-
-def _check_length(name: str, counted: str, features: Mapping[str, Feature]) -> None:
-    """Raise SchemaError unless values of the feature ``counted`` can be counted."""
-    found = features.get(counted)
-    if isinstance(found, (Raw, Int64, Float)) and found.pad is not None:
-        return
-    there = "none of that name" if found is None else f"{found!r:.200}"
-    raise SchemaError(
-        f"feature {name!r} must be the Length of a feature with a pad, got {counted!r}, which is {there}",
-        hint="Without a pad, all records hold as many values.",
-    )
 
 
 _FEATURE_KINDS = (PackedBits, Raw, Int64, Float, Length)

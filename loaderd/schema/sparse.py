@@ -71,11 +71,12 @@ class Sparse(Tabled):
 
     def __post_init__(self) -> None:
         if isinstance(self.feature, PrefixCodes):
-            if self.codes is not None or self.start or self.feature.end or not self.feature.is_of_symbols:
+            is_beside = self.codes is not None or self.start or self.bit_order != "big"
+            if is_beside or self.feature.end or not self.feature.is_of_symbols:
                 raise SchemaError(
-                    "Sparse: PrefixCodes must have values, dtype and end as they are by default, and no codes or "
-                    "start beside them",
-                    hint="The table of Sparse says what each symbol becomes.",
+                    "Sparse: PrefixCodes must have values, dtype and end as they are by default, and no codes, "
+                    "start or bit_order beside them",
+                    hint="The table of Sparse says what each symbol becomes, and PrefixCodes their own bit_order.",
                 )
             if self.table is None:
                 raise SchemaError("Sparse: PrefixCodes need a table, which has an index for each symbol and place")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from loaderd.errors import SchemaError
 from loaderd.randomness import RecordRandom
 from loaderd.schema import Array, Bits, Derived, Field, Fill, FixedRecords, Planes, Schema, Spread
-from loaderd.schema.features import resolve_dtype
+from loaderd.schema.features import is_integer, resolve_dtype
 from loaderd.schema.permute import permute
 from loaderd.schema.representable import check_holds_fractions
 from loaderd.schemas.leela_moves import mirrored_moves
@@ -135,8 +134,7 @@ def lc0(
     ``where=`` and ``sample=`` may name all other fields of the record, such as "policy_kld". Each record of another
     version or input format is a RecordMismatchError.
     """
-    is_number = isinstance(input_format, Integral) and not isinstance(input_format, bool)
-    if not is_number or input_format not in INPUT_FORMATS:
+    if not is_integer(input_format) or input_format not in INPUT_FORMATS:
         known = ", ".join(f"{number} ({name})" for number, name in INPUT_FORMATS.items())
         raise SchemaError(f"lc0: input_format must be one of {known}, got {input_format!r:.200}")
     if not isinstance(targets, str) or targets not in (*_VALUES, "all"):

@@ -164,6 +164,7 @@ def test_a_chunk_of_many_records():
         (lambda: PrefixCodes("b", ["0"], 3, fixed=3), r"fixed must be \(bit, width, symbol\), got 3"),
         (lambda: PrefixCodes("b", ["0"], 3, fixed=[(1, 2, 1)]), "symbol of fixed must be at most 0, got 1"),
         (lambda: PrefixCodes("b", ["0"], 3, order=[0, 2, 2]), "order must have each place from 0 to 2 once, got"),
+        (lambda: PrefixCodes("b", ["0"], 2, order=[False, True]), "order must have each place from 0 to 1 once, got"),
         (lambda: PrefixCodes("b", ["0"], 3, order=[0.0, 1, 2]), "order must have each place from 0 to 2 once, got"),
         (lambda: PrefixCodes("b", ["0"], 3, fixed=[(60, 7, 0)]), "the places of fixed must be in the 64 bits of 'b'"),
     ],

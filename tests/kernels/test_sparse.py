@@ -217,6 +217,7 @@ TABLE = np.zeros((12, 64), int)
         (lambda: Sparse(CODES, 1), "Sparse: PrefixCodes need a table"),
         (lambda: Sparse(CODES, 1, [[0, 1, 2]]), "PrefixCodes have 2 symbols and 3 places, got shape"),
         (lambda: Sparse(CODES, 1, TABLE[:2, :3], "c"), "PrefixCodes must have values, dtype and end as they are by"),
+        (lambda: Sparse(CODES, 1, TABLE[:2, :3], bit_order="little"), "no codes, start or bit_order beside them"),
         (lambda: Sparse(replace(CODES, values=[1, 0]), 1, TABLE[:2, :3]), "must have values, dtype and end as they"),
         (lambda: Sparse(replace(CODES, feature="k"), 1, TABLE[:2, :3]), "feature 'k' must be PackedBits, got Raw"),
         (lambda: Sparse("b", 1, codes="c"), "Sparse: codes and a bucket need a table"),
