@@ -57,18 +57,23 @@ _MAGIC: dict[bytes, Compression] = {
     **dict.fromkeys(NPY_MAGICS, "npy"),
 }
 _WITH_COLUMNS: tuple[Compression, ...] = ("parquet", "arrow")
+_OF_ONE_SIZE: tuple[Compression, ...] = ("npz", "npy", *_WITH_COLUMNS)
 _PIECE_BYTES = 1 << 20
 
 
 def detect_wrapping(shard: str, read_at: ReadAt, size_bytes: int, records: FixedRecords) -> Compression:
     """How the file wraps its records, from its first bytes.
 
-    Raises ShardFormatError where it is plainly a file of another kind, or of other records.
+    Raises ShardFormatError where it is plainly a file of another kind, or of other records, or of rows of one size
+    where ``records`` have several.
     """
     content = Content(read_at, size_bytes)
     wrapping = wrapping_of(shard, content)
     if wrapping == "none":
         refuse_others(shard, content, records)
+    elif records.sizes is not None and wrapping in _OF_ONE_SIZE:
+        text = f"{shard} is of the kind {wrapping}, whose rows have one size, and not {records.in_words}"
+        raise ShardFormatError(text, hint="Give FixedRecords of one version, without sizes.")
     return wrapping
 
 

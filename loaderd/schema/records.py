@@ -30,7 +30,8 @@ class FixedRecords(Mapping[str, Feature]):
     ``sizes``: for records of several versions in one data set, such as ``("version", {6: 8356, 7: 8396})``: the field
     that tells them apart, and how many bytes a record takes with each value of it, at most those of ``dtype``. The
     records of one file, or of one member of a tar, are of one version; any other record is a RecordMismatchError. A
-    shorter record lacks the last fields, which are 0 in its row, or what ``fill`` says by field.
+    shorter record lacks the last fields, which are 0 in its row, or what ``fill`` says by field. Plain files, those
+    compressed with gzip or zstd, and tars may have several sizes: any other shard is a ShardFormatError.
 
     ``padded``: by field, how many entries of its first axis the array of an npz must have at least. Behind those that
     it has come zeros, so that files of several versions are one data set. 0: a file has the whole array or none, and
@@ -205,8 +206,10 @@ class FixedRecords(Mapping[str, Feature]):
         """What the files of each name of ``Columns`` hold: its field.
 
         The files of one name that is no field hold all fields that have no files of their own. Raises SchemaError
-        where a field has no files, or there is another such name.
+        where a field has no files, or there is another such name, or where records have several ``sizes``.
         """
+        if self.sizes is not None:
+            raise SchemaError(f"Columns hold rows of one size, but FixedRecords have several: sizes={self.sizes}")
         assert self.dtype.fields is not None
         fields = {name: self.dtype.fields[name][0] for name in self}
         counted = {name: of for of in names for name in self.lengths_of(of)}

@@ -25,7 +25,7 @@ from pyarrow import parquet as pq
 
 import loaderd
 from loaderd.cli.main import main
-from loaderd.errors import LoaderdError, RecordMismatchError, SchemaError, ShardReadError
+from loaderd.errors import LoaderdError, RecordMismatchError, SchemaError, ShardFormatError, ShardReadError
 from loaderd.formats import arrow_columns, fixed_blocks, parquet
 from loaderd.formats.detect import columns_of
 from loaderd.formats.fixed_blocks import FixedBlockReader
@@ -324,6 +324,23 @@ def test_what_does_not_fit_is_named(how: str, column: Any, said: str, tmp_path: 
     with pytest.raises(ShardReadError, match=said) as caught:
         read(file, loaderd.FixedRecords(ROW))
     assert str(caught.value).startswith(f"{file.uri}: record ")
+
+
+def test_rows_of_one_size_are_no_records_of_several(tmp_path: Path):
+    rows = np.ones(9, [("v", "u1"), ("x", "u1")])
+    np.savez(tmp_path / "a.npz", v=rows["v"], x=rows["x"])
+    np.save(tmp_path / "a.npy", rows)
+    for kind, how in (("parquet", "plain 1.0"), ("arrow", "arrow")):
+        table = pa.table({name: rows[name] for name in ("v", "x")})
+        (tmp_path / f"a.{kind}").write_bytes(bytes_of(table, how, 9, "zstd"))
+    schema = loaderd.Schema.of_stored(loaderd.FixedRecords(rows.dtype, sizes=("v", {1: 1, 2: 2})))
+    for kind in ("npz", "npy", "parquet", "arrow"):
+        with pytest.raises(
+            ShardFormatError, match=f"is of the kind {kind}, whose rows have one size, and not records"
+        ):
+            loaderd.Loader(tmp_path / f"a.{kind}", schema, batch_size=9, index_cache="none")
+    with pytest.raises(SchemaError, match="Columns hold rows of one size"):
+        loaderd.Dataset(loaderd.Columns(v=tmp_path / "a.npy", x=tmp_path / "a.npz"), schema)
 
 
 @pytest.mark.parametrize("batch_bytes", [1 << 10, 1 << 26])
