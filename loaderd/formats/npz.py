@@ -131,7 +131,8 @@ class _Column:
         fits = is_single or (shape and is_shaped(shape[1:], self._stored_shape))
         if dtype != field.base or not fits or not in_order:
             dims = "".join(f", {dim}" for dim in field.shape)
-            dims += "" if not least else f"), or as few as {least} of the {field.shape[:1]}"
+            if least and least < field.shape[0]:
+                dims = f", {least} to{dims[1:]}"
             expected = f"array {name!r} of {field.base}, (rows{dims}) in C order"
             order = "" if in_order else " in Fortran order"
             raise self._entry.bad(expected, f"{dtype}, {shape}{order}")

@@ -419,14 +419,14 @@ def test_an_npz_with_less_than_the_schema_has(tmp_path: Path, monkeypatch: pytes
     assert (rows["grid"][:, :3] == grid).all() and not rows["grid"][:, 3:].any() and not rows["board"][:, 8:].any()
     assert not rows["none"].any() and not rows["no"].any() and rows["score"].tolist() == list(range(19))
     for wrong, said in (
-        (game_npz(9, grid=np.zeros((9, 5, 2), "i2")), r"\(rows, 4, 2\), or as few as 1 of the \(4,\)"),
+        (game_npz(9, grid=np.zeros((9, 5, 2), "i2")), r"\(rows, 1 to 4, 2\) in C order"),
         (
             game_npz(9, grid=grid[:9], none=np.zeros((9, 2), "f4")),
             r"of float32, \(rows, 3\) in C order, found",
         ),
         (game_npz(9, grid=np.zeros((9, 3, 1), "i2")), r"'grid' of int16"),
         (game_npz(9, grid=grid[:9], no=np.zeros((9, 2), "u1")), r"'no' of uint8"),
-        (game_npz(9, grid=grid[:9], board=np.zeros((9, 7), "u1")), r"'board' of uint8, \(rows, 11\), or as few as 8"),
+        (game_npz(9, grid=grid[:9], board=np.zeros((9, 7), "u1")), r"'board' of uint8, \(rows, 8 to 11\) in C order"),
     ):
         with pytest.raises(ShardReadError, match=said):
             build_fixed_index(make_shard(tmp_path / "b", wrong), records, 10)

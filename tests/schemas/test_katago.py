@@ -116,9 +116,9 @@ def test_versions_of_files_mixed_and_smaller_boards(tmp_path: Path):
 @pytest.mark.parametrize(
     ("num_targets", "wanted", "said"),
     [
-        (80, 64, r"\(rows, 64\), or as few as 64 .*found float32, \(20, 80\)"),
-        (81, 80, r"\(rows, 80\), or as few as 64 .*found float32, \(20, 81\)"),
-        (63, 80, r"\(rows, 80\), or as few as 64 .*found float32, \(20, 63\)"),
+        (80, 64, r"\(rows, 64\) in C order, found float32, \(20, 80\)"),
+        (81, 80, r"\(rows, 64 to 80\) in C order, found float32, \(20, 81\)"),
+        (63, 80, r"\(rows, 64 to 80\) in C order, found float32, \(20, 63\)"),
     ],
 )
 def test_files_of_another_version_are_named(num_targets: int, wanted: int, said: str, tmp_path: Path):
