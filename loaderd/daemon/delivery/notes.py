@@ -18,7 +18,9 @@ def note_of(generation: int, step: int, num_rows: int, bad: Sequence[LoadFault],
         return RecordsSkipped(generation, step, errors, len(bad))
     first = errors[0]
     damages = tuple(damage for error in errors for damage in error.damages)
-    message = first.message + (f" (and {len(errors) - 1} more in this batch)" if len(errors) > 1 else "")
+    message = first.message
+    if len(bad) > 1:  # one value may cost all records of its block
+        message += f" ({len(bad)} of the {num_rows} records of this batch cannot be delivered)"
     if skip_damaged:  # the loss of an empty batch would not be a number
         none_left = f"none of the {num_rows} records of batch {step} is left; the first: {message}"
         return BatchFailed(generation, step, EmptyBatchError(none_left, hint=HOW_TO_GO_ON_BEHIND, damages=damages))
