@@ -47,8 +47,8 @@ class DeriveField(Engine):
             problem = put_result(result, out)
         except BaseException as error:  # SystemExit, too: else the worker ends, and does not say at which field
             raise WorkerError(
-                f"derived {self._what}: expected {_expected(out)}, "
-                f"but its function raised {type(error).__name__}: {_text_of(error)}",
+                f"derived {self._what}: its function raised {type(error).__name__}: {_text_of(error)}, "
+                f"where it must return {_expected(out)}",
                 hint=self._called_with(inputs),
                 traceback=traceback.format_exc(),
             ) from error

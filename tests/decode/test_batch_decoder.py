@@ -184,7 +184,7 @@ def test_a_derived_function_cannot_write_to_its_inputs(victim: str) -> None:
         return z
 
     schema = derived_schema(corrupt)
-    with pytest.raises(WorkerError, match=r"derived field 'y': .* its function raised ValueError: .*read-only"):
+    with pytest.raises(WorkerError, match=r"derived field 'y': its function raised ValueError: .*read-only"):
         decode(schema, derived_rows(schema, 3))
 
 
@@ -196,8 +196,8 @@ def test_a_raising_function_is_named_with_its_traceback() -> None:
     with pytest.raises(WorkerError) as caught:
         decode(schema, derived_rows(schema, 3))
     assert caught.value.message == (
-        "derived field 'y': expected an array that can be cast to float32, of shape (3, 2), "
-        "but its function raised ZeroDivisionError: z must not be 0"
+        "derived field 'y': its function raised ZeroDivisionError: z must not be 0, "
+        "where it must return an array that can be cast to float32, of shape (3, 2)"
     )
     assert "x: float32 (3, 4), z: int64 (3,)" in caught.value.hint
     assert 'raise ZeroDivisionError("z must not be 0")' in caught.value.traceback
@@ -215,7 +215,7 @@ def test_a_function_is_named_whatever_it_raises(error: BaseException) -> None:
         raise error
 
     schema = derived_schema(end)
-    with pytest.raises(WorkerError, match=f"derived field 'y': .* its function raised {type(error).__name__}: "):
+    with pytest.raises(WorkerError, match=f"derived field 'y': its function raised {type(error).__name__}: "):
         decode(schema, derived_rows(schema, 3))
 
 
@@ -234,8 +234,8 @@ def test_a_result_that_does_not_fit_is_named(returned: Any, found: str) -> None:
     schema = derived_schema(lambda x, z: returned)
     with pytest.raises(WorkerError) as caught:
         decode(schema, derived_rows(schema, 3))
-    expected = "derived field 'y': expected an array that can be cast to float32, of shape (3,), but its function "
-    assert caught.value.message.startswith(expected + found)
+    assert f"its function {found}" in caught.value.message
+    assert "an array that can be cast to float32, of shape (3,)" in caught.value.message
 
 
 # -------------------------------------------------------------------------------------------- what is handed over
