@@ -163,7 +163,8 @@ def _is_binpack(content: Content) -> bool:
     end = 8 + int.from_bytes(content.head[4:8], "little")
     if content.size_bytes is None:
         return end <= _MOST_CHUNK_BYTES
-    return end == content.size_bytes or content.at(end, 4) == b"BINP"
+    is_cut = content.size_bytes < end <= _MOST_CHUNK_BYTES
+    return is_cut or end == content.size_bytes or content.at(end, 4) == b"BINP"
 
 
 def _is_viriformat(content: Content) -> bool:

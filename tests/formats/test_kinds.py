@@ -166,6 +166,10 @@ def test_each_kind_is_recognized(kind: str):
     assert kind_of(Content.of_bytes(data[: len(data) // 2 * 2], is_whole=True), BYTES) in (kind, "")
 
 
+def test_a_binpack_that_is_cut_in_its_first_chunk_is_one():
+    assert kind_of(Content.of_bytes(binpack(1000)[:80], is_whole=True), NUMBERS) == "binpack"
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in READ_AS_TFRECORD])
 def test_it_is_refused_where_tfrecords_are_expected(kind: str, tmp_path: Path):
     if kind == "gzip":  # one in another
