@@ -100,8 +100,8 @@ _LENGTHS = ("blocks", "num_runs", "num_crcs", "num_passing", "num_weights")
 """The names of how many items each shard has in them: of the first four arrays, and of each of the others."""
 _DTYPES = {item_bytes: np.dtype(f"<u{item_bytes}") for item_bytes in (1, 2, 4, 8)}
 
-_MOST_WEIGHT = 0x7BFF
-"""The largest finite float16, 65,504, as an integer: what is above is infinite, no number, or below 0."""
+LEAST_WEIGHT, MOST_WEIGHT = 2.0**-14, 65504.0
+"""Of the weights that are not 0: float16 holds those below with fewer digits, or not at all, and none above."""
 
 Uints = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -279,7 +279,8 @@ def decode_indexes(data: bytes, files: Sequence[ShardFile] | None = None) -> lis
             raise ValueError("it has no bit of some records")
         if any(len(index.weights) not in (0, index.end) for index in indexes):
             raise ValueError("it has no weight of some records")
-        if arrays[-1].max(initial=0) > _MOST_WEIGHT:
+        # As integers, infinity, what is no number and what is below 0 are above.
+        if arrays[-1].max(initial=0) > np.float16(MOST_WEIGHT).view(np.uint16):
             raise ValueError("its weights are none")
         return indexes
     except (LookupError, TypeError) as error:  # of another version, whatever number it has

@@ -56,8 +56,8 @@ class Sample:
 
     ``share``: a number above 0, at most 1 unless there are weights. ``weight``: the name of a field or of a stored
     feature, a number for each record; or a :class:`~loaderd.Derived` whose function returns such an array. It is
-    called once for each record, as ``where=`` is, and what it returns, 0 to 65,504, is kept as float16, with 11
-    binary digits: 2 bytes a record in the index and in the daemon's memory. None: all weigh 1.
+    called once for each record that passes ``where=``, and what it returns, 0 or 2**-14 to 65,504, is kept as
+    float16, with 11 binary digits: 2 bytes a record in the index and in the daemon's memory. None: all weigh 1.
 
     ``per_member``: at most so many records of each member of a tar (a game, mostly) in an epoch; of shards of other
     kinds, of each shard. The probabilities of a member that would give more are lowered in proportion.

@@ -22,7 +22,7 @@ from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import Damage, LoaderdError, OptionError, ShardReadError, WorkerError
 from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.reader import Reading
-from loaderd.formats.shard_index import ShardIndex, shrunk
+from loaderd.formats.shard_index import LEAST_WEIGHT, MOST_WEIGHT, ShardIndex, shrunk
 from loaderd.ipc.worker_messages import MOST_ROW_FAULTS
 from loaderd.kernels.views import places_within
 from loaderd.redaction import shown
@@ -68,10 +68,15 @@ def add_values(
             try:
                 for function, result in zip(functions, results, strict=True):
                     result[numbers] = decoder.values_of(rows, function)
+                    if function.column == "passing":  # no other is called with the rest
+                        is_in = result[numbers]
+                        numbers, rows = numbers[is_in], rows[is_in]
             except _Failed as failed:
                 number = int(numbers[failed.row])
                 shard = bisect_right(firsts, number) - 1
                 raise failed.at(files[shard].uri, number - firsts[shard]) from None
+    if len(results) > 1:
+        results[1] *= results[0]  # what does not pass weighs nothing
     columns = dict(zip((function.column for function in functions), results, strict=True))
     found = []
     for index, own in zip(indexes, pairwise(firsts), strict=True):
@@ -167,13 +172,10 @@ class _Function(NamedTuple):
             what = f"an array of {result.dtype} of shape {result.shape}" if is_array else shown(result, 100)
             raise _WrongResult(f"{what}, which it returned for {num_records} record{'s' * (num_records > 1)}")
         if self.dtype is np.float16:
-            is_weight = (result >= 0) & (result <= _MOST_WEIGHT)
+            is_weight = (result == 0) | ((result >= LEAST_WEIGHT) & (result <= MOST_WEIGHT))
             if not is_weight.all():
                 raise _WrongResult(f"{result[~is_weight][0]!s}, which it returned")
-        return np.asarray(result, self.dtype)
-
-
-_MOST_WEIGHT = float(np.finfo(np.float16).max)
+        return np.abs(np.asarray(result, self.dtype))  # of -0.0, the bits are no weight's
 
 
 def _functions_of(values: RecordValues) -> list[_Function]:
@@ -181,7 +183,8 @@ def _functions_of(values: RecordValues) -> list[_Function]:
     if values.where is not None:
         functions.append(_Function("passing", np.bool_, values.where, f"a bool of where={values.where_name}"))
     if values.weight is not None:
-        must = f"a weight of sample={values.weight_name}, 0 to {_MOST_WEIGHT:,.0f}"
+        to = f"{LEAST_WEIGHT:.7f} to {MOST_WEIGHT:,.0f}"
+        must = f"a weight of sample={values.weight_name}, 0 or {to}, which the share multiplies"
         functions.append(_Function("weights", np.float16, values.weight, must))
     return functions
 

@@ -183,7 +183,8 @@ def test_positions_and_errors(numbered: Numbered):
         assert all(text in str(caught.value) for text in texts), str(caught.value)
 
     refuse(lambda id: np.where(id == 123, -1.0, 1), "001.tfrecord: record 23", "a weight of sample=", "found -1.0")
-    refuse(lambda id: np.where(id == 7, np.nan, 1), "000.tfrecord: record 7", "0 to 65,504", "nan")
+    refuse(lambda id: np.where(id == 7, np.nan, 1), "000.tfrecord: record 7", "0 or 0.0000610 to 65,504", "nan")
+    refuse(lambda id: np.where(id == 7, 6.1e-5, 1), "000.tfrecord: record 7", "6.1e-05", "which the share multiplies")
     refuse(lambda id: id[:, None], "000.tfrecord: record 0", "shape (1, 1)")
     nothing = "weight=tests.client.test_sample.", "draws no record of 300: their probabilities sum to 0\nGive some of"
     refuse(lambda id: id * 0, *nothing, error=NoShardsError)
