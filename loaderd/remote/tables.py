@@ -185,6 +185,8 @@ def _drawing(counts: Int64s, num_records: int, most_mass: int, column: bytes) ->
     """A drawing that came from elsewhere, of blocks of so many records. Raises ValueError if it is none."""
     inflated = zlib.decompressobj().decompress(column, 8 * len(counts))
     masses = np.frombuffer(inflated, "<i8", len(counts)).astype(np.int64)
+    if not type(num_records) is type(most_mass) is int or not 0 < most_mass <= MOST_MASS:
+        raise ValueError("its numbers are none")
     if masses.min() < 0 or not 0 < num_records <= masses.sum(dtype=np.float64) < MOST_MASS:
         raise ValueError("its masses are none")
     if (-(-masses // (int(masses.sum()) // num_records)) > counts).any():

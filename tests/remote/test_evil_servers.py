@@ -229,6 +229,18 @@ def test_tables_that_are_none_are_refused(table: dict[str, Any], changed: dict[s
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("numbers", [(1, 1), (2.5, 1), (True, 1), (1, 0), (1, 2.0), (1, 1 << 63)])
+def test_drawings_that_are_none_are_refused(table: dict[str, Any], numbers: tuple[Any, Any]):
+    ((num_blocks, _),) = table["counts"]
+    masses = zlib.compress(np.ones(num_blocks, "<i8").tobytes())
+    wire = msgpack.packb({**table, "drawings": [[*numbers, masses]]})
+    if numbers == (1, 1) and type(numbers[0]) is int:
+        assert table_from_wire(wire, "here").drawings[0]
+    else:
+        with pytest.raises(ServerError, match="cannot be read"):
+            table_from_wire(wire, "here")
+
+
 def test_a_table_without_end_is_not_read(start: Start):
     for sent in (answer("content-length: 99999999999"), answer("transfer-encoding: chunked")):
         error = refused(start(Endless(b"x" * 65536, sent)), lambda calls, s: calls.table("train", None, {}, s))
