@@ -1,8 +1,8 @@
 """Which records an epoch draws (``sample=``): systematic sampling, on a circle.
 
-Each record of the data set, in the order of the files, has a **mass**: its weight in units of 2**-24, an integer, as
-weights are kept as float16; at most that of a record that every epoch draws. All masses, one behind the other, make a
-circle. Each epoch lays n **points** on it, ``total // n`` apart, the first one at a random place. A record that a
+Each record of the data set has a **mass**: its weight in units of about 2**-24, an integer, as weights are kept as
+float16; at most that of a record that every epoch draws. All masses, one behind the other, make a circle. Each epoch
+lays n **points** on it, ``total // n`` apart, the first one at a random place. A record that a
 point falls on is drawn::
 
     blocks    │     block 0     │ block 1 │        block 2        │      masses: 17, 9 and 23
@@ -100,18 +100,21 @@ class Sample:
         """The share: 3/100 for the float 0.03, which is a little less."""
         from fractions import Fraction  # imports decimal
 
-        if isinstance(self.share, Rational):
-            return Fraction(int(self.share.numerator), int(self.share.denominator))
-        return Fraction(float(self.share)).limit_denominator(10**9)
+        is_exact = isinstance(self.share, Rational)
+        share = self.share if is_exact else float(self.share)
+        numerator, denominator = (share.numerator, share.denominator) if is_exact else share.as_integer_ratio()
+        # Turned over, so that the numerator is small, and a unit of mass can be a multiple of it.
+        return 1 / Fraction(int(denominator), int(numerator)).limit_denominator(1 << 20)
+
+    @property
+    def unit(self) -> int:
+        """The mass of a record of weight 1; without weights, one that makes ``most_mass`` exact."""
+        return UNIT if self.weight is not None else UNIT - UNIT % self._exact.numerator
 
     @property
     def most_mass(self) -> int:
         """The mass of a record that each epoch draws: no record counts for more."""
-        return max(1, UNIT * self._exact.denominator // self._exact.numerator)
-
-    def records_of(self, mass: int) -> int:
-        """How many records of so much mass an epoch draws."""
-        return mass * self._exact.numerator // (UNIT * self._exact.denominator)
+        return self.unit * self._exact.denominator // self._exact.numerator
 
     def __getstate__(self) -> dict[str, Any]:
         return {"share": self.share, "weight": self.weight, "per_member": self.per_member}
@@ -243,5 +246,5 @@ def shared_out(masses: Int64s, most: int) -> Int64s:
 
 def drawing_of(sample: Sample, masses: Int64s) -> Drawing | None:
     """What ``sample`` draws from blocks of these masses; None: no record."""
-    num_records = sample.records_of(int(masses.sum()))
+    num_records = int(masses.sum()) // sample.most_mass
     return Drawing(masses, num_records, sample.most_mass) if num_records else None

@@ -129,7 +129,7 @@ def test_each_epoch_has_as_many_as_the_probabilities_sum_to(
 def test_the_rows_of_an_epoch_are_the_records_that_it_draws(
     blocks: list[int], share: Fraction, shuffle: bool, data: st.DataObject
 ):
-    drawing = drawing_of(Sample(share), np.array(blocks) * UNIT)
+    drawing = drawing_of(Sample(share), np.array(blocks) * Sample(share).unit)
     assume(drawing is not None)
     assert drawing is not None and drawing.num_records == sum(blocks) * share.numerator // share.denominator
     rows = DatasetRows(np.array(blocks), 3, shuffle, drawing)
@@ -172,7 +172,7 @@ def test_records_are_drawn_as_often_as_their_probabilities_say():
 
 def test_neighbours_are_drawn_together_as_often_as_others():
     """Of blocks of 40 records of equal weight, a tenth: pairs in them are equally likely, whatever their distance."""
-    drawing = drawing_of(Sample(Fraction(1, 10)), np.full(5, 40 * UNIT))
+    drawing = drawing_of(Sample(Fraction(1, 10)), np.full(5, 40 * Sample(Fraction(1, 10)).unit))
     assert drawing is not None
     together, epochs = np.zeros((40, 40)), 4000
     for epoch in range(epochs):
@@ -197,16 +197,29 @@ def test_a_member_of_several_blocks_is_lowered_in_proportion(masses: list[int], 
     assert all(after <= mass for mass, after in zip(masses, lowered, strict=True))
 
 
+@pytest.mark.parametrize(("share", "weight"), [(3, 1), (3, 0.5), (1e6, 2**-14), (0.3, 4)])
+def test_records_that_always_pass_are_all_drawn(share: float, weight: float):
+    sample = Sample(share, "weight")
+    masses = masses_of(codes_of([weight] * 100), sample.most_mass)
+    for per_member, expected in ((100, 100), (30, 30)):
+        drawing = drawing_of(sample, shared_out(masses, per_member * sample.most_mass))
+        assert drawing is not None and drawing.num_records == expected
+
+
 def test_float_shares_are_what_they_are_written_as():
     for share, of, expected in (
         (0.03, 100, 3),
         (0.6, 10, 6),
         (0.7, 10, 7),
+        (0.3, 1_000_000_010, 300_000_003),
         (1 / 3, 9, 3),
         (1 / 32, 1000, 31),
+        (1e-9, 2 * 10**9, 2),
         (1, 7, 7),
     ):
-        assert Sample(share).records_of(of * UNIT) == expected
+        sample = Sample(share)
+        drawing = drawing_of(sample, np.array([of * sample.unit]))
+        assert drawing is not None and drawing.num_records == expected
     assert Sample.of(0.03) == Sample(0.03) and Sample.of(None) is None
     assert pickle.loads(pickle.dumps(Sample(np.float32(0.5), "w", 3))) == Sample(0.5, "w", 3)
 

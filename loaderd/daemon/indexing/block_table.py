@@ -127,7 +127,7 @@ class BlockTable:
         if sample.weight is not None:
             self.num_passing = int(masses.sum()) / UNIT
         if sample.per_member is not None:
-            left.lower(masses, sample.per_member * sample.most_mass)
+            left.lower(masses, min(sample.per_member * sample.most_mass, MOST_MASS))
         drawing = drawing_of(sample, masses if self._blocks is None else masses[self._blocks])
         if drawing is None and len(self.counts):
             raise NoShardsError(
@@ -263,7 +263,7 @@ class _Selection:
         """int64, (blocks,): the mass of the records that are left of each block. Raises OptionError."""
         most = sample.most_mass
         if sample.weight is None:
-            return self.counts * UNIT
+            return self.counts * sample.unit
         heaviest = masses_of(np.array([index.weights.max(initial=0) for index in self._indexes], np.uint16), most)
         if int(heaviest.max(initial=0)) * int(self.counts.sum()) >= MOST_MASS:
             raise OptionError(

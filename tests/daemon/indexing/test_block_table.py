@@ -323,7 +323,7 @@ def test_the_newest_shards_are_those_with_records():
     one_in=st.sampled_from([None, 2, 10]),
     share=st.sampled_from([1, 0.5, 0.03, 1 / 3]),
     is_weighed=st.booleans(),
-    per_member=st.sampled_from([None, 1, 7]),
+    per_member=st.sampled_from([None, 1, 7, 1 << 62]),
     is_tar=st.booleans(),
 )
 def test_each_epoch_draws_from_what_is_left(
