@@ -2,8 +2,8 @@
 
 Each record of the data set has a **mass**: its weight in units of about 2**-24, an integer, as weights are kept as
 float16; at most that of a record that every epoch draws. All masses, one behind the other, make a circle. Each epoch
-lays n **points** on it, ``total // n`` apart, the first one at a random place. A record that a
-point falls on is drawn::
+lays n **points** on it, ``total // n`` apart, the first one at a random place. A record that a point falls on is
+drawn::
 
     blocks    │     block 0     │ block 1 │        block 2        │      masses: 17, 9 and 23
     points     ▲        ▲        ▲        ▲        ▲        ▲           n = 6, 49 // 6 = 8 apart, turned by 1
@@ -13,8 +13,9 @@ point falls on is drawn::
 - Each place of the circle is equally likely for each point: a record is drawn with the probability n · mass / total.
 - How many points are in front of a place is one division. So a block's records are counted without looking at them.
 
-In a block, the circle passes the records in a random order, another one in each epoch. Otherwise two neighbours would
-never be drawn together, and of records of equal weight, a record always with the same others.
+The circle passes the blocks, and in a block its records, in a random order, another one in each epoch. Otherwise two
+neighbours would never be drawn together, and of records of equal weight, a record always with the same others. Blocks
+of a member that may give so many records at most stay together.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from loaderd.schema.functions import name_of
 if TYPE_CHECKING:
     from fractions import Fraction
 
+Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.unsignedinteger[Any]]
 """Weights as an index holds them: the bits of float16, as unsigned integers."""
@@ -62,8 +64,8 @@ class Sample:
     ``per_member``: at most so many records of each member of a tar (a game, mostly) in an epoch; of shards of other
     kinds, of each shard. The probabilities of a member that would give more are lowered in proportion.
 
-    Neighbours are drawn independently but for the numbers: each block, and each run of blocks, gives the sum of its
-    probabilities, rounded up or down (:mod:`loaderd.plan.sampling` has the arithmetic). Raises OptionError.
+    Neighbours are drawn independently but for the numbers: each block gives the sum of its probabilities, rounded up
+    or down (:mod:`loaderd.plan.sampling` has the arithmetic). Raises OptionError.
     """
 
     share: Any = 1
@@ -100,11 +102,9 @@ class Sample:
         """The share: 3/100 for the float 0.03, which is a little less."""
         from fractions import Fraction  # imports decimal
 
-        is_exact = isinstance(self.share, Rational)
-        share = self.share if is_exact else float(self.share)
-        numerator, denominator = (share.numerator, share.denominator) if is_exact else share.as_integer_ratio()
+        share: Any = self.share if isinstance(self.share, Rational) else Fraction(float(self.share))
         # Turned over, so that the numerator is small, and a unit of mass can be a multiple of it.
-        return 1 / Fraction(int(denominator), int(numerator)).limit_denominator(1 << 20)
+        return 1 / Fraction(int(share.denominator), int(share.numerator)).limit_denominator(1 << 20)
 
     @property
     def unit(self) -> int:
@@ -207,32 +207,46 @@ class BlockDraw(NamedTuple):
 class Drawing:
     """What each epoch draws from blocks of these ``masses``: int64, (blocks,), in the order of the files.
 
-    ``num_records``: of an epoch, at least 1. ``most_mass``: of a record.
+    ``num_records``: of an epoch, at least 1. ``most_mass``: of a record. ``of_set``: the number of the set, so that
+    sets draw other records. ``is_first``: bool, (blocks,): where those begin that stay together; None: none do.
     """
 
-    def __init__(self, masses: Int64s, num_records: int, most_mass: int) -> None:
+    def __init__(
+        self, masses: Int64s, num_records: int, most_mass: int, of_set: int = 0, is_first: Bools | None = None
+    ) -> None:
         self.masses = masses
         self.num_records = num_records
         self.most_mass = most_mass
-        self._places = np.append(0, np.cumsum(masses))
-        self._total = int(self._places[-1])
+        self.is_first = is_first
+        self._of_set = of_set
+        self._total = int(masses.sum())
         self.circle = lru_cache(maxsize=4)(self._circle)
-        """The points of an epoch, by the seed and its number."""
+        """The points of an epoch, by the seed and its number; and int64, (blocks,): where each block begins."""
 
-    def _circle(self, seed: int, epoch: int) -> Circle:
-        high, low = (key_of("sample", seed, epoch, part) for part in ("high", "low"))
+    def _circle(self, seed: int, epoch: int) -> tuple[Circle, Int64s]:
+        key, blocks, high, low = (
+            key_of("sample", seed, self._of_set, epoch, part) for part in ("records", "blocks", "high", "low")
+        )
         turn = (high << 64 | low) % self._total
-        return Circle(key_of("draw", seed, epoch), self._total, self.num_records, turn, self.most_mass)
+        if self.is_first is None:
+            order = permutation(blocks, len(self.masses))
+        else:
+            runs = np.cumsum(self.is_first) - self.is_first[0]
+            order = np.argsort(permutation(blocks, int(runs[-1]) + 1)[runs], kind="stable")
+        begins = np.empty_like(self.masses)
+        begins[order] = np.cumsum(self.masses[order]) - self.masses[order]
+        return Circle(key, self._total, self.num_records, turn, self.most_mass), begins
 
     def counts(self, seed: int, epoch: int) -> Int64s:
         """int64, (blocks,): how many records of each block an epoch draws."""
-        counts: Int64s = np.diff(self.circle(seed, epoch).before(self._places))
+        circle, begins = self.circle(seed, epoch)
+        counts: Int64s = circle.before(begins + self.masses) - circle.before(begins)
         return counts
 
     def block(self, number: int, seed: int, epoch: int, low: int = 0, weights: Codes | None = None) -> BlockDraw:
         """What an epoch draws of a block; ``low``, ``weights``: as in BlockDraw."""
-        begin, end = self._places.item(number), self._places.item(number + 1)
-        return BlockDraw(self.circle(seed, epoch), number, begin, end - begin, low, weights)
+        circle, begins = self.circle(seed, epoch)
+        return BlockDraw(circle, number, begins.item(number), self.masses.item(number), low, weights)
 
 
 def shared_out(masses: Int64s, most: int) -> Int64s:
@@ -244,7 +258,7 @@ def shared_out(masses: Int64s, most: int) -> Int64s:
     return np.array([end - begin for begin, end in pairwise(ends)], np.int64)
 
 
-def drawing_of(sample: Sample, masses: Int64s) -> Drawing | None:
-    """What ``sample`` draws from blocks of these masses; None: no record."""
+def drawing_of(sample: Sample, masses: Int64s, of_set: int = 0, is_first: Bools | None = None) -> Drawing | None:
+    """What ``sample`` draws from blocks of these masses; None: no record. ``of_set``, ``is_first``: as in Drawing."""
     num_records = int(masses.sum()) // sample.most_mass
-    return Drawing(masses, num_records, sample.most_mass) if num_records else None
+    return Drawing(masses, num_records, sample.most_mass, of_set, is_first) if num_records else None

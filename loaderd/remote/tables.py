@@ -148,11 +148,11 @@ def table_from_wire(data: bytes, where: str) -> Table:
         if not 0 < schema.row_bytes <= _MAX_ROW_BYTES or not 0 < int(wire["row_bytes"]) <= _MAX_ROW_BYTES:
             raise ValueError(f"a row must have 1 to {_MAX_ROW_BYTES} bytes")
         counts = [_counts(*each) for each in wire["counts"]]
-        drawn = zip(counts, wire["drawings"], strict=True)
+        drawn = enumerate(zip(counts, wire["drawings"], strict=True))
         return Table(
             _tree_from_wire(wire["tree"], schema, where),
             counts,
-            [None if drawing is None else _drawing(of_set, *drawing) for of_set, drawing in drawn],
+            [None if drawing is None else _drawing(blocks, of_set, *drawing) for of_set, (blocks, drawing) in drawn],
             int(wire["num_shards"]),
             dict(wire["of"]),
             listing_of(wire["listing"]),
@@ -178,10 +178,13 @@ def _counts(num_blocks: int, column: bytes) -> Int64s:
 
 def _drawing_to_wire(drawing: Drawing) -> list[Any]:
     masses = zlib.compress(drawing.masses.astype("<i8").tobytes(), 1)
-    return [drawing.num_records, drawing.most_mass, masses]
+    is_first = None if drawing.is_first is None else zlib.compress(np.packbits(drawing.is_first).tobytes(), 1)
+    return [drawing.num_records, drawing.most_mass, masses, is_first]
 
 
-def _drawing(counts: Int64s, num_records: int, most_mass: int, column: bytes) -> Drawing:
+def _drawing(
+    counts: Int64s, of_set: int, num_records: int, most_mass: int, column: bytes, first: bytes | None
+) -> Drawing:
     """A drawing that came from elsewhere, of blocks of so many records. Raises ValueError if it is none."""
     inflated = zlib.decompressobj().decompress(column, 8 * len(counts))
     masses = np.frombuffer(inflated, "<i8", len(counts)).astype(np.int64)
@@ -191,7 +194,11 @@ def _drawing(counts: Int64s, num_records: int, most_mass: int, column: bytes) ->
         raise ValueError("its masses are none")
     if (-(-masses // (int(masses.sum()) // num_records)) > counts).any():
         raise ValueError("it draws more records than there are")
-    return Drawing(masses, num_records, most_mass)
+    is_first = None
+    if first is not None:
+        bits = zlib.decompressobj().decompress(first, -(-len(counts) // 8))
+        is_first = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(counts)).view(np.bool_)
+    return Drawing(masses, num_records, most_mass, of_set, is_first)
 
 
 def _tree_to_wire(dataset: AnyDataset) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def add_values(
     num_bytes = sum(index.file.size_bytes for index in indexes)
     firsts = list(accumulate((index.end for index in indexes), initial=0))
     functions = _functions_of(values)
-    results = [np.ones(firsts[-1], dtype=function.dtype) for function in functions]
+    results: list[npt.NDArray[Any]] = [np.ones(firsts[-1], dtype=function.dtype) for function in functions]
     files, compressions = [index.file for index in indexes], [index.compression for index in indexes]
     blocks = [
         Block(shard, *index.block(number))

@@ -199,7 +199,8 @@ def test_positions_and_errors(numbered: Numbered):
 SAMPLED = """
 import dataclasses, loaderd
 weight = loaderd.Derived(lambda id: (id % 3) / 2.0, "id")
-train = dataclasses.replace(train, sample=loaderd.Sample(0.4, weight, per_member=30))
+sample = loaderd.Sample(0.4, weight, per_member=30)
+train = loaderd.Concat([dataclasses.replace(each, sample=sample) for each in (train.take(100), train.skip(100))])
 """
 
 

@@ -184,6 +184,35 @@ def test_neighbours_are_drawn_together_as_often_as_others():
     assert np.abs(by_distance[:30] / expected - 1).max() < 0.1
     apart = [sorted(map(tuple, drawn_by(drawing, [40] * 5, 1, epoch))) for epoch in range(200)]
     assert len(set(map(tuple, apart))) == 200, "each epoch draws others"
+    small = drawing_of(Sample(Fraction(1, 10)), np.full(100, Sample(Fraction(1, 10)).unit))
+    assert small is not None
+    counts = [small.counts(1, epoch) for epoch in range(300)]
+    assert {int(each.sum()) for each in counts} == {10}
+    assert len({each.tobytes() for each in counts}) == 300, "also if each block is one record"
+    of_second = drawing_of(Sample(Fraction(1, 10)), small.masses, 1)
+    assert of_second is not None
+    together = sum((each * of_second.counts(1, epoch)).sum() for epoch, each in enumerate(counts))
+    assert 200 < together < 400, "300, as the set beside it draws by itself"
+
+
+@given(
+    members=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=9),
+    most=st.integers(1, 20),
+    seed=st.integers(0, 99),
+)
+def test_blocks_of_a_member_stay_together(members: list[list[int]], most: int, seed: int):
+    """So a member gives no more than the sum of its masses, rounded up, however many blocks it has."""
+    sizes = [len(member) for member in members]
+    is_first = np.concatenate([np.arange(size) == 0 for size in sizes])
+    masses = np.array([*itertools.chain.from_iterable(members)])
+    assume(masses.sum() >= most)
+    drawing = Drawing(masses, int(masses.sum()) // most, most, 0, is_first)
+    starts = np.flatnonzero(is_first)
+    for epoch in range(3):
+        counts = drawing.counts(seed, epoch)
+        assert counts.sum() == drawing.num_records
+        step = int(masses.sum()) // drawing.num_records
+        assert (np.add.reduceat(counts, starts) <= -(-np.add.reduceat(masses, starts) // step)).all()
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=9), st.integers(1, 2000))
@@ -243,5 +272,5 @@ def test_what_is_refused(wrong: Any, text: str):
 def test_masses_never_reach_the_largest_integer():
     """The largest weights that are taken: all of MOST_MASS, in one block."""
     drawing = Drawing(np.array([MOST_MASS - 1]), 1000, UNIT)
-    circle = drawing.circle(1, 2)
+    circle, _ = drawing.circle(1, 2)
     assert len(circle.points(0, MOST_MASS - 1)) == 1000 == int(circle.before(MOST_MASS - 1))

@@ -52,10 +52,10 @@ class NetworkServer:
             self.server.wait_ready()
             self.server.wait_line("is ready")  # the second process
 
-    def dataset(self) -> loaderd.Dataset:
+    def dataset(self) -> loaderd.Dataset | loaderd.Concat:
         """The data set that is served."""
         dataset = runpy.run_path(str(self._module))["train"]
-        assert isinstance(dataset, loaderd.Dataset)
+        assert isinstance(dataset, (loaderd.Dataset, loaderd.Concat))
         return dataset
 
     def report(self) -> dict[str, Any]:

@@ -233,7 +233,7 @@ def test_tables_that_are_none_are_refused(table: dict[str, Any], changed: dict[s
 def test_drawings_that_are_none_are_refused(table: dict[str, Any], numbers: tuple[Any, Any]):
     ((num_blocks, _),) = table["counts"]
     masses = zlib.compress(np.ones(num_blocks, "<i8").tobytes())
-    wire = msgpack.packb({**table, "drawings": [[*numbers, masses]]})
+    wire = msgpack.packb({**table, "drawings": [[*numbers, masses, None]]})
     if numbers == (1, 1) and type(numbers[0]) is int:
         assert table_from_wire(wire, "here").drawings[0]
     else:

@@ -4,7 +4,8 @@ The table is the indexes of the shards, and 8 more bytes for each block. With a 
 which nothing is left are dropped. What is left of any other block is a range of its record numbers, without those
 that ``where`` or hashes leave out; the range is the whole block, except in two blocks for each take, skip or newest.
 The plan counts the records that are left, and knows of no others; a worker is told how to find them in the block.
-With a ``sample``, each epoch draws some of these: 16 bytes more for each block say how many (``plan.sampling``).
+With a ``sample``, each epoch draws some of these: 8 bytes more for each block, and 8 for each of
+the last four epochs, say how many (``plan.sampling``).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _HINTS = {
     "record": "Give more records, or another seed, or a larger fraction.",
 }
 
+Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 
 
@@ -50,9 +52,9 @@ class BlockTable:
     """See the module's docstring. With ``"skip_shard"``, shards with damage are left out whole.
 
     ``where``: in words, the function whose bits the indexes hold; "": all records are in, before the selection.
-    ``first_shard``: how many shards there are in front of these, in other sets. ``sample``: if it has a weight, the
-    indexes hold those of all records. Raises NoShardsError where ``where``, an operation of the selection or
-    ``sample`` leaves no record, and OptionError where weights are too large.
+    ``first_shard``: how many shards there are in front of these, in other sets, of which there are ``of_set``.
+    ``sample``: if it has a weight, the indexes hold those of all records. Raises NoShardsError where ``where``, an
+    operation of the selection or ``sample`` leaves no record, and OptionError where weights are too large.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class BlockTable:
         has_keys: bool = True,
         where: str = "",
         sample: Sample | None = None,
+        of_set: int = 0,
     ) -> None:
         """``has_keys``: whether :meth:`place` gives keys, which take longer than all the rest; else they are 0."""
         self.compressions = [index.compression for index in indexes]
@@ -87,7 +90,7 @@ class BlockTable:
         self._ranges = left.clipped
         self.counts: Int64s = left.counts if self._blocks is None else left.counts[self._blocks]
         """int64, (blocks,): records of each block that are in the data set, at least 1."""
-        self.drawing = None if sample is None else self._drawing(left, sample)
+        self.drawing = None if sample is None else self._drawing(left, sample, of_set)
         """What each epoch draws of the blocks; None: all."""
         self._has_weights = sample is not None and sample.weight is not None
         self.num_records = int(self.counts.sum()) if self.drawing is None else self.drawing.num_records
@@ -119,16 +122,19 @@ class BlockTable:
         if self.drawing is not None:
             digest.update(repr((self.num_records, self.drawing.most_mass)).encode())
             digest.update(self.drawing.masses.astype("<i8").tobytes())
+            if self.drawing.is_first is not None:
+                digest.update(self.drawing.is_first.tobytes())
         return num_shards, digest.hexdigest()
 
-    def _drawing(self, left: _Selection, sample: Sample) -> Drawing | None:
+    def _drawing(self, left: _Selection, sample: Sample, of_set: int) -> Drawing | None:
         """What ``sample`` draws of the blocks of which records are left. Raises NoShardsError and OptionError."""
         masses = left.masses(sample)
         if sample.weight is not None:
             self.num_passing = int(masses.sum()) / UNIT
         if sample.per_member is not None:
             left.lower(masses, min(sample.per_member * sample.most_mass, MOST_MASS))
-        drawing = drawing_of(sample, masses if self._blocks is None else masses[self._blocks])
+        is_first = None if sample.per_member is None else left.first_of_members(self._blocks)
+        drawing = drawing_of(sample, masses if self._blocks is None else masses[self._blocks], of_set, is_first)
         if drawing is None and len(self.counts):
             raise NoShardsError(
                 f"{sample} draws no record of {self.counts.sum()}: their probabilities sum to "
@@ -286,6 +292,17 @@ class _Selection:
                 np.minimum(masses[own], most, out=masses[own])
             else:
                 masses[own] = shared_out(masses[own], most)
+
+    def first_of_members(self, blocks: Int64s | None) -> Bools | None:
+        """bool, (blocks,): which ``blocks`` (None: all) are the first of a member, or of a shard of another kind.
+
+        None: all are.
+        """
+        own = np.arange(len(self.counts)) if blocks is None else blocks
+        shards = np.searchsorted(self._ends, own, side="right")
+        is_tar = np.array([index.compression == "tar" for index in self._indexes], np.bool_)
+        is_first: Bools = is_tar[shards] | (np.diff(shards, prepend=-1) > 0)
+        return None if is_first.all() else is_first
 
     def _of_newest(self, num_shards: int) -> Int64s:
         counts: Int64s = self.counts.copy()

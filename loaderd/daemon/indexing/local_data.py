@@ -121,10 +121,10 @@ class LocalData:
         self.left_out = redacted(_left_out(new, len(of_files), options.on_corrupt))
         """What is left out, in words; "": nothing."""
         first_shards = accumulate((len(files) for files in sets[:-1]), initial=0)
-        self._tables = []
+        self._tables: list[BlockTable] = []
         for name, leaf, of_set, first_shard in zip(dataset.names(), leaves, indexes, first_shards, strict=True):
             try:
-                self._tables.append(_table(leaf, of_set, options.on_corrupt, first_shard))
+                self._tables.append(_table(leaf, of_set, options.on_corrupt, first_shard, len(self._tables)))
             except (NoShardsError, OptionError) as error:
                 place = f"the set {name!r} of a {type(dataset).__name__}: " if name else ""
                 raise type(error)(place + error.message, hint=error.hint) from error.__cause__
@@ -276,11 +276,13 @@ def _left_out(damaged: Sequence[ShardIndex], num_shards: int, on_corrupt: OnCorr
     return f'on_corrupt="{on_corrupt}": {"; ".join(parts)}' if parts else ""
 
 
-def _table(leaf: Dataset, indexes: list[ShardIndex], on_corrupt: OnCorrupt, first_shard: int) -> BlockTable:
+def _table(
+    leaf: Dataset, indexes: list[ShardIndex], on_corrupt: OnCorrupt, first_shard: int, of_set: int
+) -> BlockTable:
     """The blocks of a set. Raises NoShardsError where it has no record, and OptionError."""
     where = "" if leaf.record_values is None else leaf.record_values.where_name
     has_keys, sample = leaf.schema.needs_record_key, Sample.of(leaf.sample)
-    table = BlockTable(indexes, on_corrupt, leaf.selection, first_shard, has_keys, where, sample)
+    table = BlockTable(indexes, on_corrupt, leaf.selection, first_shard, has_keys, where, sample, of_set)
     if table.num_records:
         return table
     damage = next((damage for index in indexes for damage in index.damages), None)
