@@ -215,7 +215,7 @@ class RowsApp:
             body = await _body(scope, receive, MAX_TICKET_BYTES)
             ticket = RowsTicket.decode(body, _header(scope, "content-type"))
             served = await dataset.of_ticket(ticket)
-            served.check(ticket)
+            served.check_size(ticket)
             rows, faults = await _unless_gone(receive, self._make(dataset.name, served, ticket))
         finally:
             self._waiting -= 1

@@ -85,28 +85,36 @@ class ServedListing:
         self._of_thread = threading.local()
         opened.access.on_wait = self._on_wait
 
-    def check(self, ticket: RowsTicket) -> None:
-        """Raise OptionError for a ticket of records that do not exist, or of more than an answer may hold."""
-        blocks, stops = ticket.rows[:, 1], ticket.rows[:, 3]
-        counts = np.append(self._counts, 0)[np.minimum(blocks, len(self._counts))]
-        if any(drawing is not None for drawing in self.opened.data.drawings):
-            asked = zip(ticket.rows[:, :2].tolist(), counts.tolist(), strict=True)
-            drawn = [self.opened.data.count(block, epoch) if count else 0 for (epoch, block), count in asked]
-            counts = np.array(drawn, np.int64)
-        missing = np.flatnonzero(stops > counts)
-        if len(missing):
-            block, stop = int(blocks[missing[0]]), int(stops[missing[0]])
-            raise OptionError(f"a ticket asks for record {stop - 1} of block {block}, which is not in the data")
+    def check_size(self, ticket: RowsTicket) -> None:
+        """Raise OptionError for a ticket of more records than an answer may hold."""
         most = most_rows(self.row_bytes, self._dataset.schema.row_bytes)
         if ticket.num_rows > most:
             raise OptionError(
                 f"a ticket must ask for at most {most} records of {self.row_bytes} bytes, got {ticket.num_rows}"
             )
 
+    def _check_records(self, ticket: RowsTicket, check: Callable[[], None]) -> None:
+        """Raise OptionError for a ticket of records that do not exist, and what ``check`` raises.
+
+        What an epoch draws takes 0.4 µs for each block of the data, and a ticket may name many epochs.
+        """
+        blocks, stops = ticket.rows[:, 1], ticket.rows[:, 3]
+        counts = np.append(self._counts, 0)[np.minimum(blocks, len(self._counts))]
+        if any(drawing is not None for drawing in self.opened.data.drawings):
+            for number, (epoch, block) in enumerate(ticket.rows[:, :2].tolist()):
+                check()
+                if counts[number]:
+                    counts[number] = self.opened.data.count(block, epoch)
+        missing = np.flatnonzero(stops > counts)
+        if len(missing):
+            block, stop = int(blocks[missing[0]]), int(stops[missing[0]])
+            raise OptionError(f"a ticket asks for record {stop - 1} of block {block}, which is not in the data")
+
     def make(
         self, ticket: RowsTicket, check: Callable[[], None], is_lost: bool = False
     ) -> tuple[Rows, list[RowFault]]:
-        """As ``RowMaker.make``."""
+        """As ``RowMaker.make``. Raises OptionError also for records that do not exist."""
+        self._check_records(ticket, check)
         try:
             maker = self._idle.pop()
         except IndexError:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import loaderd
+from loaderd.errors import OptionError
 from loaderd.remote.tables import shard_hash
 from loaderd.remote.tickets import RowsTicket
 from loaderd.serve import datasets
@@ -114,3 +116,21 @@ def test_what_cannot_be_opened_closes_nothing_else(dataset: loaderd.Dataset, ser
         assert (await served.of_ticket(ticket(digest))).digest == digest
 
     asyncio.run(read())
+
+
+def test_the_epochs_of_a_ticket_are_drawn_while_somebody_waits(dataset: loaderd.Dataset):
+    """A ticket may name very many: not in the event loop, and no longer than the answer may take."""
+    dataset = replace(dataset, sample=0.5)
+    served = ServedListing(dataset, IndexedShards(dataset, "train"))
+    ticket = RowsTicket(served.digest, np.array([[epoch, 0, 0, 1 << 40] for epoch in range(8)]))
+    with pytest.raises(OptionError, match="at most"):
+        served.check_size(ticket)
+    (drawing,) = served.opened.data.drawings
+    assert drawing is not None and drawing.circle.cache_info().misses == 0
+
+    def gone() -> None:
+        if drawing.circle.cache_info().misses == 3:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        served.make(ticket, gone)
