@@ -99,31 +99,6 @@ __all__ = [  # noqa: RUF022 - in the order of sorted(), which does not put names
 ]
 
 _HOME = {
-    **dict.fromkeys(
-        [
-            "Array",
-            "Bits",
-            "CFunction",
-            "Codes",
-            "Derived",
-            "Fill",
-            "FixedRecords",
-            "Float",
-            "Int64",
-            "Length",
-            "OneHot",
-            "Packed",
-            "PackedBits",
-            "Planes",
-            "PrefixCodes",
-            "Raw",
-            "Scatter",
-            "Schema",
-            "Sparse",
-            "Spread",
-        ],
-        "schema",
-    ),
     **dict.fromkeys(["Concat", "Dataset", "Mix"], "dataset"),
     "Columns": "storage.names",
     "Batch": "client.batch",
@@ -141,14 +116,15 @@ _HOME = {
     "connect": "client.connect",
     "katago_selfplay": "selfplay",
 }
+"""Where a name is defined that is not in ``schema``, as most are."""
 
 
 def __getattr__(name: str) -> Any:
     if name in ("errors", "schemas", "testing"):
         return importlib.import_module(f"loaderd.{name}")
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'loaderd' has no attribute '{name}'")
-    found = globals()[name] = getattr(importlib.import_module(f"loaderd.{_HOME[name]}"), name)
+    found = globals()[name] = getattr(importlib.import_module(f"loaderd.{_HOME.get(name, 'schema')}"), name)
     return found
 
 

@@ -6,15 +6,14 @@ import difflib
 import importlib
 from typing import Any
 
+from loaderd import schemas
 from loaderd.errors import OptionError
 from loaderd.schema import Derived, Schema
 from loaderd.schema.record_values import RecordValues
 from loaderd.user_modules import add_working_directory
 
 _MODULE = "loaderd.schemas"
-_SHIPPED = (
-    *("bullet", "ceres_tpg", "chess_eval", "hcpe", "katago", "lc0", "marlin", "minigo", "mnist", "nnue_bin", "psv"),
-)
+_SHIPPED = tuple(name for name in schemas.__all__ if name != "chess_score")  # which is no schema
 SCHEMA_HELP = f"a loaderd.Schema, a function that returns one, or one that ships: {', '.join(_SHIPPED)}"
 
 
