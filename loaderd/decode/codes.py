@@ -10,7 +10,7 @@ import numpy as np
 
 from loaderd.errors import WorkerError
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
-from loaderd.kernels.prefix import PrefixLayout, prefix_reader
+from loaderd.kernels.prefix import prefix_reader
 from loaderd.schema import Codes, PrefixCodes
 
 
@@ -74,9 +74,7 @@ class ReadPrefixCodes(Engine):
     """Of any lengths. ``start``: the byte of a row where the feature of ``num_bits`` begins."""
 
     def __init__(self, what: str, field: PrefixCodes, start: int, num_bits: int) -> None:
-        is_little = field.bit_order == "little"
-        layout = (what, start, num_bits, field.start, field.codes, field.places, field.fixed, is_little)
-        self._reader, self._ends_only = prefix_reader(PrefixLayout(*layout)), field.end
+        self._reader, self._ends_only = prefix_reader(field.layout(what, start, num_bits)), field.end
         self._num_places = field.num_places
         self._values = None if field.is_of_symbols else _as_items(field.table)
         self.is_compiled = self._reader.is_compiled

@@ -74,7 +74,8 @@ def detect_schema(file: ShardFile, access: Access | None = None) -> tuple[Schema
             return _detect_npz(opened, file)
         if wrapping in (*TABLES, "npy"):
             return None
-        detected = _detect_lc0(opened, file, wrapping) or _detect_boards(opened, file, wrapping)
+        front = _Front(opened, file, wrapping)
+        detected = _detect_lc0(front) or _detect_boards(front)
         if detected is None and wrapping in ("none", "gzip"):
             detect_compression(file.uri, opened.read_at, file.size_bytes)
         return detected
@@ -143,37 +144,53 @@ def num_rows_of(file: ShardFile, records: FixedRecords | None) -> int:
     return 0 if records is None else build_fixed_index(file, records, _ANY_BLOCK).num_records
 
 
-def _detect_lc0(opened: OpenFile, file: ShardFile, wrapping: Compression) -> tuple[Schema, str] | None:
-    place = (0, file.size_bytes, wrapping) if wrapping != "tar" else _first_member(opened, file)
-    if place is None:
-        return None
-    head = bytearray(2 * max(SIZES.values()))
-    got = open_fixed(file.uri, opened.read_at, *place, max(SIZES.values())).read_into(memoryview(head))
+class _Front:
+    """The bytes that the records of a file, or of the first member of a tar that may hold some, begin with.
+
+    Each is read once. ``size_bytes``: of all records, if a plain file says so.
+    """
+
+    def __init__(self, opened: OpenFile, file: ShardFile, wrapping: Compression) -> None:
+        self.shard = file.uri
+        self.size_bytes = file.size_bytes if wrapping == "none" else None
+        place = (0, file.size_bytes, wrapping) if wrapping != "tar" else _first_member(opened, file)
+        self._stream = None if place is None else open_fixed(file.uri, opened.read_at, *place, max(SIZES.values()))
+        self._head = bytearray()
+
+    def read(self, count: int) -> bytes:
+        """The first ``count`` of them, or as many as there are."""
+        if self._stream is not None and count > len(self._head):
+            more = bytearray(count - len(self._head))
+            self._head += more[: self._stream.fill(memoryview(more))]
+        return bytes(self._head[:count])
+
+    def may_hold(self, record_bytes: int) -> bool:
+        """Whether records of so many bytes can be all that there is."""
+        return self.size_bytes is None or self.size_bytes % record_bytes == 0
+
+
+def _detect_lc0(front: _Front) -> tuple[Schema, str] | None:
+    head = front.read(2 * max(SIZES.values()))
     version, input_format = (int.from_bytes(head[start : start + 4], "little") for start in (0, 4))
     size = SIZES.get(version)
-    if got < HEADER_BYTES or size is None or is_frame(head) or (wrapping == "none" and file.size_bytes % size):
+    if len(head) < HEADER_BYTES or size is None or is_frame(head) or not front.may_hold(size):
         return None
     if input_format not in INPUT_FORMATS and head[:8] == head[size : size + 8]:  # else the first record is damaged
         raise ShardFormatError(
-            f"{file.uri} holds records of lc0 with input_format {input_format}, which no schema reads",
+            f"{front.shard} holds records of lc0 with input_format {input_format}, which no schema reads",
             hint=f"loaderd.schemas.lc0() reads the input formats {', '.join(map(str, INPUT_FORMATS))}.",
         )
     option = f"input_format={input_format}" if input_format in INPUT_FORMATS and input_format != 1 else ""
     return lc0(input_format=input_format if option else 1), f"loaderd.schemas.lc0({option})"
 
 
-def _detect_boards(opened: OpenFile, file: ShardFile, wrapping: Compression) -> tuple[Schema, str] | None:
-    place = (0, file.size_bytes, wrapping) if wrapping != "tar" else _first_member(opened, file)
-    if place is None:
-        return None
+def _detect_boards(front: _Front) -> tuple[Schema, str] | None:
     for dtype, schema, could_be in _BOARDS:
-        if wrapping == "none" and file.size_bytes % dtype.itemsize:
-            continue
-        head = bytearray(_MOST_BOARDS * dtype.itemsize)
-        got = open_fixed(file.uri, opened.read_at, *place, dtype.itemsize).read_into(memoryview(head))
-        boards = np.frombuffer(head, dtype, min(got // dtype.itemsize, _MOST_BOARDS))
-        if len(boards) and could_be(boards):
-            return schema(), f"loaderd.schemas.{schema.__name__}()"
+        if front.may_hold(dtype.itemsize):
+            head = front.read(_MOST_BOARDS * dtype.itemsize)
+            boards = np.frombuffer(head, dtype, len(head) // dtype.itemsize)
+            if len(boards) and could_be(boards):
+                return schema(), f"loaderd.schemas.{schema.__name__}()"
     return None
 
 

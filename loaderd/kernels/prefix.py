@@ -74,6 +74,14 @@ def prefix_reader(layout: PrefixLayout) -> PrefixByNumpy | PrefixByLoop:
     return PrefixByNumpy(layout) if loop is None else PrefixByLoop(layout, loop)
 
 
+def read_codes(layout: PrefixLayout, rows: Bytes) -> tuple[Bytes, AnyArray]:
+    """(symbols, ends) of a few ``rows``, as :meth:`PrefixByNumpy.read` says. Raises WorkerError."""
+    reader = PrefixByNumpy(layout)
+    reader.reserve(len(rows))
+    symbols = np.empty((len(rows), len(layout.order)), np.uint8)
+    return symbols, reader.read(rows, symbols)
+
+
 class PrefixByNumpy:
     is_compiled = False
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from loaderd.errors import SchemaError
 from loaderd.schema.features import Shape, check_integer, check_shape, is_integer, resolve_dtype
 from loaderd.schema.field_spec import Features, FieldSpec, Tabled, check_bit_order, check_name, packed_bits_of
 from loaderd.schema.representable import as_values, check_holds_numbers
+
+if TYPE_CHECKING:
+    from loaderd.kernels.prefix import PrefixLayout
 
 Indices = npt.NDArray[np.intp]
 _MOST_WIDTH, _MOST_PREFIX_BITS, _MOST_FIXED_BITS, _MOST_SYMBOLS = 4, 8, 16, 255
@@ -175,6 +178,13 @@ class PrefixCodes(_Coded):
     def places(self) -> Indices:
         """intp, (places,): ``order``, also where it is left out."""
         return np.arange(self.num_places) if self.order is None else np.asarray(self.order, np.intp)
+
+    def layout(self, what: str, first_byte: int, num_bits: int) -> PrefixLayout:
+        """How to read them in rows whose feature of ``num_bits`` begins at ``first_byte``; ``what``: for errors."""
+        from loaderd.kernels.prefix import PrefixLayout  # for those who have such codes
+
+        is_little = self.bit_order == "little"
+        return PrefixLayout(what, first_byte, num_bits, self.start, self.codes, self.places, self.fixed, is_little)
 
     @property
     def is_of_symbols(self) -> bool:

@@ -71,7 +71,7 @@ def could_be(records: npt.NDArray[Any]) -> bool:
     """Whether ``records``, an array of RECORD, are of this format: chances with the sum 1, and moves."""
     chances = np.stack([records[name] for name in ("wdl_deblundered", "wdl_q", "wdl_nondeblundered")])
     moves = records["policy_indices"]
-    return bool((np.abs(chances.sum(axis=2) - 1) < 0.01).all() and ((moves >= 0) & (moves < NUM_MOVES)).all())
+    return bool((np.abs(chances.sum(axis=2) - 1) < 0.01).all() and (moves < NUM_MOVES).all())
 
 
 def moves_left(stored: Floats) -> Floats:

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import SchemaError
+from loaderd.errors import SchemaError, WorkerError
+from loaderd.kernels.prefix import read_codes
 from loaderd.schema import Array, Codes, Derived, Field, FixedRecords, PrefixCodes, Schema, Sparse
 
 Table = npt.NDArray[np.int64]
@@ -174,7 +175,9 @@ def could_be(records: npt.NDArray[Any]) -> bool:
 
     One king of each colour, where bulletformat says that they are; and no piece, result or square that cannot be.
     """
-    return all(map(_TESTS[records.dtype], records))
+    if records.dtype == SFEN:
+        return _are_sfens(records)
+    return all(map(_is_bullet if records.dtype == BULLET else _is_marlin, records))
 
 
 def _is_bullet(record: Any) -> bool:
@@ -198,20 +201,12 @@ def _pieces_of(record: Any) -> dict[int, int]:
     return dict(zip(squares, codes, strict=False)) if len(squares) <= MAX_PIECES else {}
 
 
-def _is_sfen(record: Any) -> bool:
-    bits = "".join(f"{byte:08b}"[::-1] for byte in record["sfen"].tolist())
-    at, symbols = SFEN_BOARD.start, list[int]()
-    for _ in range(62):
-        found = [symbol for symbol, code in enumerate(_SFEN_CODES) if code and bits.startswith(code, at)]
-        if not found:
-            return False
-        symbols.append(found[0])
-        at += len(_SFEN_CODES[found[0]] or "")
-    has_kings, num_pieces = bits[1:7] != bits[7:13], 2 + 62 - symbols.count(0)
-    return has_kings and num_pieces <= MAX_PIECES and -1 <= record["result"] <= 1
-
-
-_TESTS = {BULLET: _is_bullet, MARLIN: _is_marlin, SFEN: _is_sfen}
+def _are_sfens(records: npt.NDArray[Any]) -> bool:
+    try:
+        symbols, _ = read_codes(SFEN_BOARD.layout("sfen", 0, 256), records["sfen"])
+    except WorkerError:
+        return False
+    return bool(((symbols != 0).sum(axis=1) <= MAX_PIECES).all() and (abs(records["result"].astype(int)) <= 1).all())
 
 
 def begins_with_game(head: bytes) -> bool:

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderd.errors import SchemaError
+from loaderd.errors import SchemaError, WorkerError
+from loaderd.kernels.prefix import read_codes
 from loaderd.schema import Array, Bits, Derived, Field, FixedRecords, Packed, PrefixCodes, Schema, Sparse
 
 AnyArray = npt.NDArray[Any]
@@ -55,6 +56,7 @@ _SQUARES = np.arange(NUM_SQUARES)
 MOST_IN_HAND = (18, 4, 4, 4, 4, 2, 2)
 _HAND_PLANES = (8, 4, 4, 4, 4, 2, 2)  # of dlshogi
 MAX_PIECES = 38  # without the kings
+_NUM_INPUTS = {"halfkp": 1548, "halfka": 1710}  # for each square of the king
 _WINNER = 3  # the bits of gameResult that say who won
 
 
@@ -153,14 +155,14 @@ def _schema(
             "pieces": Derived(piece_planes, ("board", "turn"), (2 * NUM_KINDS, 9, 9), dtype),
             "hands": Derived(hand_planes, ("hand counts", "turn"), (2 * sum(_HAND_PLANES),), dtype),
         }
-    elif isinstance(inputs, str) and inputs in ("halfkp", "halfka"):
+    elif isinstance(inputs, str) and inputs in _NUM_INPUTS:
         dtype = "int32" if dtype is None else dtype
         most = MAX_PIECES + 2 * (inputs == "halfka")
         fields = {}
         for side, (own, king) in enumerate((("black", BLACK_KING), ("white", WHITE_KING))):
             table = _inputs_of(inputs, side)
             more[f"{own} (board)"] = Sparse(board, most, table, bucket=king, dtype=dtype)
-            join = partial(with_hands, side, 1548 if inputs == "halfkp" else 1710)
+            join = partial(with_hands, side, _NUM_INPUTS[inputs])
             fields[own] = Derived(join, (f"{own} (board)", "hand counts", "position"), (most,), dtype)
         fields["us"] = Derived(is_black, ("turn",), (), "float32")
     else:
@@ -181,25 +183,13 @@ def could_be(records: npt.NDArray[Any]) -> bool:
     is_hcpe = records.dtype == HCPE
     board, first = (HCP_BOARD, 0) if is_hcpe else (PSV_BOARD, -1)
     results = records["gameResult"] & _WINNER if is_hcpe else records["game_result"]
-    known = {code for code in board.codes if code is not None}
-    ends = []
-    for record, result in zip(records, results.tolist(), strict=True):
-        bits = "".join(f"{byte:08b}"[::-1] for byte in record[board.feature].tolist())
-        kings = {int(bits[place : place + 7][::-1], 2) for place in (1, 8)}
-        begin, end = board.start, board.start
-        for _ in range(NUM_SQUARES - 2):
-            end = next((stop for stop in range(begin + 1, begin + 9) if bits[begin:stop] in known), 0)
-            if not end:
-                return False
-            begin = end
-        ends.append(end)
-        if len(kings) < 2 or max(kings) >= NUM_SQUARES or not first <= result <= first + 2:
-            return False
+    stored = records[board.feature]
     try:
-        hand_counts(_hand_steps(board.feature), records[board.feature], np.array(ends, np.int32))
-    except ValueError:
+        _, ends = read_codes(board.layout(board.feature, 0, 256), stored)
+        hand_counts(_hand_steps(board.feature), stored, ends)
+    except (WorkerError, ValueError):
         return False
-    return True
+    return bool(((results >= first) & (results <= first + 2)).all())
 
 
 # ------------------------------------------------------------------------------------------- boards and hands
@@ -305,14 +295,13 @@ _HAND_NUMBERS = np.concatenate([np.arange(most) for most in MOST_IN_HAND * 2])
 
 def _inputs_of(inputs: Inputs, side: int) -> npt.NDArray[np.int64]:
     """int64, (81, symbols, 81): by the stored square of the side's own king, a piece's index."""
-    stride = 1548 if inputs == "halfkp" else 1710
     seen = _SQUARES[::-1] if side else _SQUARES
     table = np.full((NUM_SQUARES, 1 + 2 * NUM_KINDS, NUM_SQUARES), -1)
     for colour in (0, 1):
         for kind, first in enumerate(_FIRST_ON_BOARD):
             if kind != _KING or inputs == "halfka":
                 table[:, 1 + NUM_KINDS * colour + kind] = (
-                    stride * seen[:, None] + first + NUM_SQUARES * (colour != side) + seen
+                    _NUM_INPUTS[inputs] * seen[:, None] + first + NUM_SQUARES * (colour != side) + seen
                 )
     return table
 
