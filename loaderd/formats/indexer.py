@@ -53,37 +53,51 @@ def find_indexes(
     ``on_read`` is called with the bytes of the group that are read so far. ``values``: those of records that the
     indexes are to hold. Raises StorageError, and what computing ``values`` raises.
     """
-    together = None
-    if stored == "detect" and len(group) > 1 and values is None:
+    if stored == "detect":
+        return _find_detected(where, block_records, group, on_read, access, values)
+    cache = IndexCache(where, block_records, stored, "" if values is None else values.key)
+    if (kept := cache.load(*group)) is not None:
+        return [IndexResult(index, is_known=True) for index in kept]
+    if values is None:
+        return _keep(cache, group, make_indexes(group, stored, block_records, on_read, access))
+    plain = find_indexes(where, block_records, stored, group, on_read, access)
+    return _keep(cache, group, values.add([found.index for found in plain], on_read, access))
+
+
+def _find_detected(
+    where: str,
+    block_records: int,
+    group: Sequence[ShardFile],
+    on_read: OnRead,
+    access: Access | None,
+    values: Values | None,
+) -> list[IndexResult]:
+    """As :func:`find_indexes`, where the shards themselves say what they hold."""
+    if len(group) > 1 and values is None:
         # To see of each shard what it is would take far longer than to find all kept, or all healthy TFRecord.
         first = _detected(group[0], access)
         if not isinstance(first, ShardReadError):
-            kept = IndexCache(where, block_records, first).load(*group)
+            cache = IndexCache(where, block_records, first)
+            kept = cache.load(*group)
             if kept is not None and not any(index.damages for index in kept):
                 return [IndexResult(index, is_known=True) for index in kept]
             if kept is None and first is None:
                 together = _made_together(group, block_records, on_read, access)
-                stored = "detect" if together is None else None
-    if stored == "detect":
-        kinds = [_detected(file, access) for file in group]
-        if any(kind != kinds[0] for kind in kinds) or isinstance(kinds[0], ShardReadError):
-            return [
-                IndexResult(ShardIndex.of_unreadable(file, kind))
-                if isinstance(kind, ShardReadError)
-                else find_indexes(where, block_records, kind, [file], access=access)[0]
-                for file, kind in zip(group, kinds, strict=True)
-            ]
-        stored = kinds[0]
-    cache = IndexCache(where, block_records, stored, "" if values is None else values.key)
-    if together is not None:
-        made = together
-    elif (kept := cache.load(*group)) is not None:
-        return [IndexResult(index, is_known=True) for index in kept]
-    elif values is None:
-        made = make_indexes(group, stored, block_records, on_read, access)
-    else:
-        plain = find_indexes(where, block_records, stored, group, on_read, access)
-        made = values.add([found.index for found in plain], on_read, access)
+                if together is not None:
+                    return _keep(cache, group, together)
+    kinds = [_detected(file, access) for file in group]
+    if any(kind != kinds[0] for kind in kinds) or isinstance(kinds[0], ShardReadError):
+        return [
+            IndexResult(ShardIndex.of_unreadable(file, kind))
+            if isinstance(kind, ShardReadError)
+            else find_indexes(where, block_records, kind, [file], access=access)[0]
+            for file, kind in zip(group, kinds, strict=True)
+        ]
+    return find_indexes(where, block_records, kinds[0], group, on_read, access, values)
+
+
+def _keep(cache: IndexCache, group: Sequence[ShardFile], made: list[ShardIndex]) -> list[IndexResult]:
+    """New indexes, which are kept if all shards could be read."""
     unkept = None
     if all(index.error is None for index in made):
         unkept = cache.store(group, encode_indexes(made))
