@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import numpy as np
 import pytest
 
 import loaderd.testing
+from tests.helpers.serving import wait_until
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}  # threads that spin hold up a busy machine
 MINIMAL = Path(__file__).parents[2] / "examples" / "minimal"
@@ -76,7 +75,7 @@ def test_it_goes_on_behind_its_checkpoint(name: str, tmp_path: Path) -> None:
 
     try:
         undisturbed, victim = start("undisturbed"), start("killed")
-        wait_until(lambda: bool(list((tmp_path / "killed").glob(checkpoint))) or victim.poll() is not None)
+        wait_until(lambda: bool(list((tmp_path / "killed").glob(checkpoint))) or victim.poll() is not None, 120)
         victim.kill()
         assert victim.wait() == -signal.SIGKILL, "it ended before its first checkpoint was seen"
         assert start("killed").wait(120) == 0
@@ -86,12 +85,6 @@ def test_it_goes_on_behind_its_checkpoint(name: str, tmp_path: Path) -> None:
             process.kill()
             process.wait()
     assert digest(contents(tmp_path / "killed" / file)) == digest(contents(tmp_path / "undisturbed" / file))
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 120
-    while not reached() and time.monotonic() < until_s:
-        time.sleep(0.005)
 
 
 def digest(values: list[Any]) -> list[str]:

@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from loaderd.ipc.channel import Channel
 from tests.helpers.serving import Server
 from tests.reliability.numbered import write_shards
-from tests.reliability.processes import name_of, num_fds, read
+from tests.reliability.processes import name_of, num_fds, own_mib, status_of
 
 _FOLDER = Path(__file__).parent
 _SIZES = (9_000, 1_000, 6_500, 3_500)
@@ -60,9 +60,7 @@ class Served:
         """Of each process, by its number: name, descriptors, threads, memory of its own in MiB."""
         found = {}
         for pid in self.family():
-            status = dict(line.split(":\t", 1) for line in read(pid, "status").decode().splitlines())
-            own_kib = int(status["RssAnon"].split()[0])
-            found[pid] = name_of(pid), num_fds(pid), int(status["Threads"]), own_kib / 1024
+            found[pid] = name_of(pid), num_fds(pid), int(status_of(pid)["Threads"]), own_mib(pid)
         return found
 
     def family(self) -> list[int]:

@@ -32,6 +32,16 @@ def read(pid: int, name: str) -> bytes:
         return b""
 
 
+def status_of(pid: int) -> dict[str, str]:
+    """What /proc/PID/status says, by name."""
+    return dict(line.split(":\t", 1) for line in read(pid, "status").decode().splitlines())
+
+
+def own_mib(pid: int) -> float:
+    """Memory of its own, in MiB."""
+    return int(status_of(pid)["RssAnon"].split()[0]) / 1024
+
+
 def state_of(pid: int) -> str:
     """As in /proc/PID/stat: R, S, T (stopped), Z (dead, not waited for) …; empty where the process is gone."""
     return read(pid, "stat").rpartition(b") ")[2][:1].decode()
