@@ -17,8 +17,14 @@ from loaderd.version import VERSION  # noqa: E402 - found by the line above
 project = "loaderd"
 release = version = VERSION
 copyright = "the authors of loaderd"
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
+highlight_language = "text"  # of a block that names none: most such blocks are output
+
+# Of a session in a terminal, the button copies the commands, not their output.
+copybutton_prompt_text = "$ "
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_selector = "div:not(.highlight-text) > div.highlight pre"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
