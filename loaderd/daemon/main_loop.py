@@ -94,7 +94,7 @@ class Daemon(ABC):
             try:
                 session.go_on()
             except Exception as error:
-                session.error = as_loaderd_error(error)
+                session.error = as_loaderd_error(error).with_traceback(None)  # its frames hold the session
             if session.error is not None:
                 self._session_failed(session, session.error)
         self._worker_manager.assign()

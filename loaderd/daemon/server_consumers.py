@@ -138,7 +138,7 @@ class Consumer:
             self.heard_s = now_s
         if consumers is not None and consumers.holds_too_many(self.number):
             return ServerError("this consumer holds more batches than its share of the group's")
-        if self.channel.fault is not None:
+        if self.channel.fault:
             return ServerError(f"this is no message of loaderd: {self.channel.fault}")
         if self.session is None and now_s - self.heard_s > _HELLO_LIMIT_S:
             return ServerError(f"this consumer connected and asked for nothing within {_HELLO_LIMIT_S:g} s")

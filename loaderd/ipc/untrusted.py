@@ -59,8 +59,8 @@ class UntrustedChannel(Channel):
         self._passed_bytes = 0
         self.unfinished_since: float | None = None
         """Since when a message is there in part, in seconds of ``time.monotonic``; None: none is."""
-        self.fault: MalformedMessage | None = None
-        """What was wrong with a message, if anything was."""
+        self.fault = ""
+        """What was wrong with a message. Text: the exception holds the frames, which hold this channel."""
         self._is_ignored = False
 
     def ignore(self) -> None:
@@ -72,7 +72,7 @@ class UntrustedChannel(Channel):
         try:
             return self._receive()
         except MalformedMessage as fault:
-            self.fault = fault
+            self.fault = str(fault)
             raise
 
     def _receive(self) -> list[Message]:
