@@ -49,14 +49,15 @@ class NotReady(Exception):
 
 
 class OtherData(ServerError):
-    """A ticket is for data that this server does not have open."""
+    """What is asked for is not among the data that this server has."""
 
-    def __init__(self, name: str, wanted: str, found: str) -> None:
-        super().__init__(
-            f"this server has other data {name!r} than are asked for: digest {found}, expected {wanted:.40}",
-            hint="Servers of one data set need the same shards, schema, seed and shuffle. Connect anew to use what "
-            "this one has.",
-        )
+
+def _other_data(name: str, wanted: str, found: str) -> OtherData:
+    return OtherData(
+        f"this server has other data {name!r} than are asked for: digest {found}, expected {wanted:.40}",
+        hint="Servers of one data set need the same shards, schema, seed and shuffle. Connect anew to use what "
+        "this one has.",
+    )
 
 
 class ServedListing:
@@ -211,13 +212,13 @@ class ServedDataset:
         if ticket.listing is not None:
             served = await self._wait(ticket.listing, partial(self._open, ticket.listing))
             if served.digest != ticket.data:
-                raise OtherData(self.name, ticket.data, served.digest)
+                raise _other_data(self.name, ticket.data, served.digest)
             return served
         if (present := self._present(ticket.data)) is not None:
             return present
         opening = self._listings.get(("digest", ticket.data))
         if opening is None or opening.failed_s is not None:
-            raise OtherData(self.name, ticket.data, "none" if self.current is None else self.current.digest)
+            raise _other_data(self.name, ticket.data, "none" if self.current is None else self.current.digest)
         return await self._opened(("digest", ticket.data), opening)
 
     async def of_position(self, listing: Listing | None, belongs_to: Mapping[str, Any]) -> ServedListing:
@@ -260,7 +261,7 @@ class ServedDataset:
             chosen = [[file for file in files if shard_hash(file) in wanted] for files in listed]
             found = {shard_hash(file) for files in chosen for file in files}
             if found != wanted:
-                raise ServerError(
+                raise OtherData(
                     f"{len(wanted - found)} of the {len(wanted)} shards that the consumer began with are gone, "
                     "or have another size",
                     hint="Bring them back as they were, or begin anew without the position.",
@@ -270,7 +271,7 @@ class ServedDataset:
         async def open_these() -> ServedListing:
             served = await self._open(choose=choose)
             if served.digest != digest:
-                raise OtherData(self.name, digest, served.digest)
+                raise _other_data(self.name, digest, served.digest)
             return served
 
         await self._wait(("digest", digest), open_these)

@@ -24,7 +24,7 @@ from loaderd.errors import LoaderdError, OptionError
 from loaderd.remote.calls import Calls
 from loaderd.remote.source import Settings
 from loaderd.remote.tables import Table, table_from_wire
-from loaderd.remote.tickets import MAX_TICKET_BYTES, MSGPACK, RowsTicket
+from loaderd.remote.tickets import MAX_TICKET_BYTES, MSGPACK, SHARD_BYTES, RowsTicket
 from loaderd.serve.app import RowsApp
 from loaderd.serve.datasets import ServedDataset
 from tests.helpers.serving import wait_until
@@ -220,6 +220,11 @@ def test_a_table_that_has_not_changed_is_not_sent_again(server: NetworkServer):
 def test_what_there_is_not(server: NetworkServer, method: str, path: str, status: int):
     answer = request(server, method, path)
     assert answer.status == status and answer.json()["error"]["message"]
+
+
+def test_shards_that_the_server_does_not_have(server: NetworkServer):
+    answer = request(server, "PUT", "/v1/train/x", body=bytes(SHARD_BYTES))
+    assert answer.status == 409 and "are gone" in answer.json()["error"]["message"]
 
 
 def test_records_one_by_one_are_those_of_whole_blocks(calls: Calls, table: Table):
