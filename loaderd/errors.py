@@ -191,9 +191,9 @@ _CLASSES: dict[str, type[LoaderdError]] = {
 
 
 def to_wire(error: LoaderdError) -> dict[str, Any]:
-    """The error as plain values, for a message between processes."""
+    """The error as plain values, for a message between processes: of its class here, or what that is derived from."""
     return {
-        "class": type(error).__name__,
+        "class": next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _CLASSES),
         "message": error.message,
         "hint": error.hint,
         "damages": [damage.to_wire() for damage in error.damages],
@@ -202,7 +202,7 @@ def to_wire(error: LoaderdError) -> dict[str, Any]:
 
 
 def from_wire(wire: dict[str, Any]) -> LoaderdError:
-    """The error that ``to_wire`` described, of the same class."""
+    """The error that ``to_wire`` described."""
     return _CLASSES.get(wire["class"], LoaderdError)(
         wire["message"],
         hint=wire["hint"],
