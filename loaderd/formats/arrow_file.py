@@ -18,7 +18,6 @@ from loaderd.kernels.crc import crc32c
 from loaderd.schema import FixedRecords
 from loaderd.storage.shard_file import ReadAt, ShardFile
 
-ARROW_MAGIC = b"ARROW1"
 _MOST_MESSAGE_BYTES = 16 << 20
 _SAMPLE_BYTES = 1 << 10
 _BATCH_BYTES = 1 << 9  # of what is kept of a batch that is not read
