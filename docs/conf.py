@@ -17,9 +17,16 @@ from loaderd.version import VERSION  # noqa: E402 - found by the line above
 project = "loaderd"
 release = version = VERSION
 copyright = "the authors of loaderd"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_argparse_cli",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build"]
-highlight_language = "text"  # of a block that names none: most such blocks are output
+highlight_language = (
+    "text"  # of a block that names none: most such blocks are output
+)
 
 # Of a session in a terminal, the button copies the commands, not their output.
 copybutton_prompt_text = "$ "
@@ -50,11 +57,23 @@ def setup(app: Any) -> None:
 
 
 def signature_of_init(
-    app: Any, what: str, name: str, item: Any, options: Any, signature: str | None, returned: str | None
+    app: Any,
+    what: str,
+    name: str,
+    item: Any,
+    options: Any,
+    signature: str | None,
+    returned: str | None,
 ) -> tuple[str, str | None] | None:
     """A class whose base is not there, but stands for one, has the signature of that: it is in ``__init__``."""
-    if what != "class" or signature is None or not signature.startswith("(*args"):
+    if (
+        what != "class"
+        or signature is None
+        or not signature.startswith("(*args")
+    ):
         return None
     found = inspect.signature(item.__init__)
     without_self = list(found.parameters.values())[1:]
-    return stringify_signature(found.replace(parameters=without_self), show_return_annotation=False), returned
+    return stringify_signature(
+        found.replace(parameters=without_self), show_return_annotation=False
+    ), returned

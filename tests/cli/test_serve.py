@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -15,8 +14,6 @@ import pytest
 from loaderd.cli.main import main, parser
 from loaderd.cli.serve import options_of
 from loaderd.serve.options import Address, HttpOptions, UnixOptions
-
-DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 
 
 def options(*arguments: str) -> UnixOptions | HttpOptions:
@@ -123,14 +120,6 @@ def test_what_is_refused(
     assert (ended.value.code, printed.out) == (2, "")
     assert error in printed.err and "Traceback" not in printed.err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_table_of_the_docs_has_every_option():
-    told = set(re.findall(r"`(--[a-z-]+)", re.findall(r"^\| `--.*$", DOCS.read_text(), flags=re.MULTILINE).__str__()))
-    serve = next(action for action in parser()._actions if isinstance(action.choices, dict)).choices["serve"]
-    assert told == {flag for action in serve._actions for flag in action.option_strings if flag.startswith("--")} - {
-        "--help"
-    }
 
 
 def test_what_it_needs_not_it_does_not_import():

@@ -16,21 +16,10 @@ DOCS = (FOLDER / "waiting.md").read_text()
 
 def test_the_commands_can_be_given():
     (block,) = re.findall(r"^```sh\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL)
-    commands = [shlex.split(line, comments=True) for line in block.splitlines()]
+    commands = [words for line in block.splitlines() if (words := shlex.split(line, comments=True))]
     assert [command[:2] for command in commands].count(["loaderd", "doctor"]) == 3
     for command in commands:
         assert command[0] == "loaderd" and parser().parse_args(command[1:]).run
-    for option in re.findall(r"--[a-z][a-z-]+", DOCS):
-        assert option in (
-            "--json",
-            "--max-waiting",
-            "--png",
-            "--record",
-            "--schema",
-            "--step-ms",
-            "--tls-ca",
-            "--token-file",
-        )
 
 
 def test_every_verdict_is_explained():

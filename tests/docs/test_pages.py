@@ -210,6 +210,9 @@ def check_pytorch(names: dict[str, Any]) -> None:
     saved = torch.load("checkpoint.pt", weights_only=True)
     assert all(torch.equal(saved["net"][name], value) for name, value in names["net"].state_dict().items())
     assert '"epoch": 1, "batch": 0' in saved["data"]["position"]
+
+
+def check_jax(names: dict[str, Any]) -> None:
     assert abs(names["weights"]).max() > 0
     assert b'"epoch": 1, "batch": 0' in bytes(names["state"]["position"])
 
@@ -247,7 +250,8 @@ def check_others(names: dict[str, Any]) -> None:
 
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "docs/start/tf-data.md": check_tf_data,
-    "docs/start/pytorch.md": check_pytorch,
+    "docs/frameworks/pytorch.md": check_pytorch,
+    "docs/frameworks/jax.md": check_jax,
     "docs/start/lc0.md": check_lc0,
     "docs/start/katago.md": check_katago,
     "docs/start/others.md": check_others,
@@ -272,3 +276,47 @@ def test_pages_that_are_run_elsewhere_are_run_there():
     for name, text in PAGES.items():
         if found := _ELSEWHERE.match(text):
             assert Path(name).name in (ROOT / found[1]).read_text(), f"{found[1]} does not speak of {name}"
+
+
+NOT_YET = ("README.md", "docs/options.md", "docs/start/")
+
+
+def test_code_fits_beside_the_sidebar():
+    wide = [
+        f"{name}: {line}"
+        for name, text in PAGES.items()
+        for language, code in re.findall(r"^```([^\n`]*)\n(.*?)^```$", text, re.M | re.S)
+        for line in code.splitlines()
+        if len(line) > 76 and not language.startswith("{") and not name.startswith(NOT_YET)
+    ]
+    assert not wide, "\n".join(wide)
+
+
+def test_no_block_is_without_a_language():
+    for name, text in PAGES.items():
+        opening = re.findall(r"^```(.*)$", text, re.M)[::2]
+        assert all(opening), f"{name}: what is output is `text`"
+
+
+def test_no_paragraph_is_a_wall():
+    for name, text in PAGES.items():
+        prose = re.sub(r"^```.*?^```$|^\|.*$|<!--.*?-->", "", text, flags=re.M | re.S)
+        for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", prose):
+            assert len(paragraph.split()) <= 120, f"{name}: {paragraph[:80]}"
+
+
+def test_errors_on_the_page_are_those_that_are_raised():
+    """Each text in the tables of failures.md stands in the source, but for what ``…`` stands for."""
+    strings = [
+        node.value
+        for package in (ROOT / "loaderd", ROOT / "bindings")
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    source = "\n".join([*strings, *dir(loaderd.errors)])
+    rows = re.findall(r"^\| (`.*?`) \|", PAGES["docs/failures.md"], flags=re.M)
+    texts = [text for row in rows for text in re.findall(r"`([^`]*)`", row) if not text.startswith('"')]
+    assert len(texts) > 25
+    for part in (part.strip(" :,") for text in texts for part in text.split("…")):
+        assert part in source, part

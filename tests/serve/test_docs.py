@@ -24,6 +24,7 @@ from tests.helpers.serving import COMMAND, Server
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "server.md").read_text()
+OPERATIONS = (ROOT / "docs" / "server-operations.md").read_text()
 MANY = (ROOT / "docs" / "many-machines.md").read_text()
 EXAMPLES = ROOT / "examples" / "server"
 
@@ -52,10 +53,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Se
     (tmp_path / "datasets.py").write_text(blocks("python")[0])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    make_token, serve = re.findall(
-        r"^\$ (.*)$", next(each for each in blocks("console") if "--tls-cert" in each), re.M
-    )
-    subprocess.run(["sh", "-c", make_token.replace("python", "python3", 1)], check=True)
+    session = next(each for each in blocks("console") if "--tls-cert" in each).replace("\\\n", "")
+    *make_token, serve = re.findall(r"^\$ (.*)$", session, re.M)
+    subprocess.run(["sh", "-c", "; ".join(make_token).replace("python -c", "python3 -c", 1)], check=True)
     arguments = serve.removeprefix("loaderd serve ").replace("8471", "0").split()
     network = Server(tmp_path, *arguments, network=True)
     here = Server(tmp_path, "datasets:train", "--workers", "1", unix=str(tmp_path / "loaderd.sock"))
@@ -108,7 +108,9 @@ def test_the_module(tmp_path: Path):
 
 
 def test_the_keys_of_tickets_are_all_there():
-    keys = re.findall(r"^\| `(\w+)` \|[^|]*\|", DOCS[DOCS.index("A ticket is a JSON object") :], re.MULTILINE)
+    keys = re.findall(
+        r"^\| `(\w+)` \|[^|]*\|", OPERATIONS[OPERATIONS.index("A ticket is a JSON object") :], re.MULTILINE
+    )
     names = [each.name for each in fields(RowsTicket)]
     assert sorted(keys[: len(names)]) == sorted(names)
 
