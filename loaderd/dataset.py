@@ -51,18 +51,18 @@ _COMMON = ("schema", "shuffle", "seed", "on_corrupt", "index_cache", "storage")
 class Dataset:
     """The description of a data set; nothing is read until a :class:`~loaderd.Loader` is made of it.
 
-    The arguments are those of ``Loader`` with the same names. The batch size, the position and the host belong to the
-    consumer, so they are options of the loader. :meth:`take`, :meth:`skip`, :meth:`newest` and :meth:`split` add to
-    ``selection``; each works on the records that the ones before it left. If they leave no records, making a loader
-    raises NoShardsError.
+    The arguments mean what those of ``Loader`` with the same names mean. The batch size, the position and the host
+    belong to the consumer, so they are options of the loader. :meth:`take`, :meth:`skip`, :meth:`newest` and
+    :meth:`split` add to ``selection``; each works on the records that the ones before it left. If they leave no
+    records, making a loader raises NoShardsError.
 
     ``where``: which records are in the data set, as a :class:`~loaderd.Derived` whose function returns a bool for
     each record; ``inputs`` may name stored features, too. It is called once for each record, when the shards are
-    indexed, before ``selection``; what it returned is kept with the index, until its code changes, or what it sees.
-    What does not pass is no record of the data set: it is not counted, and costs memory and disk of 1 bit.
+    indexed, before ``selection``; what it returned is kept with the index, until its code changes, or what it sees. A
+    record that does not pass is not counted; it costs 1 bit of memory and disk.
 
-    ``order``: of the shards: that of their ``"path"`` s, or of the ``"time"`` s at which they were last changed, and
-    of those alike of their paths. Hosts agree on the latter where they see the same files, not copies of them.
+    ``order``: how shards are sorted: by ``"path"``, or by the ``"time"`` of their last change and then by path. Hosts
+    agree on times only if they see the same files, not copies of them.
 
     ``sample``: each epoch draws some of the records that ``where`` and ``selection`` leave, anew, and the same number
     of them: a share, such as ``1/32`` of n records (n // 32), or a :class:`~loaderd.Sample`, with a weight for each.
@@ -252,8 +252,8 @@ class Concat(_Combined):
     """Data sets one behind the other: an epoch is one epoch of each.
 
     They must agree in schema, shuffle, seed, on_corrupt, index_cache and storage, and must not grow
-    (``refresh="epoch"``); else OptionError is raised. Where one ends and the next begins, a shuffle window may hold
-    records of both.
+    (``refresh="epoch"``); else OptionError is raised. A shuffle window may hold the end of one and the beginning of
+    the next.
     """
 
     sets: Sequence[AnyDataset]
@@ -287,7 +287,7 @@ class Mix(_Combined):
 
     Each set has epochs of its own: its records come in its own order, and start again when all of them have come,
     wherever the mix stands. Every window holds the share of each set, exact to one record. The order in which the
-    sets are given is of no account. A set with ``refresh="epoch"`` begins a new epoch with each of the mix; then
+    sets are given does not matter. A set with ``refresh="epoch"`` begins a new epoch with each of the mix; then
     ``epoch_records`` must be given, and the mix cannot be a set of another one. Raises OptionError for arguments that
     break these rules.
     """

@@ -176,12 +176,12 @@ def default_workers() -> int:
 
 @dataclass(frozen=True)
 class Storage:
-    """How shards are read from the storage that they are on.
+    """How shards are read from storage.
 
-    ``retry_s``: for how many seconds a failed request is tried again, with growing pauses, where the failure may
-    pass: no answer, a dropped connection, "slow down", too many open files, credentials that were accepted before.
-    After that, StorageError is raised; nothing is skipped. ``requests``: how many a worker has under way at a time,
-    for storage that a URI names; fewer while requests fail.
+    ``retry_s``: for how many seconds a failed request is tried again, with growing pauses, if the failure may pass:
+    no answer, a dropped connection, "slow down", too many open files, credentials that were accepted before. After
+    that, StorageError is raised; nothing is skipped. ``requests``: how many a worker has under way at a time, for
+    storage that a URI names; fewer while requests fail.
 
     ``cache_dir``: a folder on a local disk where fetched bytes are kept, which any number of processes may share;
     None: nothing is kept. ``cache_bytes``: how much it may hold; what was not used for the longest time is deleted

@@ -11,7 +11,8 @@ Kernels = Literal["numpy", "compiled"]
 
 @dataclass(frozen=True)
 class StorageCounts:
-    """What workers asked of storage that URIs name. Files on this machine's own paths are not counted."""
+    """Counts of the requests that workers made to storage named by URIs. Files on this machine's own paths are not
+    counted."""
 
     requests: int = 0
     """Requests that were answered: looks at an object, and reads of a part of one."""

@@ -50,10 +50,9 @@ def batches(
 ) -> Batches:
     """The batches of ``loader`` as JAX arrays.
 
-    Each iteration is an iteration of the loader: a pass in an order of its own. ``loader.position`` is behind the
-    batch that the loop has. ``len()``, errors, closing and the end are those of the loader. ``structure``: nested
-    tuples, lists and dicts of field names; None: a dict of all fields. An array's shape is (records, …), its dtype
-    that of the schema.
+    Each iteration is a pass of the loader, in another order, with the loader's length and errors. ``loader.position``
+    counts the batch that the loop has. ``structure``: nested tuples, lists and dicts of field names; None: a dict of
+    all fields. An array's shape is (records, …), its dtype that of the schema.
 
     ``device``: a device or a sharding; None: JAX's default device. On the first CPU, arrays lie in the loader's
     shared memory, which is lent as long as any of them is alive; if you keep more than ``held_batches`` batches, you

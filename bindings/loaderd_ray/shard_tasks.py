@@ -49,7 +49,7 @@ def index(
     """Index all shards into a folder that all nodes share, so that no training has to.
 
     - ``shards``: as for :class:`loaderd.Loader`; or a ``Dataset``, ``Mix`` or ``Concat``.
-    - ``schema``: that of the records. None: the data set's; without a data set, each shard's content tells whether it
+    - ``schema``: of the records. None: the data set's; without a data set, each shard's content tells whether it
       is TFRecord, or of Leela Chess Zero or KataGo.
     - ``index_cache``: that folder, or ``"beside"`` the shards. None: the data set's, which must not be ``"user"``.
     - ``block_records``: that of the ``Shuffle`` that will be used; for a data set, its own is used instead.

@@ -51,9 +51,9 @@ def batches(
 ) -> Batches:
     """The batches of ``loader`` as eager tensors, for a training loop of one's own; without what tf.data costs.
 
-    Each iteration is an iteration of the loader: a pass in an order of its own. ``loader.position`` is behind the
-    batch that the loop has. ``len()``, errors, closing and the end are those of the loader. ``structure`` is that of
-    :func:`from_loader`. A tensor's shape is (records, …), its dtype that of the schema.
+    Each iteration is a pass of the loader, in another order, with the loader's length and errors. ``loader.position``
+    counts the batch that the loop has. ``structure`` is that of :func:`from_loader`. A tensor's shape is (records,
+    …), its dtype that of the schema.
 
     Tensors lie in the loader's shared memory, which is lent as long as any of them, or anything made from one without
     a copy, is alive; if you keep more than ``held_batches`` batches, you get copies. TensorFlow copies text, and

@@ -29,9 +29,9 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
     """A callback that writes for TensorBoard what the loader did since it last wrote; in a loop, call :meth:`write`.
 
     ``loader_or_dataset``: a loader, or a data set of :func:`make_dataset`, :func:`from_loader` or :func:`distribute`.
-    ``log_dir`` may be that of Keras' own TensorBoard callback: this one writes to the folder ``loaderd`` in it, which
-    TensorBoard shows as a run of that name. ``update_freq``: ``"epoch"`` (the step is the epoch's number), or every
-    so many steps (the step is the optimizer's).
+    ``log_dir``: it writes to the folder ``loaderd`` there, which TensorBoard shows as a run; Keras's own callback may
+    have the same one. ``update_freq``: ``"epoch"`` (the step is the epoch's number), or every so many steps (the step
+    is the optimizer's).
 
     It writes the rate of examples, the shares of waiting, what was restarted and skipped, and the seconds that the
     workers took by stage and field, as :class:`loaderd.Statistics` has them. The time of validation does not count.

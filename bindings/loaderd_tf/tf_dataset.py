@@ -134,8 +134,8 @@ def from_loader(
     ``structure``: nested tuples, lists and dicts of field names; an element has their tensors in the same structure.
     None: a dict, name -> tensor, in the schema's order. ``device``: such as ``"/GPU:0"``: batches are copied there
     ahead, so that ``prefetch`` of them lie there while the model works on another. On the host, TensorFlow takes
-    nothing ahead, as the workers are ahead; ``make_dataset`` has slots for a ``.prefetch(prefetch)`` of your own.
-    Of a loader with ``unpack="device"``, elements are packed, as :func:`make_dataset` says. Raises OptionError for a
+    nothing ahead, as the workers are ahead; ``make_dataset`` has slots for a ``.prefetch(prefetch)`` of your own. If
+    the loader has ``unpack="device"``, elements are packed, as :func:`make_dataset` says. Raises OptionError for a
     field or device that does not exist.
 
     The data set has the attribute ``loader``, and its methods ``close()``, ``statistics()`` and ``diagnose()``. What

@@ -47,7 +47,7 @@ _WITHOUT_BITCAST = ("float8_e5m2", "float8_e4m3fn")
 
 
 def unpack(packed: Mapping[str, Any], schema: loaderd.Schema) -> Tensors:
-    """The fields of ``schema`` from those of a packed batch, by operations that XLA can compile.
+    """Make the fields of ``schema`` of a packed batch, by operations that XLA can compile.
 
     ``packed``: name -> tensor, the batch first: an element of ``make_dataset(…, unpack="device")``, or some of the
     fields of :func:`packed_schema`. Returns name -> tensor in the schema's order: the fields that can be made of
@@ -58,7 +58,7 @@ def unpack(packed: Mapping[str, Any], schema: loaderd.Schema) -> Tensors:
 
 
 def packed_schema(schema: loaderd.Schema) -> loaderd.Schema:
-    """What a batch holds with ``unpack="device"``, for :func:`unpack` to make the fields of ``schema`` of it.
+    """The schema of batches with ``unpack="device"``, of which :func:`unpack` makes the fields of ``schema``.
 
     These are stored features, as far as they take fewer bytes, and the fields that the workers finish. A feature has
     its own name, or, where a field has that, the name with " (stored)" behind it.

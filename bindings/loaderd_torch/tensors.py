@@ -56,10 +56,9 @@ def batches(
 ) -> Batches:
     """The batches of ``loader`` as tensors.
 
-    Each iteration is an iteration of the loader: a pass in an order of its own. ``loader.position`` is behind the
-    batch that the loop has. ``len()``, errors, closing and the end are those of the loader. ``structure``: nested
-    tuples, lists and dicts of field names; None: a dict of all fields. A tensor's shape is (records, …), its dtype
-    that of the schema.
+    Each iteration is a pass of the loader, in another order, with the loader's length and errors. ``loader.position``
+    counts the batch that the loop has. ``structure``: nested tuples, lists and dicts of field names; None: a dict of
+    all fields. A tensor's shape is (records, …), its dtype that of the schema.
 
     Tensors lie in the loader's shared memory, which is lent as long as any of them, or anything made from one without
     a copy, is alive; if you keep more than ``held_batches`` batches, you get copies. You may write to the tensors.

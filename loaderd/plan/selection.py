@@ -100,7 +100,7 @@ class HashSplit(NamedTuple):
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """How many of the newest records a training takes, by how many there are: for ``Dataset.newest``.
+    """The size of a window of the newest records, by how many records there are: for ``Dataset.newest``.
 
     Of N records, the newest ``min_rows + per_row · (x**exponent - s**exponent) / (exponent · s**(exponent - 1))``,
     with ``x = N - min_rows + s + added``, cut to an integer, at least ``min_rows`` and at most ``max_rows``. So the

@@ -83,9 +83,9 @@ class _Coded(Tabled):
 class Codes(_Coded):
     """Codes of ``width`` (1 to 4) bits of a :class:`PackedBits` feature, from bit ``start`` on: ``values[code]``.
 
-    ``shape``: that of the codes. ``values`` has a number for each code, or an array: with those of ``np.eye(4)``,
-    bases of two bits become (length, 4). Default: the codes themselves. A code that it does not have is a
-    WorkerError.
+    ``shape``: of the field, a code for each value. ``values`` has a number for each code, or an array: with those of
+    ``np.eye(4)``, bases of two bits become (length, 4). Default: the codes themselves. A code that it does not have
+    is a WorkerError.
 
     ``bit_order``: with ``"big"``, the first code of a byte is in its most significant bits, and the first bit of a
     code is its most significant one; with ``"little"``, both are the least significant ones.

@@ -18,10 +18,10 @@ _MOST_CLASSES = 1 << 24
 class Scatter(ByValue):
     """``values`` at their ``indices`` in an array of ``shape``, in C order; everywhere else, 0.
 
-    Both name features of as many numbers; ``indices`` holds integers. An index of -1 leaves its value out; any other
-    that ``shape`` does not have is a WorkerError. ``duplicates``: what becomes of values with one index: ``"last"``,
-    only the last of them counts; or ``"sum"``, added up in their order, in ``dtype`` (a sum of integers that it does
-    not hold wraps, as numpy's do). Values are cast as by :class:`Array`.
+    Both name features of the same length; ``indices`` holds integers. An index of -1 leaves its value out; any other
+    that ``shape`` does not have is a WorkerError. ``duplicates``: of values with one index, only the last counts
+    (``"last"``), or they are added up in their order, in ``dtype`` (``"sum"``; a sum of integers that it does not
+    hold wraps, as numpy's do). Values are cast as by :class:`Array`.
     """
 
     indices: str
@@ -60,11 +60,11 @@ class Scatter(ByValue):
 
 @dataclass(frozen=True, eq=False)
 class OneHot(ByValue):
-    """For each integer of a feature, ``classes`` values: 1 at the place that it names, else 0.
+    """``classes`` values for each integer of a feature: 1 at the place that it names, else 0.
 
     The field has the shape (\\*the feature's shape, classes).
 
-    ``outside``: what becomes of an integer that is no class: ``"error"``, a WorkerError; ``"zeros"``: nothing is 1.
+    ``outside``: an integer that is no class is a WorkerError (``"error"``), or all of its values are 0 (``"zeros"``).
     """
 
     feature: str

@@ -290,8 +290,8 @@ class Raw(_Values):
     """A bytes feature that holds the values of an array: in C order, little-endian unless ``dtype`` says otherwise.
 
     This is what ``tf.io.decode_raw`` reads. The stored value must have exactly the bytes of ``shape``; with ``pad``,
-    it may have fewer values, and ``pad`` stands in the place of those that it lacks. Text is padded with zeros:
-    ``Raw("S16", pad=True)`` reads ids of up to 16 bytes. ``cut``: as that of :class:`Int64`.
+    it may have fewer values, and ``pad`` fills the missing places. Text is padded with zeros: ``Raw("S16",
+    pad=True)`` reads ids of up to 16 bytes. ``cut``: as for :class:`Int64`.
 
     A record holds one bytes value. With ``as_list``, it holds one for each place of the first axis: a list of up to
     eight words is ``Raw("S16", (8,), pad=True, as_list=True)``. Each of them is padded and cut as it would be alone.
@@ -319,9 +319,9 @@ class Raw(_Values):
 class Int64(_Values):
     """An int64 feature: a scalar (``shape=()``), or a list of exactly as many values as ``shape`` has.
 
-    With ``pad``, such as -1, the list may have fewer values, also none, and ``pad`` stands in the place of those that
-    it lacks; :class:`Length` says how many there are. With ``cut``, a longer list is no error: its first values are
-    kept, and nothing behind them is looked at.
+    With ``pad``, such as -1, the list may have fewer values, also none, and ``pad`` fills the missing places;
+    :class:`Length` says how many there are. With ``cut``, a longer list is no error: its first values are kept, and
+    nothing behind them is looked at.
 
     A record without the feature needs a ``default``: a value for all places, or a list. With ``pad``, that list may
     be shorter, too: ``default=()`` makes an empty list of a feature that is not there.
@@ -343,7 +343,7 @@ class Int64(_Values):
 class Float(_Values):
     """A float feature (stored as float32): a scalar (``shape=()``), or a list of as many values as ``shape`` has.
 
-    ``default``, ``pad`` and ``cut``: as those of :class:`Int64`; ``pad`` may be NaN.
+    ``default``, ``pad`` and ``cut``: as for :class:`Int64`; ``pad`` may be NaN.
     """
 
     shape: Shape = ()
@@ -360,11 +360,11 @@ class Float(_Values):
 
 @dataclass(frozen=True, eq=False)
 class Length(_Values):
-    """How many values a record holds of ``feature``, another one, which has a ``pad``: int32.
+    """The number of values that a record holds of another ``feature``, one with a ``pad``: int32.
 
     It is not stored: it is counted when a record is read, and fields read it as any other feature. It counts the
-    numbers of an :class:`Int64`, a :class:`Float` or a :class:`Raw`, the bytes values of a Raw with ``as_list``,
-    and the characters of text. Of a list that was cut it is what was kept.
+    numbers of an :class:`Int64`, a :class:`Float` or a :class:`Raw`, the bytes values of a Raw with ``as_list``, and
+    the characters of text. For a list that was cut, it is the number that was kept.
     """
 
     feature: str

@@ -260,13 +260,13 @@ class Array(ByValue):
 class Spread(ByValue):
     """Each value of a feature, repeated over a plane of ``shape``.
 
-    The field has the shape ``(*the feature's shape, *shape)``; with ``first``, that of ``shape``: only value number
-    ``first``, in C order, is repeated. Of a :class:`PackedBits` feature that is a bit, 0 or 1, and ``first`` is
-    needed; ``bit_order`` is that of :class:`Bits`.
+    The field has the shape ``(*the feature's shape, *shape)``. With ``first``, only value number ``first``, in C
+    order, is repeated, and the field has the shape ``shape``. A :class:`PackedBits` feature needs ``first``, the
+    number of a bit, in the ``bit_order`` of :class:`Bits`.
 
-    A plane holds value · ``scale``, computed in float64 and cast to ``dtype`` once: floats are rounded, and of a
-    ``dtype`` of integers fractions are cut off. Integers times a whole scale are exact. A value that ``dtype`` does
-    not hold is a WorkerError.
+    A plane holds value · ``scale``, computed in float64 and cast to ``dtype`` once: floats are rounded, and in an
+    integer ``dtype`` fractions are cut off. Integers times a whole scale are exact. A value that ``dtype`` does not
+    hold is a WorkerError.
     """
 
     feature: str
@@ -335,15 +335,16 @@ class Fill(ByValue):
 class Derived:
     """A field computed in the worker: ``function(*inputs)``, vectorised over the batch dimension.
 
-    ``inputs`` names other fields or intermediates; each arrives as an array of shape (n, …), n being any number
-    of records. ``function`` returns an array of shape ``(n, *shape)``; axes of length 1 more or less don't matter. It
+    ``inputs`` names other fields or intermediates; each arrives as an array of shape (n, …), n being any number of
+    records. ``function`` returns an array of shape ``(n, *shape)``; axes of length 1 more or less don't matter. It
     may be a lambda. It must depend only on its arguments: a batch that has to be made again must come out the same.
-    Where it raises, it is called again with fewer records, to find at which. It may also be a :class:`CFunction`.
+    If it raises, it is called again with fewer records, to find the one at fault. It may also be a
+    :class:`CFunction`.
 
-    ``shape`` and ``dtype``: those of what the function returns. Where one of them is left out, the function is called
-    when the :class:`Schema` is made, with two and then three records of zeros. Text needs a ``dtype``, such as "S16".
-    To a ``dtype`` of floats, results are rounded. A result that a ``dtype`` of integers, dates or text does not hold,
-    and a fraction in integers, are a WorkerError.
+    ``shape`` and ``dtype``: of the function's result. If one of them is left out, the function is called when the
+    :class:`Schema` is made, with two and then three records of zeros. Text needs a ``dtype``, such as "S16". In a
+    float ``dtype``, results are rounded. A result that an integer, date or text ``dtype`` does not hold is a
+    WorkerError, and so is a fraction in integers.
 
     With ``random``, the function gets a :class:`~loaderd.RecordRandom` as its last argument: a generator for each of
     the n records, seeded by (seed, epoch, record) and by the name of a stream. True: the stream has the field's own

@@ -33,9 +33,9 @@ class FixedRecords(Mapping[str, Feature]):
     shorter record lacks the last fields, which are 0 in its row, or what ``fill`` says by field. Plain files, those
     compressed with gzip or zstd, and tars may have several sizes: any other shard is a ShardFormatError.
 
-    ``padded``: by field, how many entries of its first axis the array of an npz must have at least. Behind those that
-    it has come zeros, so that files of several versions are one data set. 0: a file has the whole array or none, and
-    without it the field is zeros. (Other files hold all fields as ``dtype`` has them.)
+    ``padded``: by field, how many entries of its first axis the array of an npz must have at least. Missing entries
+    are zeros, so that files of several versions are one data set. 0: a file has the whole array or none; without it,
+    the field is zeros. (Other files hold all fields as ``dtype`` has them.)
 
     A shard may be a plain file of such records, or one compressed with gzip or zstd; a tar of such compressed files;
     or an npz that has an array for each field, with one row for each record, or a single value for all of them; axes

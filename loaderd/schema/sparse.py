@@ -33,8 +33,7 @@ class Sparse(Tabled):
     """The set bits of a :class:`PackedBits` feature as ``k`` indices, in the order of the bits; behind them, -1.
 
     ``feature``: its name; or :class:`PrefixCodes`, whose places are the squares, and whose symbols are the codes.
-    Then each square has a code, also one that is empty, of which the table says that it is left out. Fields with
-    equal PrefixCodes read them once.
+    Then empty squares have a code, too; the table leaves it out. Fields with equal PrefixCodes read them once.
 
     The index of a bit is its number, from ``start`` on; or it comes from ``table``, an array of integers: ::
 
@@ -53,7 +52,7 @@ class Sparse(Tabled):
     An index of -1 leaves a piece out, and -2 means that there is no such piece. A record with one of these, with a
     code or bucket for which there is no table, or with more than ``k`` indices, is a WorkerError that names it.
 
-    ``bit_order``: as of :class:`Bits`; of a byte of codes, the low half comes first with ``"little"``. ``dtype``:
+    ``bit_order``: as for :class:`Bits`; with ``"little"``, the low half of a byte of codes comes first. ``dtype``:
     int16, int32 or int64. With ``count=True``, the field is the number of the indices, of shape ().
     """
 

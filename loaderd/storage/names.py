@@ -23,13 +23,13 @@ WILDCARD = re.compile(r"\*\*/?|\*|\?|\[[!^]?\]?[^\]]*\]")
 class Columns:
     """The ``shards`` of a data set whose records lie in several files, row by row: ``Columns(name=GLOB, …)``.
 
-    Each name is that of a field of the schema's ``FixedRecords``, and its files hold this field alone: as plain
-    bytes, one value behind the other (Stim's b8), as an npy, or as a column of that name in an npz, Parquet or Arrow
-    file. One name may be no field: its files hold all fields that have no files of their own.
+    Each name is a field of the schema's ``FixedRecords``. Its files hold this field alone: as plain bytes, one value
+    behind the other (Stim's b8), as an npy, or as a column of that name in an npz, Parquet or Arrow file. One name
+    may be no field: its files hold all fields that have no files of their own.
 
-    Each value is a path, a glob or a URI. Files belong together for which all wildcards stand for the same. A file
-    that lacks one of the others is a NoShardsError, and files of unequal lengths are a ShardReadError, which names
-    both. Raises OptionError for what is no path, or where the globs have unequal numbers of wildcards.
+    Each value is a path, a glob or a URI. Files belong together if their wildcards match the same text. A file
+    without its partners is a NoShardsError; files of unequal lengths are a ShardReadError that names both. Raises
+    OptionError for a value that is no path, and for globs with unequal numbers of wildcards.
     """
 
     def __init__(self, **columns: object) -> None:
