@@ -12,6 +12,7 @@ import tensorflow as tf
 import loaderd
 from loaderd.errors import SchemaError
 from loaderd.options import require
+from loaderd.schema.board_shapes import fields_of
 
 _NUMBERS = {tf.int64: loaderd.Int64, tf.float32: loaderd.Float}
 
@@ -25,10 +26,13 @@ def schema_from_features(
 
     ``features``: name -> ``tf.io.FixedLenFeature`` of int64, float32 or string; shapes and defaults are kept. A
     string feature does not say what its bytes hold, so ``bytes_features`` does, and has its default:
-    ``{"d": loaderd.PackedBits(1552)}``. ``fields``: the fields of a batch; without it
-    every feature is a field of its own name, as it is stored. Raises SchemaError for features of a variable size, for
-    which a schema must say how they are padded, for strings that are not described, for several strings in a feature,
-    and for a dtype that no ``tf.train.Example`` has.
+    ``{"d": loaderd.PackedBits(1552)}``. ``fields``: the fields of a batch. Without it, every feature is a field of
+    its own name: numbers as they are stored; bits as boards, planes last, if their number is that of boards (1,536:
+    (8, 8, 24)), else in one row. ``loaderd inspect --features`` proposes the same fields; it
+    looks at records, and may choose another shape.
+
+    Raises SchemaError for features of a variable size, for which a schema must say how they are padded, for strings
+    that are not described, for several strings in a feature, and for a dtype that no ``tf.train.Example`` has.
     """
     require(isinstance(features, Mapping), "features", "a dict, name -> tf.io.FixedLenFeature", features)
     is_mapping = isinstance(bytes_features, Mapping | None)
@@ -38,7 +42,7 @@ def schema_from_features(
     if unknown:
         raise SchemaError(f"bytes_features describes {unknown}, which features lacks")
     stored = {name: _stored_feature(name, feature, described.get(name)) for name, feature in features.items()}
-    return loaderd.Schema.of_stored(stored) if fields is None else loaderd.Schema(features=stored, fields=fields)
+    return loaderd.Schema(features=stored, fields=fields_of(stored) if fields is None else fields)
 
 
 def _stored_feature(name: str, feature: Any, description: Any) -> Any:
@@ -55,7 +59,8 @@ def _stored_feature(name: str, feature: Any, description: Any) -> Any:
                 f"feature {name!r} must be one string (shape []), and bytes_features must say what it holds, "
                 f"got {description} and shape {shape}",
                 hint=f"Such as bytes_features={{{name!r}: loaderd.PackedBits(1552)}}, or loaderd.Raw('uint8', "
-                "(784,)). Lists of strings are loaderd.Raw('S16', (8,), pad=True, as_list=True) in a Schema.",
+                "(784,)); loaderd inspect SHARDS --features guesses it from records. Lists of strings are "
+                "loaderd.Raw('S16', (8,), pad=True, as_list=True) in a Schema.",
             )
         if feature.default_value is not None and description.default is None:
             raise SchemaError(

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaderd.cli.left_out import notes_on
 from loaderd.cli.parallel_scan import add_names, count, names_in, say
 from loaderd.cli.proposal import propose
 from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
@@ -251,15 +252,16 @@ def _show_sample(about: dict[str, Any], sample: Sample, arguments: argparse.Name
         say("If this is no TFRecord file: --schema says what records of a fixed size are.")
         return
     say(f"The first {count(num_records, 'record')}: {range_of(sizes)} bytes each")
-    for number, fault in sample.faults[:1]:
-        text = readable_line(fault.found)
-        say(f"{len(sample.faults)} of them are no tf.train.Example; the first is record {number}: {text}")
     rows = [("feature", "type", "values", "bytes of each", "in records")]
     for name, found in sample.features.items():
         num_bytes = range_of(found.byte_lengths) if found.byte_lengths else ""
         in_records = f"{found.records:,} of {num_records:,}"
         rows.append((name, "/".join(sorted(found.kinds)), range_of(found.lengths), num_bytes, in_records))
     _show_table(rows)
+    for note in notes_on(sample):
+        say(note)
+    if sample.features:
+        say("For a schema of these records: loaderd inspect SHARDS --features > records.py")
 
 
 def _show_table(rows: Sequence[tuple[str, ...]]) -> None:
@@ -290,7 +292,8 @@ def _show_record(
     values = list_features(record) if records is None else list_values(records, record)
     if isinstance(values, RecordFault):
         raise mismatch(file, number, values)
-    fields = {} if schema is None else decode(file, number, record, schema)
+    decoded = {} if schema is None else decode([(file, number, record)], schema)
+    fields = {name: values[0, ...] for name, values in decoded.items()}
     if arguments.png is not None:
         write_png(fields, arguments.png)
     about |= {

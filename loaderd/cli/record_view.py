@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +40,21 @@ def write_png(fields: Mapping[str, Values], path: Path) -> None:
         raise OptionError(f"--png {path} cannot be written: {error.strerror or error}") from None
 
 
-def decode(file: ShardFile, number: int, record: bytes, schema: Schema) -> dict[str, Values]:
-    """What a loader delivers for a record, field by field. Random fields draw the same numbers at each call.
+def decode(records: Sequence[tuple[ShardFile, int, bytes]], schema: Schema) -> dict[str, Values]:
+    """What a loader delivers for records (shard, number, bytes), field by field: arrays of (records, …).
 
-    Raises RecordMismatchError where the record is not what the schema says, and WorkerError.
+    Random fields draw the same numbers at each call. Raises RecordMismatchError for the first record that is not what
+    the schema says, and WorkerError.
     """
-    rows = np.zeros((1, schema.row_bytes), np.uint8)
-    place = np.zeros(1, np.intp)
-    buffer, starts, lengths = np.frombuffer(record, np.uint8), np.zeros(1, np.int64), np.array([len(record)])
+    rows = np.zeros((len(records), schema.row_bytes), np.uint8)
+    buffer = np.frombuffer(b"".join(record for *_, record in records), np.uint8)
+    lengths = np.array([len(record) for *_, record in records], np.int64)
     parser = RowParser(schema) if schema.records is None else FixedParser(schema)
-    for fault in parser.parse(buffer, starts, lengths, rows, place):
-        raise mismatch(file, number, fault)
-    out = {name: np.empty((1, *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
+    for fault in parser.parse(buffer, lengths.cumsum() - lengths, lengths, rows, np.arange(len(records))):
+        raise mismatch(*records[fault.record][:2], fault)
+    out = {name: np.empty((len(records), *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
     BatchDecoder(schema).decode(rows, out)
-    return {name: values[0, ...] for name, values in out.items()}
+    return out
 
 
 def mismatch(file: ShardFile, number: int, fault: RecordFault) -> RecordMismatchError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -11,6 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from loaderd.cli.python_text import as_python, quoted
 from loaderd.decode.example import Listed
 from loaderd.errors import CorruptRecordError, Damage, OptionError, ShardReadError, at_damage
 from loaderd.formats.blocks import BlockReader
@@ -245,23 +245,9 @@ def _dtype_text(records: FixedRecords) -> list[str]:
 def _features_text(records: FixedRecords) -> list[str]:
     record = ["record = {"]
     for name, feature in records.items():
-        if isinstance(feature, Length):
-            record.append(f"    {quoted(name)}: loaderd.Length({quoted(feature.feature)}),")
-            continue
-        dtype, shape = kind_of(records, name)
-        options = [quoted(dtype), *[f"{shape}"] * bool(shape)]
-        if feature.pad is not None:
-            record.append(f"    # Up to {shape[0]} values in the first rows; {PADDED}.")
+        if isinstance(feature, Raw) and feature.pad is not None:
+            record.append(f"    # Up to {feature.shape[0]} values in the first rows; {PADDED}.")
         if feature.default is not None:
             record.append("    # It has nulls, which become the default.")
-            options.append(f"default={() if feature.default == [] else feature.default!r}")
-        if feature.pad is not None:
-            options.append(f"pad={feature.pad!r}")
-        options += ["as_list=True"] * feature.as_list
-        record.append(f"    {quoted(name)}: loaderd.Raw({', '.join(options)}),")
+        record.append(f"    {quoted(name)}: {as_python(feature)},")
     return [*record, "}"]
-
-
-def quoted(name: str) -> str:
-    """A literal of Python in double quotes, as formatters want them."""
-    return json.dumps(name, ensure_ascii=False)  # else a letter beyond U+FFFF became two surrogates

@@ -37,7 +37,12 @@ _LIST_TEXTS = {0x0A: "a bytes list", 0x12: "a float list", 0x1A: "an int64 list"
 _MAX_VARINT_BYTES = 10
 _UINT64 = (1 << 64) - 1
 _MAX_NAMES = 16
-_REMEDY = "Change the schema to what the records hold."
+_REMEDY = "Change the schema to what the records hold. loaderd inspect SHARDS --features proposes one."
+REMEDY_NO_EXAMPLE = (
+    "In TFRecord files, loaderd reads records that are a tf.train.Example. Write other ones, if all have one size, "
+    "one behind the other into plain files, and read these with loaderd.FixedRecords: "
+    "for record in tf.data.TFRecordDataset(path): file.write(record.numpy())."
+)
 _REMEDY_MISSING = "Change the schema to what the records hold, or give the feature a default."
 _REMEDY_LENGTH = (
     "Change the schema to what the records hold. If lengths differ, give the feature room for the longest and a pad, "
@@ -178,6 +183,27 @@ def feature_lists(record: bytes) -> list[str]:
         return [name.decode(errors="backslashreplace") for name, *_ in _entries(record, _DELIMITED_2)]
     except _Mismatch:
         return []
+
+
+def read_fields(message: bytes, most: int = 16) -> list[tuple[int, int | bytes]] | None:
+    """(number, value) of each field of a protobuf message of varints and bytes; None: it is none, or has too many."""
+    found: list[tuple[int, int | bytes]] = []
+    at = 0
+    try:
+        while at < len(message):
+            tag, at = _varint(message, at, len(message))
+            if tag & 7 not in (0, 2) or len(found) == most:
+                return None
+            value: int | bytes
+            if tag & 7:
+                start, at = _delimited(message, at, len(message))
+                value = message[start:at]
+            else:
+                value, at = _varint(message, at, len(message))
+            found.append((tag >> 3, value))
+    except _Mismatch:
+        return None
+    return found
 
 
 def _plain(kind: str, record: bytes, value: Value) -> tuple[bytes | float | int, ...]:
@@ -414,7 +440,7 @@ def _expect_tag(record: bytes, at: int, tags: tuple[int, ...]) -> int:
 
 
 def _malformed(what: str, at: int) -> _Mismatch:
-    return _Mismatch("a tf.train.Example", f"{what} at byte {at}")
+    return _Mismatch("a tf.train.Example", f"{what} at byte {at}", REMEDY_NO_EXAMPLE)
 
 
 def _count(number: int, unit: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import loaderd
+from loaderd.cli.main import main
 from loaderd.errors import OptionError, SchemaError
 
 
@@ -36,7 +37,33 @@ def test_a_schema_from_what_parse_example_takes(tmp_path: Path):
     parsed = next(iter(tf.data.TFRecordDataset(path).batch(10).map(lambda r: tf.io.parse_example(r, features))))
     for name in ("i", "f", "missing"):
         assert np.array_equal(batch[name], parsed[name]) and batch[name].dtype == parsed[name].dtype
-    assert np.array_equal(batch["d"], tf.io.decode_raw(parsed["d"], tf.uint8))
+    bits = np.unpackbits(tf.io.decode_raw(parsed["d"], tf.uint8).numpy(), axis=1)
+    assert np.array_equal(batch["d"], bits) and batch["d"].dtype == tf.float32
+
+
+def test_inspect_proposes_the_same_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    random, count = np.random.default_rng(0), 50
+    stored = {"board": loaderd.PackedBits(1536), "hash": loaderd.PackedBits(16), "moves": loaderd.Raw("int16", (30,))}
+    arrays = {
+        "board": random.random((count, 1536)) < 0.5,
+        "hash": random.random((count, 16)) < 0.5,
+        "moves": random.integers(-999, 999, (count, 30)).astype("int16"),
+        "policy": random.random((count, 361), np.float32),
+        "score": np.arange(count),
+    }
+    loaderd.testing.write_shards(tmp_path, arrays)
+    with pytest.raises(SystemExit):
+        main(["inspect", str(tmp_path / "*.tfrecord"), "--features"])
+    proposed: dict[str, Any] = {}
+    exec(compile(capsys.readouterr().out, "records.py", "exec"), proposed)
+    features = {name: string() for name in stored} | {
+        "policy": tf.io.FixedLenFeature([361], tf.float32),
+        "score": INT,
+    }
+    made = loaderd_tf.schema_from_features(features, stored)
+    assert dict(made.features) == dict(proposed["schema"].features)
+    assert dict(made.fields) == dict(proposed["schema"].fields)
+    assert made.spec_of("board").shape == (8, 8, 24)
 
 
 def string(default: object = None, shape: object = ()) -> tf.io.FixedLenFeature:

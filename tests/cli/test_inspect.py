@@ -168,11 +168,10 @@ def test_the_proposed_schema_reads_all_shards_that_are_named(tmp_path: Path):
     assert "# 20 of 60 records lack it and get the default. They are in '1.tfrecord'." in said
     assert "# Its values have 6 to 9 bytes; shorter ones are padded." in said
     assert "# Its lists have 1 to 5 values; shorter ones are padded, and cut=True would cut longer ones." in said
-    assert "# 6144 values can have the shape (8, 8, 96) or (96, 8, 8) or (32, 32, 6) or (6, 32, 32)." in said
-    assert "# 361 values can have the shape (19, 19)." in said
-    assert "# 361 float16 can have the shape (19, 19)." in said
-    assert '# Or float16? Then loaderd.Raw("float16", (361,)) and loaderd.Array("half").' in said
-    assert sum('bit_order="little"' in line for line in said) == 3
+    assert '#     "planes": loaderd.Array("planes", shape=(8, 8, 96)),' in said
+    assert '#     "policy": loaderd.Array("policy", shape=(19, 19)),' in said
+    assert "# 722 bytes, which look like float16. If they are bits: loaderd.PackedBits(5776) here, and" in said
+    assert '"flags": loaderd.PackedBits(24, default=bytes(3)),' in module
     (tmp_path / "records.py").write_text(module)
     program = """
 import loaderd, records

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loaderd.decode import example_rows
-from loaderd.decode.example import RecordFault, parse_example
+from loaderd.decode.example import REMEDY_NO_EXAMPLE, RecordFault, parse_example
 from loaderd.decode.example_rows import RowParser
 from loaderd.schema import Array, Float, Int64, Packed, PackedBits, Schema
 from loaderd.schemas import chess_eval
@@ -222,7 +222,7 @@ def test_faults_leave_the_neighbours_alone() -> None:
     out, faults = parse(RowParser(CHESS), records, CHESS)
     assert faults == [
         RecordFault(3, "feature 'd' of 194 bytes", "190 bytes"),
-        RecordFault(4, "a tf.train.Example", "a field of 222 bytes where 221 are left at byte 3"),
+        RecordFault(4, "a tf.train.Example", "a field of 222 bytes where 221 are left at byte 3", REMEDY_NO_EXAMPLE),
         RecordFault(49, "feature 's'", "features ['d', 't']", _MISSING),
     ]
     assert np.flatnonzero(~out.any(axis=1)).tolist() == [3, 4, 49]
