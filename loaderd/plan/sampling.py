@@ -64,6 +64,8 @@ class Sample:
     ``per_member``: at most so many records of each member of a tar (a game, mostly) in an epoch; of shards of other
     kinds, of each shard. The probabilities of a member that would give more are lowered in proportion.
 
+    ``records``: so many records an epoch, or all if there are fewer; in place of ``share`` and ``weight``.
+
     Neighbours are drawn independently but for the numbers: each block gives the sum of its probabilities, rounded up
     or down (:mod:`loaderd.plan.sampling` has the arithmetic). Raises OptionError.
     """
@@ -71,6 +73,7 @@ class Sample:
     share: Any = 1
     weight: str | Derived | None = None
     per_member: int | None = None
+    records: int | None = None
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.share, Real) and not isinstance(self.share, bool)
@@ -84,10 +87,28 @@ class Sample:
             object.__setattr__(
                 self, "per_member", as_count(self.per_member, "per_member", "a positive integer or None")
             )
+        if self.records is not None:
+            count = as_count(self.records, "the records of sample", "a positive integer or None")
+            object.__setattr__(self, "records", count)
+            require(
+                self.share == 1 and self.weight is None, "the records of sample", "without share and weight", self
+            )
 
     def __str__(self) -> str:
+        if self.records is not None:
+            return f"Sample(records={self.records}, per_member={self.per_member})"
         weight = name_of(self.weight.function) if isinstance(self.weight, Derived) else self.weight
         return f"Sample(share={self.share}, weight={weight}, per_member={self.per_member})"
+
+    def of_total(self, total: int) -> Sample:
+        """The same with a share in place of ``records``, for a data set of ``total`` records."""
+        if self.records is None:
+            return self
+        from fractions import Fraction  # imports decimal
+
+        # In the middle between this number of records and the next one, so that what is rounded off does not count.
+        share = Fraction(2 * self.records + 1, 2 * total) if self.records < total else 1
+        return Sample(share, None, self.per_member)
 
     @classmethod
     def of(cls, sample: Any) -> Sample | None:
@@ -117,7 +138,7 @@ class Sample:
         return self.unit * self._exact.denominator // self._exact.numerator
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"share": self.share, "weight": self.weight, "per_member": self.per_member}
+        return {name: getattr(self, name) for name in ("share", "weight", "per_member", "records")}
 
 
 def masses_of(codes: Codes, most_mass: int) -> Int64s:

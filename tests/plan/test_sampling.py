@@ -253,6 +253,13 @@ def test_float_shares_are_what_they_are_written_as():
     assert pickle.loads(pickle.dumps(Sample(np.float32(0.5), "w", 3))) == Sample(0.5, "w", 3)
 
 
+@given(st.integers(1, 10**9), st.integers(1, 10**9))
+def test_so_many_records_an_epoch(records: int, total: int):
+    sample = pickle.loads(pickle.dumps(Sample(records=records))).of_total(total)
+    drawing = drawing_of(sample, np.array([total * sample.unit]))
+    assert drawing is not None and drawing.num_records == min(records, total)
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -261,6 +268,8 @@ def test_float_shares_are_what_they_are_written_as():
         (lambda: Sample(True), "the share of sample"),
         (lambda: Sample(0.5, weight=3), "the weight of sample must be the name of a field or feature"),
         (lambda: Sample(0.5, per_member=0), "per_member must be a positive integer or None"),
+        (lambda: Sample(records=0), "the records of sample must be a positive integer or None"),
+        (lambda: Sample(0.5, records=7), r"the records of sample must be without share and weight, got .*share=0\.5"),
         (lambda: loaderd.Dataset("a", loaderd.schemas.mnist(), sample="1/2"), "sample must be a share"),
     ],
 )

@@ -76,18 +76,21 @@ def dataset(selfplay: Selfplay, **options: Any) -> loaderd.Dataset:
     return katago_selfplay(selfplay.folder, SCHEMA, window=LAW, shuffle=SMALL, index_cache="none", **options)
 
 
-@pytest.mark.parametrize("unpack", ["worker", "device"])
-def test_each_epoch_has_the_newest_rows_once(selfplay: Selfplay, unpack: Any):
-    with loaderd.Loader(dataset(selfplay), batch_size=16, epochs=None, workers=2, unpack=unpack) as loader:
+@pytest.mark.parametrize(("unpack", "kept"), [("worker", None), ("device", None), ("worker", 64)])
+def test_each_epoch_has_the_newest_rows_once(selfplay: Selfplay, unpack: Any, kept: int | None):
+    """``kept``: all of them, or so many, as shuffle.py's -keep-target-rows."""
+    data = dataset(selfplay, sample=None if kept is None else loaderd.Sample(records=kept))
+    with loaderd.Loader(data, batch_size=16, epochs=None, workers=2, unpack=unpack) as loader:
         batches = iter(loader) if unpack == "worker" else unpacked(loader, loader)
         for more in ((12, 80), (1,), (30, 30, 30), ()):
-            expected, found = selfplay.newest(), list[int]()
-            assert len(expected) < selfplay.num_rows
-            while len(found) < len(expected):
+            newest, found = selfplay.newest(), list[int]()
+            num_rows = kept or len(newest)
+            assert len(newest) < selfplay.num_rows
+            while len(found) < num_rows:
                 found += numbers([next(batches)])
                 if len(found) == 32:
                     selfplay.write(*more)
-            assert sorted(found) == expected and found != expected
+            assert len({*found}) == num_rows and {*found} <= {*newest} and found != sorted(found)
 
 
 def test_a_resume_and_kills_while_the_window_grows(selfplay: Selfplay):

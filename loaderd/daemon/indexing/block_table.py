@@ -128,6 +128,7 @@ class BlockTable:
 
     def _drawing(self, left: _Selection, sample: Sample, of_set: int) -> Drawing | None:
         """What ``sample`` draws of the blocks of which records are left. Raises NoShardsError and OptionError."""
+        sample = sample.of_total(int(self.counts.sum()))
         masses = left.masses(sample)
         if sample.weight is not None:
             self.num_passing = int(masses.sum()) / UNIT
