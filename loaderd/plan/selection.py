@@ -105,8 +105,9 @@ class PowerLaw:
     Of N records, the newest ``min_rows + per_row · (x**exponent - s**exponent) / (exponent · s**(exponent - 1))``,
     with ``x = N - min_rows + s + added``, cut to an integer, at least ``min_rows`` and at most ``max_rows``. So the
     window is ``min_rows`` where N is, grows by ``per_row`` for each new record then, and more slowly later. ``s``:
-    ``scale``, by default ``min_rows``. ``added``: older records that have been deleted. If there are fewer records
-    than that, all of them are taken.
+    ``scale``, by default ``min_rows``. ``added``: older records that have been deleted; below 0: records that are not
+    to count, as those of random play above ``min_rows`` do not for shuffle.py. If there are fewer records than that,
+    all of them are taken.
 
     This is ``compute_desired_num_rows`` of lightvector/KataGo, python/shuffle.py; its options -taper-window-exponent,
     -expand-window-per-row and -taper-window-scale are ``exponent``, ``per_row`` and ``scale``. The defaults are those
@@ -126,7 +127,7 @@ class PowerLaw:
             if value is not None:
                 object.__setattr__(self, name, as_float(value, f"{name} of PowerLaw", "a number of at least 0"))
         object.__setattr__(self, "min_rows", as_count(self.min_rows, "min_rows of PowerLaw", "a positive integer"))
-        object.__setattr__(self, "added", as_count(self.added, "added of PowerLaw", "an integer of at least 0", 0))
+        object.__setattr__(self, "added", as_count(self.added, "added of PowerLaw", "an integer", -(1 << 62)))
         if self.max_rows is not None:
             must = "a positive integer or None"
             object.__setattr__(self, "max_rows", as_count(self.max_rows, "max_rows of PowerLaw", must))

@@ -121,10 +121,9 @@ def test_a_window_by_a_power_law(total: int, exponent: float, per_row: float, mi
     assert law(2 * total) >= law(total), "it grows"
     start, stop = Range("newest", law).range_of(total)
     assert (total - start, stop) == (min(law(total), total), total)
-    deleted = total // 3
-    assert total < min_rows or PowerLaw(exponent, per_row, min_rows, max_rows, None, deleted)(total - deleted) == law(
-        total
-    )
+    for added in (total // 3, -total // 3):  # deleted ones, and ones that do not count
+        shifted = PowerLaw(exponent, per_row, min_rows, max_rows, None, added)
+        assert total < min_rows or shifted(total - added) == law(total)
 
 
 def test_a_law_that_is_none():
@@ -138,7 +137,7 @@ def test_a_law_that_is_none():
         {"scale": 1e-320},
         {"exponent": 1e-320},
         {"per_row": 1e300},
-        {"added": -1},
+        {"added": 0.5},
         {"per_row": float("nan")},
     ):
         with pytest.raises(OptionError, match=f"{next(iter(wrong))} of PowerLaw must be"):
