@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import pickle
 import struct
+import subprocess
+import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -28,6 +31,7 @@ from tests.helpers.own_processes import kill, newest_daemon, workers_of
 from tests.remote.network_server import NetworkServer
 
 HEAD = "<II7432s832s8B15fIHHff"
+DTYPES = {6: RECORD_V6, 7: RECORD}
 STRUCTS = {6: struct.Struct(HEAD), 7: struct.Struct(HEAD + "fHH8f")}
 OFFSETS = {name: RECORD.fields[name][1] for name in RECORD.names or ()}  # type: ignore[index]
 NAN = float("nan")
@@ -206,9 +210,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes]]:
     folder, records = tmp_path_factory.mktemp("mixed"), list[bytes]()
 
     def take(count: int, version: int) -> bytes:
-        part = np.frombuffer(
-            b"".join(random_records(count, version, 1)), RECORD if version == 7 else RECORD_V6
-        ).copy()
+        part = np.frombuffer(b"".join(random_records(count, version, 1)), DTYPES[version]).copy()
         part["plies_left"] += len(records)
         records.extend(record.tobytes() for record in part)
         return part.tobytes()
@@ -389,3 +391,78 @@ def test_sizes_must_be_those_of_whole_records():
     assert records == pickle.loads(pickle.dumps(records)) and records != loaderd.FixedRecords(dtype)
     with pytest.raises(SchemaError, match=r"lacks \['b'\], by which records are checked"):
         loaderd.FixedRecords(dtype, expect={"b": 1}, sizes=("version", {1: 5, 2: 9}))
+
+
+# --------------------------------------------------------------------------------- a window of the newest games
+
+TRAINING = """
+import sys
+import loaderd
+
+games = loaderd.Dataset("*.tar", loaderd.schemas.lc0(targets="all"), shuffle=loaderd.Shuffle(64, 16), refresh="epoch")
+start = loaderd.Position.from_json(sys.argv[1]) if sys.argv[1:] else loaderd.Position()
+with loaderd.Loader(games.newest(shards=3), batch_size=16, epochs=2, workers=2, start=start) as loader:
+    for batch in loader:
+        print(*map(int, batch["values"][:, 0, 2]), flush=True)
+        input(loader.position.to_json() + "\\n")
+"""
+
+
+class Training:
+    """The program, in the folder of the tars; it takes a batch whenever it is told."""
+
+    def __init__(self, folder: Path, state: str = "") -> None:
+        command = [sys.executable, "-c", TRAINING, *([state] if state else [])]
+        self._process = subprocess.Popen(command, cwd=folder, stdin=-1, stdout=-1, text=True)
+        self.numbers: list[int] = []
+        self.state = state
+
+    def take(self, batches: int | None = None) -> None:
+        """So many batches, or all that are left, and their numbers."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        for _ in itertools.count() if batches is None else range(batches):
+            if not (line := self._process.stdout.readline()):
+                break
+            self.numbers += map(int, line.split())
+            self.state = self._process.stdout.readline()
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def test_the_newest_games_while_tars_arrive(tmp_path: Path, write_tar: Callable[..., Path]):
+    """Three tars an epoch, of both versions. The training is killed, and begins again where it last said it was."""
+    hours: list[list[int]] = []
+
+    def arrive() -> None:
+        hour, first, members = len(hours), sum(map(len, hours)), []
+        for game in range(3):
+            version = 6 + (hour + game) % 2
+            records = np.frombuffer(b"".join(random_records(17 + hour, version, 1)), DTYPES[version]).copy()
+            records["plies_left"] += first + len(records) * game
+            members.append((f"{game}.gz", gzip.compress(records.tobytes(), 1)))
+        hours.append([*range(first, first + 3 * (17 + hour))])
+        write_tar(tmp_path / "unfinished", members).rename(tmp_path / f"2026-11-28-{hour:02}.tar")
+
+    for _ in range(4):
+        arrive()
+    first_window = [number for hour in hours[1:4] for number in hour]
+    training = Training(tmp_path)
+    training.take(4)
+    arrive()
+    training.take(2)
+    state, taken = training.state, [*training.numbers]
+    training.take(1)  # which is lost: the state is that of the batch before
+    training.kill()
+    arrive()
+    resumed = Training(tmp_path, state)
+    resumed.take()
+    numbers = [*taken, *resumed.numbers]
+    assert sorted(numbers[: len(first_window)]) == first_window and numbers[: len(first_window)] != first_window
+    assert sorted(numbers[len(first_window) :]) == [number for hour in hours[3:6] for number in hour]
+    again = Training(tmp_path, state)
+    again.take()
+    assert again.numbers == resumed.numbers and training.numbers[len(taken) :] == resumed.numbers[:16]
