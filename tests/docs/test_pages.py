@@ -144,6 +144,16 @@ def check_lc0(names: dict[str, Any]) -> None:
     assert names["batch"]["planes"].shape == (9, 112, 8, 8) and names["values"].shape == (9, 6, 3)
     specs = {**loaderd.schemas.lc0().specs, **loaderd.schemas.lc0(targets="all").specs}
     assert {name: f"{spec.shape}" for name, spec in specs.items()} == shapes_in("docs/start/lc0.md")
+    made = np.frombuffer(gzip.decompress(Path("version-7/0.gz").read_bytes()), leela.RECORD)
+    q = d = 0.0
+    for n in range(39, -1, -1):  # V6ToV7 of lczero-training, csrc/loader/stages/chunk_rescorer.cc
+        sign, weight = -1 if n % 2 else 1, 1 if n == 39 else 1 / 6
+        q += weight * (sign * np.sin(n) - q)
+        d += weight * (np.cos(n) - d)
+        assert made["q_st"][n] == pytest.approx(sign * q, abs=1e-6)
+        assert made["d_st"][n] == pytest.approx(max(d, 0), abs=1e-6)
+        after = [number if number < 40 else 65535 for number in (n, n + 1, n + 2)]
+        assert [made[name][n] for name in ("played_idx", "opp_played_idx", "next_played_idx")] == after
 
 
 def check_katago(names: dict[str, Any]) -> None:
