@@ -118,8 +118,8 @@ def test_boards_of_nnue_trainers_are_recognized(variant: str, tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("schema", "data"),
     [
-        ("hcpe", b"".join(shogi_boards.record_of(each, "hcpe") for each in shogi_boards.positions(40))),
-        ("psv", b"".join(shogi_boards.record_of(each, "psv") for each in shogi_boards.positions(40))),
+        ("hcpe", shogi_boards.records("hcpe", shogi_boards.positions(40))),
+        ("psv", shogi_boards.records("psv", shogi_boards.positions(40))),
         ("ceres_tpg", ceres_records(3)),
     ],
 )

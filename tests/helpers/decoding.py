@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.decode.batch_decoder import BatchDecoder
+from loaderd.decode.fixed_rows import FixedParser
 from loaderd.schema import Schema
 
 AnyArray = npt.NDArray[Any]
@@ -20,6 +21,20 @@ def rows_of(schema: Schema, **features: Any) -> Rows:
     for name, values in features.items():
         rows[name] = values
     return rows.view(np.uint8).reshape(len(rows), schema.row_bytes)
+
+
+def rows_of_records(schema: Schema, *records: bytes) -> Rows:
+    """Rows of records of fixed size, (n, row_bytes): each alone, or many of one size in a row."""
+    assert schema.records is not None
+    size = schema.records.record_bytes
+    records = (
+        records if len(records) > 1 else tuple(records[0][at : at + size] for at in range(0, len(records[0]), size))
+    )
+    lengths = np.array([len(record) for record in records], np.int64)
+    rows = np.zeros((len(records), schema.row_bytes), np.uint8)
+    buffer = np.frombuffer(b"".join(records), np.uint8)
+    assert not FixedParser(schema).parse(buffer, np.cumsum(lengths) - lengths, lengths, rows, np.arange(len(records)))
+    return rows
 
 
 def random_rows(schema: Schema, count: int) -> Rows:

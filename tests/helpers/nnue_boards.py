@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -221,20 +220,3 @@ def positions(count: int) -> list[Position]:
     """With scores 0, 1, 2, …, which tell them apart."""
     rng = np.random.default_rng(count)
     return [Position.drawn(rng, number) for number in range(count)]
-
-
-def write(path: Path, variant: str, of: list[Position]) -> Path:
-    path.write_bytes(records(variant, of))
-    return path
-
-
-def check(batches: Any, variant: str, of: list[Position]) -> None:
-    """Each position comes once, with the values that it must have."""
-    numbers = []
-    for batch in batches:
-        arrays = {name: np.asarray(batch[name]) for name in VARIANTS[variant].fields}
-        for place, score in enumerate(arrays["score"].tolist()):
-            number = abs(int(score))
-            numbers.append(number)
-            assert {name: values[place].tolist() for name, values in arrays.items()} == expected(variant, of[number])
-    assert sorted(numbers) == list(range(len(of)))

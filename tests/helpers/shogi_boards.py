@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,6 +111,10 @@ def record_of(position: Position, variant: str) -> bytes:
     return board + struct.pack("<hHHbB", position.score, move, position.score % 500, won, 77)
 
 
+def records(variant: str, positions: list[Position]) -> bytes:
+    return b"".join(record_of(position, variant) for position in positions)
+
+
 def label(position: Position) -> int:
     """dlshogi's number of the move."""
     if position.move is None:
@@ -197,19 +200,3 @@ def positions(count: int) -> list[Position]:
     """With scores 0, 1, 2, …, which tell them apart."""
     rng = np.random.default_rng(count)
     return [Position.drawn(rng, number) for number in range(count)]
-
-
-def write(path: Path, variant: str, of: list[Position]) -> Path:
-    path.write_bytes(b"".join(record_of(position, variant) for position in of))
-    return path
-
-
-def check(batches: Any, variant: str, of: list[Position]) -> None:
-    """Each position comes once, with the values that it must have."""
-    numbers = []
-    for batch in batches:
-        arrays = {name: np.asarray(batch[name]) for name in VARIANTS[variant].fields}
-        for place, number in enumerate(arrays["score"].astype(int).tolist()):
-            numbers.append(number)
-            assert {name: values[place].tolist() for name, values in arrays.items()} == expected(variant, of[number])
-    assert sorted(numbers) == list(range(len(of)))

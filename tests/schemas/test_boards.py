@@ -1,57 +1,142 @@
-"""Boards of games through loaders and a server: of each schema that packs its pieces."""
+"""Positions as programs store them: their values, through loaders and servers, and with damage in each field."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import loaderd
+from loaderd.decode.batch_decoder import BatchDecoder
+from loaderd.errors import SkippedDataWarning
+from loaderd.schema import packed_schema
 from tests.helpers import nnue_boards, shogi_boards
-from tests.helpers.device_program import unpacked
+from tests.helpers.decoding import decoded, rows_of_records
+from tests.helpers.device_program import run, unpacked
+from tests.helpers.fixed_files import zstd
 from tests.helpers.own_processes import kill, newest_daemon, workers_of
-from tests.remote.network_server import NetworkServer
+from tests.helpers.serving import Server
+from tests.schemas.test_ceres import records as ceres_records
 
-NNUE, SHOGI = (nnue_boards, nnue_boards.positions(700)), (shogi_boards, shogi_boards.positions(400))
+GAMES = [(game, variant) for game in (nnue_boards, shogi_boards) for variant in game.VARIANTS]
 
 
-@pytest.mark.parametrize(
-    ("game", "variant"),
-    [
-        *((NNUE, variant) for variant in ("bullet, mirrored", "marlin, buckets", "nnue_bin")),
-        *((SHOGI, variant) for variant in ("hcpe planes", "psv halfkp")),
-    ],
-)
-def test_a_loader_delivers_each_once_whatever_happens(game: Any, variant: str, tmp_path: Path):
+@pytest.mark.parametrize(("game", "variant"), GAMES)
+def test_boards_of_any_pieces(game: Any, variant: str, kernels: str):
+    """Against a plain decoding, by the workers and by a device."""
+    schema, positions = game.VARIANTS[variant], game.positions(400)
+    rows = rows_of_records(schema, game.records(variant, positions))
+    assert BatchDecoder(schema).kernels == kernels
+    packed = decoded(packed_schema(schema, for_device=True), rows)
+    assert "bullet" not in variant or sum(each.nbytes for each in packed.values()) <= 34 * len(rows)
+    for fields in (decoded(schema, rows), {**packed, **run(schema.device_program(), packed)}):
+        values = {name: fields[name].tolist() for name in schema.fields}
+        for number, position in enumerate(positions):
+            assert {name: each[number] for name, each in values.items()} == game.expected(variant, position)
+
+
+def of_game(game: Any, variant: str) -> Callable[[int], bytes]:
+    return lambda count: game.records(variant, game.positions(count))
+
+
+# By how a user writes the schema: records, and the stored features that hold no value where all their bytes are 0x7f.
+SCHEMAS: dict[str, tuple[Callable[[int], bytes], set[str]]] = {
+    "bullet()": (of_game(nnue_boards, "bullet"), {"occupied", "pieces", "result"}),
+    "bullet(mirrored=True)": (
+        of_game(nnue_boards, "bullet"),
+        {"occupied", "pieces", "result", "king", "opponent_king"},
+    ),
+    "marlin()": (of_game(nnue_boards, "marlin"), {"occupied", "pieces", "result"}),
+    "nnue_bin()": (of_game(nnue_boards, "nnue_bin"), {"sfen", "result"}),
+    "hcpe()": (of_game(shogi_boards, "hcpe"), {"hcp", "gameResult"}),
+    "psv()": (of_game(shogi_boards, "psv"), {"sfen", "game_result"}),
+    "ceres_tpg()": (ceres_records, {"policy_indices"}),
+}
+
+
+def schema_of(call: str) -> loaderd.Schema:
+    made: loaderd.Schema = eval(f"loaderd.schemas.{call}")
+    return made
+
+
+def write(folder: Path, call: str, data: bytes) -> Path:
+    path = folder / f"{re.sub(r'[^a-z]', '_', call)}.bin"
+    path.write_bytes(zstd(data) if call.startswith("ceres") else data)
+    return path
+
+
+def records_in(batches: Any, schema: loaderd.Schema) -> list[bytes]:
+    """All fields of each record."""
+    found = []
+    for batch in batches:
+        arrays = [np.asarray(batch[name]) for name in schema.fields]
+        found += [b"".join(each[number].tobytes() for each in arrays) for number in range(len(arrays[0]))]
+    return found
+
+
+@pytest.mark.parametrize("call", SCHEMAS)
+def test_a_loader_delivers_each_once_whatever_happens(call: str, tmp_path: Path):
     """Shuffled; a worker is killed, and another loader goes on where it stood. Then packed."""
-    boards, positions = game
-    path = boards.write(tmp_path / "a.bin", variant, positions)
+    schema, data = schema_of(call), SCHEMAS[call][0](400)
+    path = write(tmp_path, call, data)
+    expected = sorted(records_in([decoded(schema, rows_of_records(schema, data))], schema))
     options: dict[str, Any] = {"batch_size": 64, "workers": 1, "shuffle": loaderd.Shuffle(200, 16)}
-    schema = boards.VARIANTS[variant]
     with loaderd.Loader(path, schema, **options) as loader:
-        copies = ({name: values.copy() for name, values in batch.items()} for batch in loader)
-        batches = [next(copies) for _ in range(2)]
-        for worker in workers_of(newest_daemon()):
-            kill(worker)
-        batches += [next(copies) for _ in range(2)]
+        batches = iter(loader)
+        found = records_in(islice(batches, 2), schema)
+        kill(*workers_of(newest_daemon()))
+        found += records_in(islice(batches, 2), schema)
         position = loader.position
     with loaderd.Loader(path, schema, start=position, **options) as loader:
-        boards.check([*batches, *loader], variant, positions)
+        found += records_in(loader, schema)
+    assert sorted(found) == expected
     with loaderd.Loader(path, schema, unpack="device", **options) as loader:
-        boards.check(unpacked(loader, loader), variant, positions)
+        assert records_in(unpacked(loader, loader), schema) == found
 
 
-@pytest.mark.parametrize(
-    ("game", "variant", "schema"), [(NNUE, "nnue_bin", "nnue_bin()"), (SHOGI, "psv halfkp", "psv()")]
-)
-def test_a_server_sends_them(game: Any, variant: str, schema: str, tmp_path: Path):
-    boards, positions = game
-    boards.write(tmp_path / "a.bin", variant, positions)
-    module = f"import loaderd\n\ntrain = loaderd.Dataset('*.bin', loaderd.schemas.{schema})\n"
-    server = NetworkServer(tmp_path, module=module)
+def test_a_server_sends_them(tmp_path: Path):
+    module = ["import loaderd"]
+    for number, call in enumerate(SCHEMAS):
+        path = write(tmp_path, call, SCHEMAS[call][0](150))
+        module.append(f"d{number} = loaderd.Dataset({str(path)!r}, loaderd.schemas.{call})")
+    (tmp_path / "boards_of_test.py").write_text("\n".join(module))
+    server = Server(tmp_path, *(f"boards_of_test:d{number}" for number in range(len(SCHEMAS))), network=True)
     try:
-        with loaderd.connect(server.address, "train", batch_size=64, workers=1) as loader:
-            boards.check(loader, variant, positions)
+        for number, call in enumerate(SCHEMAS):
+            schema, data = schema_of(call), SCHEMAS[call][0](150)
+            expected = records_in([decoded(schema, rows_of_records(schema, data))], schema)
+            with loaderd.connect(server.address, f"d{number}", batch_size=64, workers=1) as loader:
+                assert sorted(records_in(loader, schema)) == sorted(expected), call
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("unpack", ["worker", "device"])
+@pytest.mark.parametrize("call", SCHEMAS)
+def test_damage_in_each_field_is_named_or_a_value(call: str, unpack: Any, tmp_path: Path):
+    """Of each feature that is read, another record is damaged."""
+    schema, (make, without_value) = schema_of(call), SCHEMAS[call]
+    size, names = schema.records.record_bytes, list(schema.features)  # type: ignore[union-attr]
+    data = bytearray(make(3 * len(names)))
+    for number, name in enumerate(names):
+        start = 3 * number * size + schema.records.offset_of(name)  # type: ignore[union-attr]
+        data[start : start + schema.features[name].num_bytes] = b"\x7f" * schema.features[name].num_bytes
+    left_out = {3 * number: name for number, name in enumerate(names) if name in without_value}
+    left = b"".join(
+        data[number * size : (number + 1) * size] for number in range(3 * len(names)) if number not in left_out
+    )
+    options: dict[str, Any] = {"batch_size": 16, "workers": 1, "unpack": unpack, "shuffle": False}
+    path = write(tmp_path, call, bytes(data))
+    with (
+        pytest.warns(SkippedDataWarning),
+        loaderd.Loader(path, schema, on_corrupt="skip_record", **options) as loader,
+    ):
+        found = records_in(loader if unpack == "worker" else unpacked(loader, loader), schema)
+        assert {damage.record for damage in loader.statistics().damages} == {*left_out}
+    with np.errstate(over="ignore"):
+        assert found == records_in([decoded(schema, rows_of_records(schema, left))], schema)

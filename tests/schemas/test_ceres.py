@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,10 @@ import pytest
 
 import loaderd
 from loaderd.errors import SchemaError, WorkerError
+from loaderd.schema import packed_schema
 from loaderd.schemas.ceres import RECORD
-from tests.helpers.device_program import unpacked
-from tests.helpers.fixed_files import zstd
+from tests.helpers.decoding import decoded, rows_of_records
+from tests.helpers.device_program import run
 
 
 def records(count: int) -> bytes:
@@ -54,25 +54,15 @@ def plainly(record: bytes) -> dict[str, Any]:
     }
 
 
-def check(batches: Any, stored: bytes) -> None:
-    numbers = []
-    for batch in batches:
-        for place, number in enumerate(np.asarray(batch["policy_index_in_parent"])[:, 0].tolist()):
-            found = {name: np.asarray(batch[name])[place].tobytes() for name in loaderd.schemas.ceres_tpg().fields}
-            assert found == plainly(stored[number * 9250 : (number + 1) * 9250])
-            numbers.append(number)
-    assert sorted(numbers) == [*range(len(stored) // 9250)]
-
-
-@pytest.mark.parametrize("unpack", ["worker", "device"])
-def test_files_of_zstd(unpack: Any, tmp_path: Path):
+@pytest.mark.parametrize("for_device", [False, True])
+def test_records_as_ceres_writes_them(for_device: bool):
     assert RECORD.itemsize == 9250
-    stored = records(150)
-    (tmp_path / "a.zst").write_bytes(zstd(stored[: 100 * 9250]))
-    (tmp_path / "b.zst").write_bytes(zstd(stored[100 * 9250 :]))
-    schema = loaderd.schemas.ceres_tpg()
-    with loaderd.Loader(tmp_path / "*.zst", schema, batch_size=32, unpack=unpack, workers=1) as loader:
-        check(loader if unpack == "worker" else unpacked(loader, loader), stored)
+    schema, stored = loaderd.schemas.ceres_tpg(), records(150)
+    fields = decoded(packed_schema(schema, True) if for_device else schema, rows_of_records(schema, stored))
+    fields |= run(schema.device_program(), fields) if for_device else {}
+    for number in range(150):
+        found = {name: fields[name][number].tobytes() for name in schema.fields}
+        assert found == plainly(stored[number * 9250 : (number + 1) * 9250])
 
 
 def test_integers_hold_no_hundredths():
@@ -81,16 +71,9 @@ def test_integers_hold_no_hundredths():
 
 
 @pytest.mark.parametrize("index", [1858, -1])
-@pytest.mark.parametrize("unpack", ["worker", "device"])
-def test_an_index_that_is_no_move_is_named(index: int, unpack: Any, tmp_path: Path):
-    stored = bytearray(records(5))
-    stored[3 * 9250 + 114 : 3 * 9250 + 116] = struct.pack("<h", index)
-    (tmp_path / "a.zst").write_bytes(zstd(bytes(stored)))
-    with (
-        loaderd.Loader(
-            tmp_path / "a.zst", loaderd.schemas.ceres_tpg(), batch_size=5, unpack=unpack, workers=1
-        ) as loader,
-        pytest.raises(WorkerError, match=f"found {index % 65_536}") as caught,
-    ):
-        next(iter(loader))
-    assert caught.value.damage is not None and caught.value.damage.record == 3
+def test_an_index_that_is_no_move_is_named(index: int):
+    stored, schema = bytearray(records(1)), loaderd.schemas.ceres_tpg()
+    stored[114:116] = struct.pack("<h", index)
+    for made in (schema, packed_schema(schema, for_device=True)):
+        with pytest.raises(WorkerError, match=f"found {index % 65_536}"):
+            decoded(made, rows_of_records(schema, bytes(stored)))

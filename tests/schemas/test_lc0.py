@@ -22,10 +22,9 @@ import pytest
 
 import loaderd
 from loaderd.cli.main import main
-from loaderd.decode.batch_decoder import BatchDecoder
-from loaderd.decode.fixed_rows import FixedParser
 from loaderd.errors import RecordMismatchError, SchemaError, SkippedDataWarning
 from loaderd.schemas.leela import INPUT_FORMATS, RECORD, RECORD_V6
+from tests.helpers.decoding import decoded, rows_of_records
 from tests.helpers.device_program import unpacked
 from tests.helpers.own_processes import kill, newest_daemon, workers_of
 from tests.remote.network_server import NetworkServer
@@ -139,16 +138,6 @@ def test_the_records_are_those_of_the_structs():
     ]
 
 
-def decoded(schema: loaderd.Schema, records: list[bytes]) -> Arrays:
-    buffer = np.frombuffer(b"".join(records), np.uint8)
-    lengths = np.array([len(record) for record in records], np.int64)
-    rows = np.zeros((len(records), schema.row_bytes), np.uint8)
-    assert not FixedParser(schema).parse(buffer, np.cumsum(lengths) - lengths, lengths, rows, np.arange(len(records)))
-    out = {name: np.empty((len(rows), *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
-    BatchDecoder(schema).decode(rows, out)
-    return out
-
-
 @pytest.mark.parametrize("input_format", INPUT_FORMATS)
 def test_every_input_format_and_every_target_as_the_source_has_them(input_format: int, kernels: str):
     """``kernels``: compiled loops and numpy."""
@@ -159,7 +148,7 @@ def test_every_input_format_and_every_target_as_the_source_has_them(input_format
         names = {"planes", "policy", "version"} | ({"values"} if targets == "all" else {"wdl", "plies_left"})
         assert set(schema.fields) == names - ({"plies_left"} if targets == "st" else set())
         assert targets != "all" or schema.specs["values"].shape == (6, 3)
-        for name, values in decoded(schema, records).items():
+        for name, values in decoded(schema, rows_of_records(schema, *records)).items():
             expected = np.stack([named(fields, name, targets) for fields in plain])
             np.testing.assert_array_equal(values.view("<f4").reshape(len(records), -1), expected)
 
@@ -196,7 +185,8 @@ def test_a_tar_of_games(tar: Path, lc0_games: list[Path]):
 def test_every_count_of_the_50_move_rule_is_divided_as_in_lczero_training(input_format: int):
     records = np.frombuffer(b"".join(256 * random_records(1, 7, input_format)), RECORD).copy()
     records["rule50_count"] = np.arange(256)
-    found = decoded(loaderd.schemas.lc0(input_format=input_format), [record.tobytes() for record in records])
+    schema = loaderd.schemas.lc0(input_format=input_format)
+    found = decoded(schema, rows_of_records(schema, records.tobytes()))
     divisor = 99.0 if input_format == 1 else 100.0
     assert (found["planes"][:, 109, 0, 0] == (np.arange(256) / divisor).astype(np.float32)).all()
 

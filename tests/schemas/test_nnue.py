@@ -10,47 +10,28 @@ import numpy as np
 import pytest
 
 import loaderd
-from loaderd.decode.batch_decoder import BatchDecoder
-from loaderd.errors import SchemaError, SkippedDataWarning, WorkerError
+from loaderd.errors import SchemaError, WorkerError
 from loaderd.schema import packed_schema
-from loaderd.schemas.nnue import BULLET, MARLIN, SFEN, begins_with_game
+from loaderd.schemas.nnue import begins_with_game
 from tests.helpers import nnue_boards as boards
-from tests.helpers.decoding import decoded
-from tests.helpers.device_program import run
+from tests.helpers.decoding import decoded, rows_of_records
 
 POSITIONS = boards.positions(700)
-DTYPES = {"bullet": BULLET, "marlin": MARLIN, "nnue_bin": SFEN}
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR"
 
 
 def rows_of(variant: str, data: bytes) -> Any:
-    schema = boards.VARIANTS[variant]
-    stored = np.frombuffer(data, DTYPES[variant.split(",")[0]])
-    rows = np.zeros(len(stored), schema.row_dtype)
-    for name in schema.features:
-        rows[name] = stored[name].reshape(rows[name].shape)
-    return rows.view(np.uint8).reshape(len(rows), -1)
+    return rows_of_records(boards.VARIANTS[variant], data)
 
 
-@pytest.mark.parametrize("variant", boards.VARIANTS)
-def test_boards_of_any_pieces(variant: str, kernels: str):
-    schema, rows = boards.VARIANTS[variant], rows_of(variant, boards.records(variant, POSITIONS))
-    assert BatchDecoder(schema).kernels == kernels
-    boards.check([decoded(schema, rows)], variant, POSITIONS)
-    packed = decoded(packed_schema(schema, for_device=True), rows)
-    assert "bullet" not in variant or sum(each.nbytes for each in packed.values()) <= 34 * len(rows)
-    boards.check([{**packed, **run(schema.device_program(), packed)}], variant, POSITIONS)
-
-
-def test_the_example_of_viriformat(tmp_path: Path):
+def test_the_example_of_viriformat():
     """The board in its README: all pieces at their start, the rooks unmoved."""
     text = "ffff00000000ffff 1642256100000000888888889ecaade9 40 00 0100 0000 02 00"
-    (tmp_path / "a.bin").write_bytes(bytes.fromhex(text))
     position = boards.Position.of_fen(START.replace("R", "U").replace("r", "u"))
     position.result = 2
     assert boards.marlin(position) == bytes.fromhex(text)
-    with loaderd.Loader(tmp_path / "a.bin", loaderd.schemas.marlin(), batch_size=1) as loader:
-        boards.check(loader, "marlin", [position])
+    found = decoded(boards.VARIANTS["marlin"], rows_of("marlin", bytes.fromhex(text)))
+    assert {name: values[0].tolist() for name, values in found.items()} == boards.expected("marlin", position)
 
 
 def test_a_start_position_by_hand():
@@ -108,28 +89,14 @@ def king_elsewhere(offset: int) -> Any:
         ("nnue_bin", set_byte(38, 2), "a result must be -1, 0 or 1, got 2"),
     ],
 )
-@pytest.mark.parametrize("unpack", ["worker", "device"])
-def test_what_is_damaged_is_named_and_can_be_left_out(
-    variant: str, damage: Any, text: str, unpack: Any, tmp_path: Path
-):
-    data, size = bytearray(boards.records(variant, POSITIONS[:60])), boards.VARIANTS[variant].records
-    assert size is not None
-    record = data[30 * size.record_bytes :][: size.record_bytes]
+def test_what_is_damaged_is_named(variant: str, damage: Any, text: str):
+    """By the workers, also where a device unpacks."""
+    record, schema = bytearray(boards.records(variant, POSITIONS[:1])), boards.VARIANTS[variant]
     damage(record)
-    data[30 * size.record_bytes : 31 * size.record_bytes] = record
-    (tmp_path / "a.bin").write_bytes(data)
-    options: dict[str, Any] = {"batch_size": 10, "workers": 1, "unpack": unpack}
-    with loaderd.Loader(tmp_path / "a.bin", boards.VARIANTS[variant], **options) as loader:
-        with pytest.raises(WorkerError, match=text) as caught:
-            list(loader)
-        assert caught.value.damage is not None and caught.value.damage.record == 30
-    with (
-        loaderd.Loader(tmp_path / "a.bin", boards.VARIANTS[variant], on_corrupt="skip_record", **options) as loader,
-        pytest.warns(SkippedDataWarning, match=r"a\.bin: record 30"),
-    ):
-        assert (
-            sum(len(batch["count"] if unpack == "worker" else next(iter(batch.values()))) for batch in loader) == 59
-        )
+    rows = rows_of(variant, bytes(record))
+    for made in (schema, packed_schema(schema, for_device=True)):
+        with pytest.raises(WorkerError, match=text):
+            decoded(made, rows)
 
 
 def game(board: str, *moves: tuple[int, int, int]) -> bytes:
@@ -159,7 +126,8 @@ def is_quiet(board: Any, move: Any) -> Any:
 
 
 def test_filters_of_trainers(tmp_path: Path):
-    path = boards.write(tmp_path / "a.bin", "nnue_bin", POSITIONS)
+    path = tmp_path / "a.bin"
+    path.write_bytes(boards.records("nnue_bin", POSITIONS))
     schema = boards.VARIANTS["nnue_bin"]
 
     def passing(function: Any, *inputs: str) -> list[int]:

@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import loaderd
-from loaderd.decode.batch_decoder import BatchDecoder
-from loaderd.errors import SchemaError, SkippedDataWarning, WorkerError
-from loaderd.schema import packed_schema
+from loaderd.errors import SchemaError, WorkerError
 from loaderd.schemas import shogi
 from loaderd.schemas.shogi import HCPE, PSV
 from tests.helpers import shogi_boards as boards
-from tests.helpers.decoding import decoded
-from tests.helpers.device_program import run
-
-POSITIONS = boards.positions(400)
+from tests.helpers.decoding import decoded, rows_of_records
 
 
 def rows_of(variant: str, data: bytes) -> Any:
-    schema = boards.VARIANTS[variant]
-    stored = np.frombuffer(data, HCPE if variant.startswith("hcpe") else PSV)
-    rows = np.zeros(len(stored), schema.row_dtype)
-    for name in schema.features:
-        rows[name] = stored[name].reshape(rows[name].shape)
-    return rows.view(np.uint8).reshape(len(rows), -1)
-
-
-@pytest.mark.parametrize("variant", boards.VARIANTS)
-def test_boards_of_any_pieces(variant: str, kernels: str):
-    schema = boards.VARIANTS[variant]
-    rows = rows_of(variant, b"".join(boards.record_of(each, variant) for each in POSITIONS))
-    assert BatchDecoder(schema).kernels == kernels
-    boards.check([decoded(schema, rows)], variant, POSITIONS)
-    packed = decoded(packed_schema(schema, for_device=True), rows)
-    boards.check([{**packed, **run(schema.device_program(), packed)}], variant, POSITIONS)
+    return rows_of_records(boards.VARIANTS[variant], data)
 
 
 @pytest.mark.parametrize(
@@ -53,25 +32,11 @@ def test_boards_of_any_pieces(variant: str, kernels: str):
         ("psv halfkp", 38, b"\x80", "a result must be -1, 0 or 1, got -128"),
     ],
 )
-def test_what_is_damaged_is_named_and_can_be_left_out(
-    variant: str, offset: int, values: bytes, text: str, tmp_path: Path
-):
-    boards.write(tmp_path / "a.bin", variant, POSITIONS[:60])
-    size = boards.VARIANTS[variant].records
-    assert size is not None
-    data = bytearray((tmp_path / "a.bin").read_bytes())
-    data[30 * size.record_bytes + offset : 30 * size.record_bytes + offset + len(values)] = values
-    (tmp_path / "a.bin").write_bytes(data)
-    options: dict[str, Any] = {"batch_size": 10, "workers": 1}
-    with loaderd.Loader(tmp_path / "a.bin", boards.VARIANTS[variant], **options) as loader:
-        with pytest.raises(WorkerError, match=text) as caught:
-            list(loader)
-        assert caught.value.damage is not None and caught.value.damage.record == 30
-    with (
-        loaderd.Loader(tmp_path / "a.bin", boards.VARIANTS[variant], on_corrupt="skip_record", **options) as loader,
-        pytest.warns(SkippedDataWarning, match=r"a\.bin: record 30"),
-    ):
-        assert sum(len(batch["move"]) for batch in loader) == 59
+def test_what_is_damaged_is_named(variant: str, offset: int, values: bytes, text: str):
+    record = bytearray(boards.records(variant, boards.positions(1)))
+    record[offset : offset + len(values)] = values
+    with pytest.raises(WorkerError, match=text):
+        decoded(boards.VARIANTS[variant], rows_of(variant, bytes(record)))
 
 
 def test_a_hand_ends_where_the_position_does():
