@@ -23,6 +23,7 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "lczero": ("",),
     "lczero_chunkparser": (),
     "katago_npz": (),
+    "plain_records": (),
     "pyarrow_scanner": (),
     "loaderd_python": ("", "numpy", "int8", "packed"),
     "loaderd_batches": ("",),

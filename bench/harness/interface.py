@@ -46,10 +46,11 @@ class Config:
 
     ``epochs=None``: for ever. ``graph``: consume inside a ``tf.function``. ``schema``: the ``module:attribute`` of a
     ``loaderd.Schema``, or of a function that returns one. If the function has parameters of these names, it is given
-    ``dtype``, what bits become, and ``record_size``, the bytes of bits in a synthetic record. ``packed``: deliver the
-    stored features instead of the fields. ``window_records``: for candidates that shuffle in windows; None: they
-    choose. ``compiled``: loaderd may unpack with compiled code, if llvmlite is installed. ``one_in``: deliver only
-    the chess records whose stored score is a multiple of it; loaderd and the tf.data candidates can.
+    ``dtype``, what bits become if no float32, and ``record_size``, the bytes of bits in a synthetic record.
+    ``packed``: deliver the stored features instead of the fields. ``window_records``: for candidates that shuffle in
+    windows; None: they choose. ``compiled``: loaderd may unpack with compiled code, if llvmlite is installed.
+    ``one_in``: deliver only the chess records whose stored score is a multiple of it; loaderd and the tf.data
+    candidates can.
     """
 
     shards: tuple[str, ...]
@@ -73,6 +74,8 @@ class Config:
         schema: Any = found
         if not isinstance(found, Schema):
             given = {"dtype": self.dtype, "record_size": self.record_size}
+            if self.dtype == Config.dtype:
+                del given["dtype"]  # indices of pieces are no floats: a function's own default
             schema = found(**{name: given[name] for name in _parameters(found) if name in given})
         if not isinstance(schema, Schema):
             raise TypeError(f"{self.schema} must be a loaderd.Schema or a function that returns one, got {schema!r}")
