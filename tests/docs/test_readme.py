@@ -35,7 +35,7 @@ def test_the_commands_exist():
 def test_every_option_has_its_row():
     loaderd_tf = pytest.importorskip("loaderd_tf")
     tables = (DOCS / "options.md").read_text().partition("## Extras")[0]
-    rows = set(re.findall(r"^\| `(\w+)` \|", tables, flags=re.MULTILINE))
+    rows = set(re.findall(r"^\| `(\w+)` \|", tables + (DOCS / "storage.md").read_text(), flags=re.MULTILINE))
     options = set(inspect.signature(loaderd.Loader.__init__).parameters) - {"self", "schema"}
     binding = set(inspect.signature(loaderd_tf.make_dataset).parameters) - {"schema", "options"}
     assert rows == options | binding | {each.name for each in fields(loaderd.Storage)}
