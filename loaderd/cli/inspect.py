@@ -30,18 +30,19 @@ from loaderd.decode.example import RecordFault, list_features
 from loaderd.errors import LoaderdError, OptionError
 from loaderd.formats.compression import OnRead
 from loaderd.formats.index_cache import IndexCache
-from loaderd.formats.indexer import make_index
+from loaderd.formats.indexer import make_indexes
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.options import DEFAULT_BLOCK_RECORDS, as_count
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import readable_line, redacted
 from loaderd.schema import FixedRecords, Schema
+from loaderd.schema.record_values import RecordValues
 from loaderd.schemas.named import SCHEMA_HELP, WHERE_HELP, load_schema, values_of
 from loaderd.snapshots import Progress
 from loaderd.storage.files import list_with_progress
 from loaderd.storage.names import Columns
 from loaderd.storage.shard_file import ShardFile
-from loaderd.worker.value_pass import add_values
+from loaderd.worker.value_pass import ValuePass
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -116,7 +117,8 @@ def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> None:
     schema = None if arguments.schema is None else load_schema(arguments.schema)
     stored = stored_in(file) if schema is None else stored_of(schema, arguments.schema)
     records = None if stored is None else stored.records
-    index = _index_of(file, records, on_read)
+    values = None if arguments.where is None else values_of(schema, arguments.where)
+    index = _index_of(file, records, values, on_read)
     about: dict[str, Any] = {
         "shard": redacted(file.uri),
         "bytes": file.size_bytes,
@@ -124,14 +126,11 @@ def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> None:
         "records": index.num_records,
         "damages": [damage.to_wire() for damage in index.damages],
     }
-    values = None if arguments.where is None else values_of(schema, arguments.where)
-    if values is not None:
-        with_values = add_values(values, [index], on_read)[0]
-        about.update(values_in(values, with_values.num_passing, with_values.total_weight))
+    about.update(values_in(values, index.num_passing, index.total_weight))
     if not arguments.json:
         _say_shard(about, index)
         if values is not None:
-            say_values(values, with_values.num_passing, with_values.total_weight, count(index.num_records, "record"))
+            say_values(values, index.num_passing, index.total_weight, count(index.num_records, "record"))
     if stored is not None:
         _show_format(about, file, index, stored, arguments)
         schema = stored.schema
@@ -146,10 +145,17 @@ def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> None:
         say(json.dumps(about))
 
 
-def _index_of(file: ShardFile, records: FixedRecords | None, on_read: OnRead) -> ShardIndex:
-    if kept := IndexCache("user", DEFAULT_BLOCK_RECORDS, records).load(file):
+def _index_of(
+    file: ShardFile, records: FixedRecords | None, values: RecordValues | None, on_read: OnRead
+) -> ShardIndex:
+    """The index of a shard, with values of its records if there are any. Raises ShardReadError."""
+    if values is None and (kept := IndexCache("user", DEFAULT_BLOCK_RECORDS, records).load(file)):
         return kept[0]
-    return make_index(file, records, DEFAULT_BLOCK_RECORDS, on_read)
+    sink = None if values is None else ValuePass(values)
+    (index,) = make_indexes([file], records, DEFAULT_BLOCK_RECORDS, on_read, values=sink)
+    if index.error is not None:
+        raise index.error
+    return index
 
 
 def _propose(files: Sequence[ShardFile], arguments: argparse.Namespace, display: ProgressDisplay) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from loaderd.cli.parallel_scan import add_shards, count, rate, read_all, say
 from loaderd.errors import Damage, LoaderdError, RecordMismatchError, ShardFormatError, ShardReadError
 from loaderd.formats.compression import OnRead
-from loaderd.formats.indexer import RecordFormat, find_indexes
+from loaderd.formats.indexer import RecordFormat, Values, find_indexes
 from loaderd.formats.reader import Reading
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.options import DEFAULT_BLOCK_RECORDS
@@ -29,7 +29,7 @@ from loaderd.schema.record_values import RecordValues
 from loaderd.schemas.named import WHERE_HELP, load_schema, values_of
 from loaderd.storage.access import Access
 from loaderd.storage.shard_file import TABLES, Block, ShardFile
-from loaderd.worker.value_pass import add_values
+from loaderd.worker.value_pass import ValuePass
 from loaderd.worker.window_loader import BlockPlacement, WindowLoader
 
 if TYPE_CHECKING:
@@ -125,9 +125,9 @@ def _check(
 ) -> list[tuple[ShardIndex, _Mismatches]]:
     """The index of each shard of a group, and where there is a schema, how many records do not match it."""
     stored: RecordFormat = "detect" if schema is None else schema.records
-    indexes = [found.index for found in find_indexes("none", DEFAULT_BLOCK_RECORDS, stored, group, on_read, access)]
-    if values is not None:
-        indexes = add_values(values, indexes, on_read, access)
+    computed = None if values is None else Values(None, partial(ValuePass, values))
+    results = find_indexes("none", DEFAULT_BLOCK_RECORDS, stored, group, on_read, access, computed)
+    indexes = [result.index for result in results]
     num_bytes = sum(file.size_bytes for file in group)
     found = []
     for index in indexes:

@@ -10,13 +10,13 @@ restart point, a check at the end of the stream says nothing of it, so it always
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 
-from loaderd.errors import Damage, ShardFormatError
+from loaderd.errors import Damage, ShardFormatError, ShardReadError
 from loaderd.formats import npy
 from loaderd.formats.compression import ByteStream, OnRead, front_of, no_callback
 from loaderd.formats.fixed import (
@@ -34,8 +34,8 @@ from loaderd.formats.framing import RecordChunk
 from loaderd.formats.inflate import MAX_WHOLE_BYTES
 from loaderd.formats.kinds import Content
 from loaderd.formats.restart_points import RestartPoints
-from loaderd.formats.shard_index import MAX_BLOCK_BYTES, ShardIndex, add_damage, shrunk
-from loaderd.formats.table import open_table
+from loaderd.formats.shard_index import MAX_BLOCK_BYTES, ShardIndex, ValueSink, add_damage, shrunk
+from loaderd.formats.table import Table, open_table
 from loaderd.formats.tar import find_members
 from loaderd.kernels.crc import Bytes1D, crc32c
 from loaderd.redaction import shown
@@ -54,13 +54,14 @@ def build_fixed_index(
     block_records: int,
     on_read: OnRead = no_callback,
     access: Access | None = None,
+    values: ValueSink | None = None,
 ) -> ShardIndex:
     """Read a shard from front to back, and note its blocks and damage, as ``build_index`` does for TFRecord."""
     with closing(open_shard(file, access)) as opened:
         compression: Compression = "columns"
         if not file.columns:
             compression = detect_wrapping(file.uri, opened.read_at, file.size_bytes, records)
-        builder = _FixedIndexBuilder(file, opened, records, block_records, on_read)
+        builder = _FixedIndexBuilder(file, opened, records, block_records, on_read, values)
         if compression in TABLES:
             builder.add_table(compression)
         elif compression == "tar":
@@ -80,9 +81,16 @@ class _FixedIndexBuilder:
     """The blocks and the damage of a shard, as far as it has been read."""
 
     def __init__(
-        self, file: ShardFile, opened: OpenFile, records: FixedRecords, block_records: int, on_read: OnRead
+        self,
+        file: ShardFile,
+        opened: OpenFile,
+        records: FixedRecords,
+        block_records: int,
+        on_read: OnRead,
+        values: ValueSink | None,
     ) -> None:
         self._file, self._read_at, self._records, self._on_read = file, opened.read_at, records, on_read
+        self._values = values
         self._block_records = max(1, min(block_records, MAX_BLOCK_BYTES // records.record_bytes))
         self._has_crcs = is_remote(file.uri)
         self._rows: list[tuple[int, int, int, int]] = []
@@ -113,6 +121,7 @@ class _FixedIndexBuilder:
             if isinstance(piece, Damage):
                 self._add_damage(piece, "")
                 continue
+            self._add_values(piece)
             for begin in range(0, piece.num_records, self._block_records):
                 count = min(self._block_records, piece.num_records - begin)
                 block = piece.buffer[begin * size : (begin + count) * size]
@@ -146,11 +155,14 @@ class _FixedIndexBuilder:
                 continue
             data = piece.buffer[: piece.num_records * size]
             self._add_digest(data)
+            self._add_values(piece)
             crc, count = self._crc(data, crc), count + piece.num_records
             if stream is not None and stream.point_offsets is not None:
                 blocks.add(piece.offset, data)
         if stream is not None and stream.is_garbled:
             self._digest, count = digest, 0
+            if self._values is not None:
+                self._values.drop(self._next_record)
         if count and stream is not None and stream.point_offsets is not None and len(stream.point_offsets) > 1:
             self._points, self._has_crcs = stream.points(), True
             for offset, of_block, crc in blocks.rows:
@@ -172,6 +184,10 @@ class _FixedIndexBuilder:
 
     def _crc(self, data: Bytes1D, crc: int) -> int:
         return crc32c(data.data, crc) if self._has_crcs else 0
+
+    def _add_values(self, piece: RecordChunk) -> None:
+        if self._values is not None:
+            self._values.add(piece)
 
     def _add_digest(self, data: Bytes1D) -> None:
         self._digest = crc32c(data.data, self._digest)
@@ -231,18 +247,33 @@ class _FixedIndexBuilder:
             raise self._other
 
     def add_table(self, kind: Compression) -> None:
-        """Add the blocks of a table. It is read only where nothing less tells its content."""
+        """Add the blocks of a table. It is read only for values, and where nothing less tells its content."""
         table = open_table(kind, self._file, self._read_at, self._records, self._on_read)
         self._digest = table.digest or 0
         for offset, num_bytes, count in table.blocks:
-            done = 0
-            while table.digest is None and done < count:
-                data = table.read(self._next_record + done, count - done)
-                self._add_digest(data)
-                done += len(data) // self._records.record_bytes
+            if table.digest is None:
+                for piece in self._pieces(table, count):
+                    self._add_digest(piece.buffer)
+                    self._add_values(piece)
+            elif self._values is not None:
+                try:
+                    for piece in self._pieces(table, count):
+                        self._add_values(piece)
+                except ShardReadError as error:
+                    if error.damage is None:
+                        raise
+                    # This block alone is damaged: the loader will meet it.
             step = self._block_records if table.is_plain else max(1, count)
             for begin in range(0, count, step):
                 self._add_block(offset, num_bytes, min(step, count - begin), None)
+
+    def _pieces(self, table: Table, count: int) -> Iterator[RecordChunk]:
+        """The next ``count`` records of a table."""
+        size, first, stop = self._records.record_bytes, self._next_record, self._next_record + count
+        while first < stop:
+            data = table.read(first, stop - first)
+            yield fixed_piece(data, len(data) // size, size, first * size, first)
+            first += len(data) // size
 
     def index(self, compression: Compression) -> ShardIndex:
         table = np.array(self._rows, dtype=np.int64).reshape(-1, 4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from loaderd.errors import ShardReadError
@@ -13,7 +12,7 @@ from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.fixed_index import build_fixed_index
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.kinds import refused_columns
-from loaderd.formats.shard_index import ShardIndex, build_index, build_indexes, encode_indexes
+from loaderd.formats.shard_index import ShardIndex, ValueSink, build_index, build_indexes, encode_indexes
 from loaderd.schema import FixedRecords
 from loaderd.storage.access import Access
 from loaderd.storage.shard_file import ShardFile
@@ -32,10 +31,10 @@ class IndexResult:
 
 
 class Values(NamedTuple):
-    """What indexes are to hold of each record: ``key``, as in ``RecordValues``; ``add`` computes it for a group."""
+    """What indexes are to hold of each record: ``key``, as in ``RecordValues``; ``sink``, for each group another."""
 
     key: str | None
-    add: Callable[[Sequence[ShardIndex], OnRead, Access | None], list[ShardIndex]]
+    sink: Callable[[], ValueSink]
 
 
 def find_indexes(
@@ -54,14 +53,13 @@ def find_indexes(
     indexes are to hold. Raises StorageError, and what computing ``values`` raises.
     """
     if stored == "detect":
-        return _find_detected(where, block_records, group, on_read, access, values)
+        assert values is None, "only a schema says what they are computed of"
+        return _find_detected(where, block_records, group, on_read, access)
     cache = IndexCache(where, block_records, stored, "" if values is None else values.key)
     if (kept := cache.load(*group)) is not None:
         return [IndexResult(index, is_known=True) for index in kept]
-    if values is None:
-        return _keep(cache, group, make_indexes(group, stored, block_records, on_read, access))
-    plain = find_indexes(where, block_records, stored, group, on_read, access)
-    return _keep(cache, group, values.add([found.index for found in plain], on_read, access))
+    sink = None if values is None else values.sink()
+    return _keep(cache, group, make_indexes(group, stored, block_records, on_read, access, sink))
 
 
 def _find_detected(
@@ -70,10 +68,9 @@ def _find_detected(
     group: Sequence[ShardFile],
     on_read: OnRead,
     access: Access | None,
-    values: Values | None,
 ) -> list[IndexResult]:
     """As :func:`find_indexes`, where the shards themselves say what they hold."""
-    if len(group) > 1 and values is None:
+    if len(group) > 1:
         # To see of each shard what it is would take far longer than to find all kept, or all healthy TFRecord.
         first = _detected(group[0], access)
         if not isinstance(first, ShardReadError):
@@ -93,7 +90,7 @@ def _find_detected(
             else find_indexes(where, block_records, kind, [file], access=access)[0]
             for file, kind in zip(group, kinds, strict=True)
         ]
-    return find_indexes(where, block_records, kinds[0], group, on_read, access, values)
+    return find_indexes(where, block_records, kinds[0], group, on_read, access)
 
 
 def _keep(cache: IndexCache, group: Sequence[ShardFile], made: list[ShardIndex]) -> list[IndexResult]:
@@ -109,11 +106,15 @@ FindIndexes = Callable[..., list[IndexResult]]
 
 
 def _made_together(
-    group: Sequence[ShardFile], block_records: int, on_read: OnRead, access: Access | None
+    group: Sequence[ShardFile],
+    block_records: int,
+    on_read: OnRead,
+    access: Access | None,
+    values: ValueSink | None = None,
 ) -> list[ShardIndex] | None:
     """The indexes of small shards that are healthy TFRecord; None where any of them is not, or cannot be read."""
     try:
-        return build_indexes(group, block_records, on_read, access)
+        return build_indexes(group, block_records, on_read, access, values)
     except ShardReadError:
         return None
 
@@ -133,24 +134,44 @@ def make_indexes(
     block_records: int,
     on_read: OnRead = no_callback,
     access: Access | None = None,
+    values: ValueSink | None = None,
 ) -> list[ShardIndex]:
     """Read shards of TFRecord, or of ``records``, from front to back; the index of one that cannot be read says why.
 
-    ``on_read`` is called with the bytes of the group that are read so far. Raises StorageError.
+    ``on_read`` is called with the bytes of the group that are read so far. ``values``: what computes those of records
+    that the indexes are to hold. Raises StorageError, and what ``values`` raises.
     """
     if records is None and any(file.columns for file in group):
         return [ShardIndex.of_unreadable(file, refused_columns(file.uri)) for file in group]
+    if values is not None:
+        values.begin(0)
+    made = None
     if records is None and len(group) > 1:
-        together = _made_together(group, block_records, on_read, access)
-        if together is not None:
-            return together
+        made = _made_together(group, block_records, on_read, access, values)
+    if made is None:
+        made = _made_one_by_one(group, records, block_records, on_read, access, values)
+    return made if values is None else values.put_into(made)
+
+
+def _made_one_by_one(
+    group: Sequence[ShardFile],
+    records: FixedRecords | None,
+    block_records: int,
+    on_read: OnRead,
+    access: Access | None,
+    values: ValueSink | None,
+) -> list[ShardIndex]:
     made: list[ShardIndex] = []
-    for file, begin in zip(group, accumulate((file.size_bytes for file in group), initial=0), strict=False):
-        on_read_of_file = partial(_on_read_from, on_read, begin)
+    begin = num_records = 0
+    for file in group:
+        if values is not None:
+            values.begin(num_records)
         try:
-            made.append(make_index(file, records, block_records, on_read_of_file, access))
+            index = make_index(file, records, block_records, partial(_on_read_from, on_read, begin), access, values)
         except ShardReadError as error:
-            made.append(ShardIndex.of_unreadable(file, error))
+            index = ShardIndex.of_unreadable(file, error)
+        made.append(index)
+        begin, num_records = begin + file.size_bytes, num_records + index.end
     return made
 
 
@@ -164,8 +185,9 @@ def make_index(
     block_records: int,
     on_read: OnRead = no_callback,
     access: Access | None = None,
+    values: ValueSink | None = None,
 ) -> ShardIndex:
     """Read a shard of TFRecord, or of ``records``, from front to back. Raises ShardReadError and StorageError."""
     if records is None:
-        return build_index(file, block_records, on_read, access)
-    return build_fixed_index(file, records, block_records, on_read, access)
+        return build_index(file, block_records, on_read, access, values)
+    return build_fixed_index(file, records, block_records, on_read, access, values)

@@ -40,7 +40,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import msgpack
 import numpy as np
@@ -149,6 +149,11 @@ class ShardIndex:
         return int(self.first_records[-1]) + int(self.counts[-1]) if len(self.counts) else 0
 
     @property
+    def without_values(self) -> ShardIndex:
+        """The same, without ``passing`` and ``weights``."""
+        return replace(self, passing=_NONE, weights=_NONE)
+
+    @property
     def num_passing(self) -> int:
         """Healthy records whose bit is set; 0 where there are no bits."""
         return int(self._sum_of_passing(np.ones(self.end, dtype=np.int64))) if len(self.passing) else 0
@@ -196,6 +201,29 @@ class ShardIndex:
         """How many bytes the damages take in :func:`encode_indexes`, at most."""
         texts = (f"{damage.shard}{damage.expected}{damage.found}" for damage in self.damages)
         return sum(len(text.encode(errors=_UNICODE_ERRORS)) + _DAMAGE_BYTES for text in texts)
+
+
+class ValueSink(Protocol):
+    """Computes values of the records of a group of shards, while their indexes are made."""
+
+    def begin(self, first: int) -> None:
+        """The records that come next are those of a shard behind the ``first`` healthy ones of the group.
+
+        Nothing that was added behind those counts: with 0, nothing at all.
+        """
+
+    def add(self, piece: RecordChunk) -> None:
+        """Take in the healthy records of a piece."""
+
+    def drop(self, record: int) -> None:
+        """What was added of the shard from this record on does not count: it cannot be read."""
+
+    def put_into(self, indexes: Sequence[ShardIndex]) -> list[ShardIndex]:
+        """The indexes of the group with the values; that of an unreadable shard as it is.
+
+        Raises an error where the values could not be computed of a record that counts.
+        """
+        ...
 
 
 Indexes = Mapping[RecordValues | None, Mapping[ShardFile, ShardIndex]]
@@ -334,10 +362,15 @@ def _array_to_wire(numbers: Uints) -> list[Any]:
 
 
 def build_index(
-    file: ShardFile, block_records: int, on_read: OnRead = no_callback, access: Access | None = None
+    file: ShardFile,
+    block_records: int,
+    on_read: OnRead = no_callback,
+    access: Access | None = None,
+    values: ValueSink | None = None,
 ) -> ShardIndex:
     """Read a shard from front to back, check both CRCs of every record, and note its blocks and damage.
 
+    ``values``: what its records are added to.
     Raises ShardReadError where the file is not there, or changes meanwhile, and StorageError.
     """
     with closing(open_shard(file, access)) as opened:
@@ -354,6 +387,8 @@ def build_index(
             else:
                 blocks.add(piece)
                 digest = chain_crcs(piece.buffer, piece.ends, digest)
+                if values is not None:
+                    values.add(piece)
                 next_record = piece.first_record + piece.num_records
         if stream.damage is not None:
             damages.append(_place(stream.damage, next_record, damages))
@@ -371,7 +406,11 @@ def add_damage(damages: list[Damage], damage: Damage) -> None:
 
 
 def build_indexes(
-    files: Sequence[ShardFile], block_records: int, on_read: OnRead = no_callback, access: Access | None = None
+    files: Sequence[ShardFile],
+    block_records: int,
+    on_read: OnRead = no_callback,
+    access: Access | None = None,
+    values: ValueSink | None = None,
 ) -> list[ShardIndex] | None:
     """As :func:`build_index`, of small shards that are read into memory together: most steps are one call for all.
 
@@ -404,6 +443,8 @@ def build_indexes(
         return None
     if len(ends) > 1 and (find_bad_length_crc(buffer, ends) is not None or check_data_crcs(buffer, ends)):
         return None
+    if values is not None:
+        values.add(RecordChunk(buffer, ends, 0, 0))
     crcs = stored_crcs(buffer, ends)
     sizes, counts = (shrunk(np.diff(column)[:, np.newaxis]) for column in (np.array(bounds), firsts))
     indexes = []

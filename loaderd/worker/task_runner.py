@@ -42,7 +42,7 @@ from loaderd.stages import Stage
 from loaderd.storage.access import Access
 from loaderd.worker.file_rows import FileRows
 from loaderd.worker.halving import HalvingSearch
-from loaderd.worker.value_pass import add_values
+from loaderd.worker.value_pass import ValuePass
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher
@@ -59,12 +59,12 @@ def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access |
     """Make the indexes of a group of shards, and keep them in the cache.
 
     Raises the error of a shard that cannot be read, StorageError, CorruptRecordError where a message could not name
-    all their damage, and what :func:`add_values` raises.
+    all their damage, and OptionError where a function of the values fails.
     """
     access = access or Access()
     cache = task.cache
-    known = cache.without_values.load(*task.group) if task.values else None
-    indexes = known or make_indexes(list(task.group), cache.records, cache.block_records, on_read, access)
+    values = value_pass_of(task.values) if task.values else None
+    indexes = make_indexes(task.group, cache.records, cache.block_records, on_read, access, values)
     for index in indexes:
         if index.error is not None:
             raise index.error
@@ -72,18 +72,16 @@ def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access |
         damages = [damage for index in indexes for damage in index.damages]
         text = f"{len(damages):,} records of one shard are damaged, more than an index can name"
         raise CorruptRecordError(f"{text}; the first is {damages[0]}", hint=_HINT_DAMAGES, damage=damages[0])
-    if task.values:
-        if known is None:
-            cache.without_values.store(task.group, encode_indexes(indexes))
-        indexes = add_values(values_of(task.values), indexes, on_read, access)
+    if values is not None:
+        cache.without_values.store(task.group, encode_indexes([index.without_values for index in indexes]))
     encoded = encode_indexes(indexes)
     unkept = cache.store(task.group, encoded)
     return IndexResult(encoded, unkept, list(astuple(access.take_counts())))
 
 
 @lru_cache(maxsize=1)
-def values_of(pickled: bytes) -> RecordValues:
-    """What ``IndexTask.values`` is of: many tasks have the same. Raises OptionError."""
+def value_pass_of(pickled: bytes) -> ValuePass:
+    """What computes ``IndexTask.values``: many tasks have the same. Raises OptionError."""
     try:
         values: RecordValues = pickle.loads(pickled)
     except (Exception, SystemExit) as error:  # modules of the user's are imported
@@ -92,7 +90,7 @@ def values_of(pickled: bytes) -> RecordValues:
             hint="It must be importable, or picklable by value, in another process.",
             traceback=traceback.format_exc(),
         ) from None
-    return values
+    return ValuePass(values)
 
 
 class TaskRunner:

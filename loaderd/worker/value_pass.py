@@ -1,17 +1,16 @@
-"""Computes the values of records (``RecordValues``) that go into the indexes of their shards.
+"""Computes the values of records (``RecordValues``) that go into the indexes of their shards, while these are made.
 
-A shard has just been indexed, as a rule: it is read a second time, from memory, block by block, as it will be read
-for the training. A record that cannot be read or decoded, or does not fit the schema, counts as one that passes, of
-weight 1: so the loader meets it, and says so or leaves it out, as without the functions.
+A shard is read once: the records of which its index is made become rows, and those are decoded and given to the
+functions. A record that cannot be decoded, or does not fit the schema, counts as one that passes, of weight 1: so the
+loader meets it, and says so or leaves it out, as without the functions.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise, zip_longest
+from itertools import accumulate, pairwise
 from traceback import format_exception
 from typing import Any, Literal, NamedTuple
 
@@ -19,70 +18,118 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.decode.batch_decoder import BatchDecoder
-from loaderd.errors import Damage, LoaderdError, OptionError, ShardReadError, WorkerError
-from loaderd.formats.compression import OnRead, no_callback
-from loaderd.formats.reader import Reading
+from loaderd.decode.example_rows import RowParser
+from loaderd.decode.fixed_rows import FixedParser
+from loaderd.errors import Damage, LoaderdError, OptionError, WorkerError
+from loaderd.formats.framing import RecordChunk
 from loaderd.formats.shard_index import LEAST_WEIGHT, MOST_WEIGHT, ShardIndex, shrunk
 from loaderd.ipc.worker_messages import MOST_ROW_FAULTS
-from loaderd.kernels.views import places_within
 from loaderd.redaction import shown
-from loaderd.schema import Derived, Schema
+from loaderd.schema import Derived
 from loaderd.schema.record_values import RecordValues
-from loaderd.storage.access import Access
-from loaderd.storage.shard_file import TABLES, Block, Compression
 from loaderd.worker.halving import HalvingSearch
-from loaderd.worker.window_loader import BlockPlacement, Bytes2D, WindowLoader
+from loaderd.worker.window_loader import Bytes2D
 
 _ROWS_AT_A_TIME, _BYTES_AT_A_TIME = 4096, 4 << 20
 
-Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 
 
-def add_values(
-    values: RecordValues, indexes: Sequence[ShardIndex], on_read: OnRead = no_callback, access: Access | None = None
-) -> list[ShardIndex]:
-    """The indexes of a group of shards with the values of their records; that of an unreadable shard as it is.
+class ValuePass:
+    """A ``ValueSink``. Records are numbered through the group; an error of a function is kept until they count."""
 
-    ``on_read`` is called with the bytes of the group, again and again. Raises OptionError, which names the function
-    and a record, where a function raises or returns something else than it must; ShardReadError where a shard cannot
-    be read any more; StorageError.
-    """
-    num_bytes = sum(index.file.size_bytes for index in indexes)
-    firsts = list(accumulate((index.end for index in indexes), initial=0))
-    functions = _functions_of(values)
-    results: list[npt.NDArray[Any]] = [np.ones(firsts[-1], dtype=function.dtype) for function in functions]
-    files, compressions = [index.file for index in indexes], [index.compression for index in indexes]
-    blocks = [
-        Block(shard, *index.block(number))
-        for shard, index in enumerate(indexes)
-        for number in range(len(index.counts))
-    ]
-    decoder = _Decoder(values.schema)
-    reading = Reading(lambda _: on_read(num_bytes), access or Access())
-    with closing(WindowLoader(values.schema, files, compressions, reading)) as loader:
-        for numbers, rows in _rows_of(loader, blocks, compressions, firsts, values.schema):
-            on_read(num_bytes)
-            if not len(numbers):
-                continue
-            try:
-                for function, result in zip(functions, results, strict=True):
-                    result[numbers] = decoder.values_of(rows, function)
-                    if function.column == "passing":  # no other is called with the rest
-                        is_in = result[numbers]
-                        numbers, rows = numbers[is_in], rows[is_in]
-            except _Failed as failed:
-                number = int(numbers[failed.row])
-                shard = bisect_right(firsts, number) - 1
-                raise failed.at(files[shard].uri, number - firsts[shard]) from None
-    if len(results) > 1:
-        results[1] *= results[0]  # what does not pass weighs nothing
-    columns = dict(zip((function.column for function in functions), results, strict=True))
-    found = []
-    for index, own in zip(indexes, pairwise(firsts), strict=True):
-        of_shard: dict[str, Any] = {name: _STORED[name](result[slice(*own)]) for name, result in columns.items()}
-        found.append(index if index.error is not None else replace(index, **of_shard))
-    return found
+    def __init__(self, values: RecordValues) -> None:
+        schema = values.schema
+        self._parser = RowParser(schema) if schema.records is None else FixedParser(schema)
+        self._decoder = _Decoder(BatchDecoder(schema))
+        self._functions = _functions_of(values)
+        at_a_time = max(1, min(_ROWS_AT_A_TIME, _BYTES_AT_A_TIME // (schema.row_bytes + schema.record_bytes)))
+        self._rows = np.empty((at_a_time, schema.row_bytes), dtype=np.uint8)
+        """Those of records that were added and not decoded yet: the first ``_num_rows``."""
+        self._numbers = np.empty(at_a_time, dtype=np.int64)
+        self._num_rows = 0
+        self._results: list[npt.NDArray[Any]] = [np.ones(0, dtype=each.dtype) for each in self._functions]
+        self._failed: _Failed | None = None
+        self._first = 0
+
+    def begin(self, first: int) -> None:
+        """As in ``ValueSink``."""
+        self._first = first
+        self.drop(0)
+
+    def add(self, piece: RecordChunk) -> None:
+        """As in ``ValueSink``."""
+        healthy = np.arange(piece.num_records)
+        if piece.bad:
+            healthy = np.delete(healthy, piece.bad)
+        starts, lengths = piece.payload_starts, piece.payload_lengths
+        while len(healthy) and self._failed is None:
+            begin = self._num_rows
+            part, healthy = healthy[: len(self._rows) - begin], healthy[len(self._rows) - begin :]
+            places = np.arange(begin, begin + len(part))
+            faults = self._parser.parse(piece.buffer, starts[part], lengths[part], self._rows, places)
+            self._numbers[begin : begin + len(part)] = part + (self._first + piece.first_record)
+            self._num_rows += len(part)
+            if faults:  # what does not fit passes
+                left = np.delete(np.arange(self._num_rows), [begin + fault.record for fault in faults])
+                self._num_rows = len(left)
+                self._rows[: len(left)], self._numbers[: len(left)] = self._rows[left], self._numbers[left]
+            if self._num_rows == len(self._rows):
+                self._compute()
+
+    def drop(self, record: int) -> None:
+        """As in ``ValueSink``."""
+        number = self._first + record
+        self._num_rows = int(np.searchsorted(self._numbers[: self._num_rows], number))
+        self._results = [result[:number] for result in self._results]
+        if self._failed is not None and self._failed.number >= number:
+            self._failed = None
+
+    def put_into(self, indexes: Sequence[ShardIndex]) -> list[ShardIndex]:
+        """As in ``ValueSink``. Raises OptionError, which names the function and a record, where it fails."""
+        firsts = list(accumulate((index.end for index in indexes), initial=0))
+        self.begin(firsts[-1])
+        self._compute()
+        if self._failed is not None:
+            shard = bisect_right(firsts, self._failed.number) - 1
+            raise self._failed.at(indexes[shard].file.uri, self._failed.number - firsts[shard])
+        self._make_room(firsts[-1])
+        if len(self._results) > 1:
+            self._results[1] *= self._results[0]  # what does not pass weighs nothing
+        found = []
+        for index, own in zip(indexes, pairwise(firsts), strict=True):
+            of_shard: dict[str, Any] = {
+                function.column: _STORED[function.column](result[slice(*own)])
+                for function, result in zip(self._functions, self._results, strict=True)
+            }
+            found.append(index if index.error is not None else replace(index, **of_shard))
+        return found
+
+    def _compute(self) -> None:
+        """Call the functions with the rows. Where one fails, they stay: not all of them may count."""
+        numbers, rows = self._numbers[: self._num_rows], self._rows[: self._num_rows]
+        if not len(numbers) or self._failed is not None:
+            return
+        self._make_room(int(numbers[-1]) + 1)
+        try:
+            for function, result in zip(self._functions, self._results, strict=True):
+                if result is not self._results[0]:  # it is not called with what does not pass
+                    is_in = self._results[0][numbers]
+                    numbers, rows = numbers[is_in], rows[is_in]
+                if len(numbers):
+                    result[numbers] = self._decoder.values_of(rows, function)
+        except _Failed as failed:
+            failed.number = int(numbers[failed.row])
+            self._failed = failed
+        else:
+            self._num_rows = 0
+
+    def _make_room(self, num_records: int) -> None:
+        """Have results for so many records; of those that nothing was computed of, 1."""
+        missing = num_records - len(self._results[0])
+        if missing > 0:
+            more = max(missing, len(self._results[0]))
+            self._results = [np.append(result, np.ones(more, result.dtype)) for result in self._results]
 
 
 _STORED: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
@@ -90,66 +137,6 @@ _STORED: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
     "weights": lambda weights: shrunk(weights.view(np.uint16)),
 }
 """How the index of a shard holds the values of its records, by the name of its array."""
-
-
-def _rows_of(
-    loader: WindowLoader, blocks: list[Block], compressions: list[Compression], firsts: list[int], schema: Schema
-) -> Iterator[tuple[Int64s, Bytes2D]]:
-    """The rows of all blocks, some at a time, without those that cannot be read; and the numbers of their records.
-
-    ``firsts``: the number of the first record of each shard.
-    """
-    at_a_time = max(1, min(_ROWS_AT_A_TIME, _BYTES_AT_A_TIME // (schema.row_bytes + schema.record_bytes)))
-    window = np.empty((at_a_time, schema.row_bytes), dtype=np.uint8)
-    reader = loader.reader
-    groups = list(_groups([block for block in blocks if reader.can_read_together(block)], at_a_time))
-    for group, following in zip_longest(groups, groups[1:], fillvalue=()):
-        reader.begin([*following])
-        bounds = [0, *accumulate(block.num_records for block in group)]
-        if bounds[-1] > len(window):
-            window = np.empty((bounds[-1], schema.row_bytes), dtype=np.uint8)
-        parts = [BlockPlacement(block, np.arange(*own)) for block, own in zip(group, pairwise(bounds), strict=True)]
-        is_valid = np.ones(bounds[-1], dtype=np.bool_)
-        for places, error in loader.load(parts, window):
-            if isinstance(error, ShardReadError):
-                raise error
-            is_valid[places] = False
-        starts = np.array([firsts[block.shard] + block.first_record for block in group])
-        numbers = places_within(starts, np.diff(bounds))
-        # A block is read whole, and may have many more rows than are to be decoded at a time.
-        for start in range(0, len(numbers), at_a_time):
-            part = slice(start, start + at_a_time)
-            yield _valid(numbers[part], window[part], is_valid[part])
-    for block in blocks:
-        if not reader.can_read_together(block):
-            try:
-                for begin, is_valid in loader.read_all(block, window[:at_a_time]):
-                    first = firsts[block.shard] + block.first_record + begin
-                    yield _valid(np.arange(first, first + len(is_valid)), window, is_valid)
-            except ShardReadError as error:
-                if (
-                    compressions[block.shard] not in TABLES or error.damage is None
-                ):  # else this block alone is damaged
-                    raise
-
-
-def _groups(blocks: list[Block], most: int) -> Iterator[list[Block]]:
-    """Blocks that are read together: of ``most`` records or a few more, or one."""
-    group: list[Block] = []
-    num_records = 0
-    for block in blocks:
-        group.append(block)
-        num_records += block.num_records
-        if num_records >= most:
-            yield group
-            group, num_records = [], 0
-    if group:
-        yield group
-
-
-def _valid(numbers: Int64s, window: Bytes2D, is_valid: Bools) -> tuple[Int64s, Bytes2D]:
-    rows = window[: len(numbers)]
-    return (numbers, rows) if is_valid.all() else (numbers[is_valid], rows[is_valid])
 
 
 class _WrongResult(Exception):
@@ -190,7 +177,12 @@ def _functions_of(values: RecordValues) -> list[_Function]:
 
 
 class _Failed(Exception):
-    """``row``: the first that ``function`` fails at; ``alone``: whether it fails with that row alone."""
+    """``row``: the first that ``function`` fails at; ``alone``: whether it fails with that row alone.
+
+    ``number``: that of the record in the row, in the group.
+    """
+
+    number = -1
 
     def __init__(self, row: int, function: _Function, error: Exception, alone: bool) -> None:
         super().__init__(row)
@@ -212,8 +204,8 @@ class _Failed(Exception):
 class _Decoder:
     """Calls functions with the fields of records, and finds the record at which one fails."""
 
-    def __init__(self, schema: Schema) -> None:
-        self._decoder = BatchDecoder(schema)
+    def __init__(self, decoder: BatchDecoder) -> None:
+        self._decoder = decoder
 
     def values_of(self, rows: Bytes2D, function: _Function) -> npt.NDArray[Any]:
         """(n,), of the function's dtype: what it returns for each record; 1 for what cannot be decoded.

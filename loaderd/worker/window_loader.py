@@ -139,22 +139,6 @@ class WindowLoader:
                 alone += together
         return [fault for part in alone for fault in self._load_one(part, window)]
 
-    def read_all(self, block: Block, window: Bytes2D) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-        """Rows of a large block, as many at a time as ``window`` holds: (the first's number, which could be read).
-
-        Raises ShardReadError and StorageError.
-        """
-        for piece in self.reader.read(block, 0, block.num_records):
-            if isinstance(piece, Damage):
-                continue
-            first = piece.first_record - block.first_record
-            for begin in range(first, min(first + len(piece.ends) - 1, block.num_records), len(window)):
-                count = min(len(window), first + len(piece.ends) - 1 - begin, block.num_records - begin)
-                faults = self._load_piece(BlockPlacement(block, np.arange(count), first=begin), piece, window)
-                is_valid = ~np.isin(np.arange(begin - first, begin - first + count), piece.bad)
-                is_valid[[place for places, _ in faults for place in places]] = False
-                yield begin, is_valid
-
     def check_fits(self, block: Block, numbers: npt.NDArray[np.int64]) -> None:
         """Raise RecordMismatchError where none of the records ``numbers`` (from 0, rising) of a block fit the schema.
 

@@ -59,7 +59,7 @@ from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile, is_remote
 from loaderd.worker.file_rows import FileRows
 from loaderd.worker.page_producer import Claim, PageProducer
-from loaderd.worker.task_runner import TaskRunner, index_group, values_of
+from loaderd.worker.task_runner import TaskRunner, index_group, value_pass_of
 
 if TYPE_CHECKING:
     from loaderd.remote.row_fetcher import RowFetcher
@@ -130,7 +130,7 @@ class Worker:
                 message = message._replace(values=self._values)
             self._values = message.values if isinstance(message, IndexTask) else b""
             if not self._values:
-                values_of.cache_clear()
+                value_pass_of.cache_clear()
             self._tasks.append(message)
             self._begin(message)
         elif isinstance(message, UseServers):

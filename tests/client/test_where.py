@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
@@ -74,6 +75,20 @@ def test_a_worker_and_then_the_daemon_are_killed(numbered: Numbered):
                 kill(newest_daemon())
         assert sorted(found) == list(range(3, 6000, 10))
         assert loader.statistics().num_records == 600
+
+
+def test_a_worker_dies_while_it_indexes(numbered: Numbered, tmp_path: Path):
+    shards = numbered.write([3000, 3000])
+    died = tmp_path / "died"
+
+    def function(id: Any) -> Any:
+        if 1000 in id and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return id % 10 == 3
+
+    with numbered.loader(shards, where=Derived(function, "id"), workers=2, shuffle=SMALL) as loader:
+        assert died.exists() and sorted(numbered.records(loader)) == list(range(3, 6000, 10))
 
 
 def test_the_index_is_kept_for_each_function_and_without_any(numbered: Numbered, tmp_path: Path):

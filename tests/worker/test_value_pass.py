@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet as pq
 
 import loaderd
 from loaderd.errors import OptionError, SchemaError
+from loaderd.formats import fixed_index
 from loaderd.formats.indexer import make_indexes
 from loaderd.formats.shard_index import ShardIndex, decode_indexes, encode_indexes
 from loaderd.schema.record_values import RecordValues
 from loaderd.storage.files import list_shards
 from loaderd.testing import damage
 from loaderd.worker import value_pass
-from loaderd.worker.value_pass import add_values
+from loaderd.worker.value_pass import ValuePass
 from tests.helpers.fixed_files import SCHEMA as FIXED
-from tests.helpers.fixed_files import write_all
+from tests.helpers.fixed_files import npz_of, parquet_of, records_from, tar_of, write_all
 from tests.helpers.numbered import SCHEMA, Numbered
 
 
@@ -31,6 +34,11 @@ def passing(indexes: Sequence[ShardIndex]) -> list[list[int]]:
     """The numbers of the records of each index whose bit is set."""
     bits = [np.unpackbits(index.passing, count=index.end, bitorder="little") for index in indexes]
     return [np.flatnonzero(of_shard).tolist() for of_shard in bits]
+
+
+def made(values: RecordValues, paths: Sequence[Path], block_records: int, records: Any = None) -> list[ShardIndex]:
+    files = list_shards([str(path) for path in paths])
+    return make_indexes(files, records, block_records, values=ValuePass(values))
 
 
 def values_of(function: Callable[..., Any], *inputs: str, schema: loaderd.Schema = SCHEMA) -> RecordValues:
@@ -54,7 +62,7 @@ def test_each_record_gets_its_own_bit(
     values = values_of(lambda bits, id: (id % divisor == 0) & (bits[:, 31] == id % 2), "bits", "id")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(value_pass, "_ROWS_AT_A_TIME", at_a_time)
-        indexes = add_values(values, make_indexes(list_shards([str(path) for path in paths]), None, block_records))
+        indexes = made(values, paths, block_records)
     firsts = [0, *itertools.accumulate(sizes)]
     expected = [
         [number - first for number in range(first, stop) if number % divisor == 0]
@@ -66,29 +74,81 @@ def test_each_record_gets_its_own_bit(
 @pytest.mark.parametrize("block_records", [7, 1024])
 def test_records_of_fixed_size_in_every_wrapping(tmp_path: Path, block_records: int):
     records = write_all(tmp_path)
-    files = list_shards([str(tmp_path / "*-*")])
+    paths = [Path(file.path) for file in list_shards([str(tmp_path / "*-*")])]
     values = values_of(
         lambda number, planes: (number % 3 == 0) & (planes[:, 0] > 20), "number", "planes", schema=FIXED
     )
     assert FIXED.records is not None
-    by_shard = [add_values(values, make_indexes([file], FIXED.records, block_records))[0] for file in files]
-    found = sum(len(numbers) for numbers in passing(by_shard))
-    assert found == int(((records["number"] % 3 == 0) & (records["planes"][:, 0] > 20)).sum()) > 0
+    expected = int(((records["number"] % 3 == 0) & (records["planes"][:, 0] > 20)).sum())
+    by_shard = [made(values, [path], block_records, FIXED.records)[0] for path in paths]
+    assert sum(index.num_passing for index in by_shard) == expected > 0
+    together = made(values, paths, block_records, FIXED.records)
+    assert passing(together) == passing(by_shard)
 
 
 def test_what_is_damaged_has_no_bit_and_what_does_not_fit_passes(numbered: Numbered):
     (path,) = numbered.write([60])
-    damage(path, record=11)
-    indexes = make_indexes(list_shards([str(path)]), None, 16)
-    assert passing(add_values(values_of(lambda id: id < 20, "id"), indexes))[0] == [n for n in range(20)]
+    with open(path, "r+b") as file:
+        file.seek(damage(path, record=12) - 5)  # the last byte of record 11
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([last ^ 1]))
+    assert passing(made(values_of(lambda id: id < 9, "id"), [path], 16)) == [[*range(9), 11, 12]]
     # Nothing has the feature: the loader will say so, at each record.
     other = loaderd.Schema({"other": loaderd.Int64()}, {"other": loaderd.Array("other")})
-    assert len(passing(add_values(values_of(lambda other: other < 0, "other", schema=other), indexes))[0]) == 60
+    assert len(passing(made(values_of(lambda other: other < 0, "other", schema=other), [path], 16))[0]) == 60
+
+
+def evens_but(low: int, high: int) -> RecordValues:
+    """Raises at numbers from ``low`` to ``high`` - 1."""
+
+    def function(number: Any) -> Any:
+        if ((number >= low) & (number < high)).any():
+            raise ValueError("no record")
+        return number % 2 == 0
+
+    return values_of(function, "number", schema=FIXED)
+
+
+def test_records_that_turn_out_to_be_none_are_not_to_blame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Only the end of what is compressed tells that it is damaged: then its records have been seen already."""
+    monkeypatch.setattr(fixed_index, "_MAX_AT_ONCE_BYTES", 0)  # what is small is inflated before it is looked at
+    monkeypatch.setattr(value_pass, "_ROWS_AT_A_TIME", 4)
+    games = [gzip.compress(records_from(first, 10).tobytes()) for first in (200, 51, 300)]
+    games[1] = games[1][:-8] + bytes(8)
+    tar = tmp_path / "a.tar"
+    tar.write_bytes(tar_of([(f"{number}.gz", game) for number, game in enumerate(games)]))
+    (index,) = made(evens_but(53, 100), [tar], 7, FIXED.records)
+    assert len(index.damages) == 1 and index.num_records == 20
+    assert passing([index]) == [[*range(0, 10, 2), 10, *range(11, 21, 2)]]
+
+    arrays = npz_of(records_from(50, 30))
+    at = arrays.index(b"number.npy") + 60
+    paths = [tmp_path / name for name in ("b", "c.npz", "d")]
+    for path, data in zip(
+        paths, [records_from(200, 9).tobytes(), arrays, records_from(301, 9).tobytes()], strict=True
+    ):
+        path.write_bytes(data)
+    paths[1].write_bytes(arrays[:at] + bytes([arrays[at] ^ 1]) + arrays[at + 1 :])
+    indexes = made(evens_but(53, 100), paths, 7, FIXED.records)
+    assert indexes[1].error is not None and passing(indexes) == [[*range(0, 9, 2)], [], [*range(1, 9, 2)]]
+
+
+def test_a_damaged_row_group_passes(tmp_path: Path):
+    """The loader will meet it: the index of a Parquet file is made of what it says of itself."""
+    path = tmp_path / "a.parquet"
+    path.write_bytes(parquet_of(records_from(200, 60)))
+    group = pq.ParquetFile(path).metadata.row_group(1)
+    begin = min(group.column(number).data_page_offset for number in range(1, group.num_columns))
+    with open(path, "r+b") as file:
+        file.seek(begin)
+        file.write(bytes(40))
+    (index,) = made(evens_but(0, 0), [path], 7, FIXED.records)
+    assert passing([index]) == [[*range(0, 20, 2), *range(20, 40), *range(40, 60, 2)]]
 
 
 def test_what_cannot_be_decoded_passes_unless_it_is_much(numbered: Numbered):
     (path,) = numbered.write([300])
-    indexes = make_indexes(list_shards([str(path)]), None, 300)
 
     def decoded(lowest: int) -> loaderd.Schema:
         def half(id: Any) -> Any:
@@ -99,14 +159,13 @@ def test_what_cannot_be_decoded_passes_unless_it_is_much(numbered: Numbered):
         return loaderd.Schema(SCHEMA.features, {**SCHEMA.fields, "half": loaderd.Derived(half, "id", (), "int64")})
 
     expected = [*range(30), *range(290, 300)]
-    assert passing(add_values(values_of(lambda half: half < 15, "half", schema=decoded(290)), indexes)) == [expected]
+    assert passing(made(values_of(lambda half: half < 15, "half", schema=decoded(290)), [path], 300)) == [expected]
     byte = loaderd.Schema(SCHEMA.features, {**SCHEMA.fields, "byte": loaderd.Array("id", dtype="uint8")})
     expected = [*range(30), *range(256, 288)]
-    (path,) = numbered.write([288], "fewer")
-    fewer = make_indexes(list_shards([str(path)]), None, 300)
-    assert passing(add_values(values_of(lambda byte: byte < 30, "byte", schema=byte), fewer)) == [expected]
+    fewer = numbered.write([288], "fewer")
+    assert passing(made(values_of(lambda byte: byte < 30, "byte", schema=byte), fewer, 300)) == [expected]
     with pytest.raises(OptionError, match="record 256: expected a bool of where="):
-        add_values(values_of(lambda byte: byte < 30, "byte", schema=byte), indexes)
+        made(values_of(lambda byte: byte < 30, "byte", schema=byte), [path], 300)
 
     def never_seen(half: Any) -> Any:
         if 2 in half:
@@ -114,16 +173,15 @@ def test_what_cannot_be_decoded_passes_unless_it_is_much(numbered: Numbered):
         return half > 0
 
     with pytest.raises(OptionError, match=r"record 4: expected.*never seen"):
-        add_values(values_of(never_seen, "half", schema=decoded(290)), indexes)
+        made(values_of(never_seen, "half", schema=decoded(290)), [path], 300)
 
 
-def test_a_large_block_is_decoded_in_parts(numbered: Numbered, monkeypatch: pytest.MonkeyPatch):
+def test_records_are_decoded_in_parts(numbered: Numbered, monkeypatch: pytest.MonkeyPatch):
     (path,) = numbered.write([1000])
     monkeypatch.setattr(value_pass, "_ROWS_AT_A_TIME", 64)
     sizes: list[int] = []
     values = values_of(lambda id: sizes.append(len(id)) or id % 3 == 0, "id")
-    indexes = add_values(values, make_indexes(list_shards([str(path)]), None, 1000))
-    assert passing(indexes) == [[*range(0, 1000, 3)]] and max(sizes) == 64
+    assert passing(made(values, [path], 1000)) == [[*range(0, 1000, 3)]] and max(sizes) == 64
 
 
 @settings(max_examples=40)
@@ -138,8 +196,7 @@ def test_each_record_gets_its_own_weight(numbered: Numbered, sizes: list[int], v
     weights = np.array(values)
     # Where a record does not pass, its weight may be none.
     weight = loaderd.Derived(lambda id: np.where(with_where & (id % 2 == 0), np.nan, weights[id % 9]), "id")
-    indexes = make_indexes(list_shards([str(path) for path in paths]), None, 7)
-    indexes = add_values(RecordValues.of(SCHEMA, where, weight), indexes)
+    indexes = made(RecordValues.of(SCHEMA, where, weight), paths, 7)
     for index, again in zip(indexes, decode_indexes(encode_indexes(indexes)), strict=True):
         assert again.weights.tolist() == index.weights.tolist() and len(again.passing) == len(index.passing)
     numbers = np.arange(sum(sizes))
@@ -156,9 +213,8 @@ def test_each_record_gets_its_own_weight(numbered: Numbered, sizes: list[int], v
 
 def test_what_cannot_be_decoded_weighs_1(numbered: Numbered):
     (path,) = numbered.write([60])
-    indexes = make_indexes(list_shards([str(path)]), None, 16)
     other = loaderd.Schema({"other": loaderd.Int64()}, {"other": loaderd.Array("other")})
-    assert add_values(RecordValues.of(other, None, "other"), indexes)[0].total_weight == 60
+    assert made(RecordValues.of(other, None, "other"), [path], 16)[0].total_weight == 60
 
 
 def fails_at(number: int) -> Callable[..., Any]:
@@ -184,9 +240,8 @@ def test_the_first_record_at_which_it_fails_is_named_with_the_function(
     numbered: Numbered, function: Any, record: int, found: str
 ):
     paths = numbered.write([60, 60])
-    indexes = make_indexes(list_shards([str(path) for path in paths]), None, 16)
     with pytest.raises(OptionError) as caught:
-        add_values(values_of(function, "id"), indexes)
+        made(values_of(function, "id"), paths, 16)
     (damage,) = caught.value.damages
     assert (damage.shard, damage.record) == (str(paths[found.startswith("ValueError")]), record)
     assert found in damage.found and function.__qualname__ in damage.expected
