@@ -36,7 +36,6 @@ from loaderd.kernels.crc import (
     HEADER_BYTES,
     Bytes1D,
     check_data_crcs,
-    find_bad_length_crc,
     mask,
     masked_crc,
     masked_crcs_of_lengths,
@@ -120,9 +119,6 @@ def scan(
             yield Damage(shard, record, scanned.offset, "records, each behind the one before", found, lost_bytes=-1)
             return
         ends = walk(scanned.buffer, scanned.start, scanned.stop)
-        broken = find_bad_length_crc(scanned.buffer, ends) if len(ends) > 1 else None
-        if broken is not None:
-            ends = ends[: broken + 1]
         if len(ends) > 1:
             offset = scanned.offset
             bad = check_data_crcs(scanned.buffer, ends)
@@ -155,8 +151,7 @@ def scan(
             yield from lies
             record += len(ends) - 1 + len(lies)
             scanned.advance(advance)
-            if lies or broken is None:
-                continue
+            continue
         damage = _step_over(shard, scanned, record)
         if damage is None:
             continue

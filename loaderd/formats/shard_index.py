@@ -66,7 +66,6 @@ from loaderd.kernels.crc import (
     chain_crcs,
     check_data_crcs,
     crc32c,
-    find_bad_length_crc,
     masked_crc,
     stored_crcs,
 )
@@ -441,7 +440,7 @@ def build_indexes(
     firsts = np.searchsorted(ends, bounds)
     if ends[-1] != len(buffer) or not np.array_equal(ends[firsts], bounds):
         return None
-    if len(ends) > 1 and (find_bad_length_crc(buffer, ends) is not None or check_data_crcs(buffer, ends)):
+    if check_data_crcs(buffer, ends):
         return None
     if values is not None:
         values.add(RecordChunk(buffer, ends, 0, 0))

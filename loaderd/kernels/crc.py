@@ -136,15 +136,15 @@ def words_at(buffer: Bytes1D, offsets: npt.NDArray[np.int64]) -> Crcs:
     return words
 
 
-def find_bad_length_crc(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> int | None:
-    """The first record whose length does not match its CRC, or None.
+def find_bad_length_crc(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> int:
+    """The first record whose length does not match its CRC; n: there is none.
 
     ``ends``: int64, (n + 1,): where each record's framing starts, and where the last one ends.
     """
     starts = ends[:-1]
     stored = words_at(buffer, starts + 8)
     bad = np.flatnonzero(stored != masked_crcs_of_lengths(np.diff(ends) - FRAME_BYTES))
-    return int(bad[0]) if len(bad) else None
+    return int(bad[0]) if len(bad) else len(starts)
 
 
 def check_data_crcs(buffer: Bytes1D, ends: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:

@@ -6,12 +6,14 @@ next goes a **chain** of frames, and :func:`walk_chains` finds the frames of man
 
 The loop ``walk`` goes from chain to chain, and in each from frame to frame. At each frame it
 
-1. reads eight bytes of length, and four of CRC;
-2. takes the right CRC of that length from a table of all lengths below 64 KiB, and compares;
-3. notes where the frame begins, and goes on behind it: length + 16 bytes.
+1. notes where the frame begins;
+2. reads eight bytes of length, and four of CRC;
+3. takes the right CRC of that length from a table of all lengths below 64 KiB, and compares;
+4. goes on behind the frame: length + 16 bytes.
 
 A chain must have as many frames as it should, and end where the next one begins. The loop returns the number of
-frames, or -1 where anything is wrong or a record has 64 KiB or more. Then :func:`walk` decides.
+frames; or, where anything is wrong or a record has 64 KiB or more, how many were right, with all bits turned over.
+:func:`walk` has one chain that never ends, and passes over long records itself.
 """
 
 from __future__ import annotations
@@ -27,20 +29,26 @@ from loaderd.kernels.crc import (
     HEADER_BYTES,
     Bytes1D,
     find_bad_length_crc,
+    masked_crc,
     masked_crcs_of_short_lengths,
 )
 from loaderd.kernels.llvm import compiled
 
 Ends = npt.NDArray[np.int64]
 
+_NO_END = 1 << 62
 _unpack_length = struct.Struct("<Q").unpack_from
 
 
 def walk(buffer: Bytes1D, start: int, stop: int) -> Ends:
-    """int64, (n + 1,): the frame boundaries of the whole records in ``buffer[start:stop]``; no CRC is checked.
+    """int64, (n + 1,): the frame boundaries of whole records from ``start`` on, in ``buffer[start:stop]``.
 
-    Costs 70 ns a record, all of it Python: where a record starts is known only from the one before.
+    They end in front of the first record whose length does not match its CRC. No CRC of data is checked. By numpy it
+    costs 70 ns a record, all of it Python; compiled, 10.
     """
+    loop = compiled(WALK)
+    if loop is not None:
+        return _walk_on_by_loop(loop, buffer, start, stop)
     ends = [start]
     append = ends.append
     position = start
@@ -51,7 +59,8 @@ def walk(buffer: Bytes1D, start: int, stop: int) -> Ends:
         if position > stop:
             break
         append(position)
-    return np.array(ends, dtype=np.int64)
+    found = np.array(ends, dtype=np.int64)
+    return found[: find_bad_length_crc(buffer, found) + 1] if len(found) > 1 else found
 
 
 def walk_chains(buffer: Bytes1D, starts: Ends, stops: Ends, counts: Ends) -> Ends | None:
@@ -69,7 +78,7 @@ def walk_chains(buffer: Bytes1D, starts: Ends, stops: Ends, counts: Ends) -> End
     begins = np.cumsum([0, *counts])
     if begins[-1] != len(ends) - 1 or not np.array_equal(ends[begins], [*starts, stops[-1]]):
         return None
-    return None if find_bad_length_crc(buffer, ends) is not None else ends
+    return ends
 
 
 WALK = """
@@ -95,12 +104,12 @@ frame:
   %at = phi i64 [%begin, %chain], [%next_at, %frame_done]
   %left = phi i64 [%count, %chain], [%left_now, %frame_done]
   %frame_number = phi i64 [%chain_frame, %chain], [%next_frame, %frame_done]
+  %end_ptr = getelementptr i64, ptr %ends, i64 %frame_number
+  store i64 %at, ptr %end_ptr
   %is_inside = icmp ule i64 %at, %last
   br i1 %is_inside, label %header, label %broken
 
 header:
-  %end_ptr = getelementptr i64, ptr %ends, i64 %frame_number
-  store i64 %at, ptr %end_ptr
   %length_ptr = getelementptr i8, ptr %buffer, i64 %at
   %crc_ptr = getelementptr i8, ptr %length_ptr, i64 8
   %length = load i64, ptr %length_ptr, align 1
@@ -141,17 +150,46 @@ done:
   ret i64 %next_frame
 
 broken:
-  ret i64 -1
+  %num_right = phi i64 [%frame_number, %frame], [%frame_number, %header], [%frame_number, %check],
+                       [%next_frame, %chain_end]
+  %turned = xor i64 %num_right, -1
+  ret i64 %turned
 }
 """
 
 
 def _walk_by_loop(loop: Any, buffer: Bytes1D, starts: Ends, stops: Ends, counts: Ends) -> Ends | None:
     chains = np.stack([starts, stops, counts], axis=1)
-    crcs = masked_crcs_of_short_lengths()
     ends = np.empty(int(counts.sum()) + 1, np.int64)
-    num_frames = loop(
-        *(buffer.ctypes.data, len(buffer) - HEADER_BYTES, chains.ctypes.data, len(chains)),
+    return None if _run(loop, buffer, len(buffer), chains, ends) < 0 else ends
+
+
+def _walk_on_by_loop(loop: Any, buffer: Bytes1D, start: int, stop: int) -> Ends:
+    ends = np.empty(max(0, stop - start) // FRAME_BYTES + 2, np.int64)
+    ends[0] = at = start
+    count = 0
+    while stop - at >= HEADER_BYTES:
+        count += ~_run(loop, buffer, stop, np.array([[at, -1, _NO_END]]), ends[count:])
+        at = ends.item(count)
+        if at > stop:  # the last one is not whole
+            count -= 1
+            break
+        header = bytes(buffer[at : min(at + HEADER_BYTES, stop)])
+        if len(header) < HEADER_BYTES or masked_crc(header[:8]) != int.from_bytes(header[8:], "little"):
+            break
+        at += _unpack_length(header)[0] + FRAME_BYTES
+        if at > stop:
+            break
+        count += 1
+        ends[count] = at
+    return ends[: count + 1].copy()
+
+
+def _run(loop: Any, buffer: Bytes1D, stop: int, chains: Ends, ends: Ends) -> int:
+    """What the loop returns for ``buffer[:stop]``, which must hold a header; ``chains``: int64, (chains, 3)."""
+    crcs = masked_crcs_of_short_lengths()
+    result: int = loop(
+        *(buffer.ctypes.data, stop - HEADER_BYTES, chains.ctypes.data, len(chains)),
         *(crcs.ctypes.data, len(crcs), ends.ctypes.data),
     )
-    return None if num_frames < 0 else ends
+    return result

@@ -109,6 +109,37 @@ def test_a_chain_cannot_go_backwards():
     assert walking.walk_chains(in_memory(bytes(data)), one, stop, np.array([3])) is None
 
 
+def frame_by_frame(data: bytes, start: int, stop: int) -> list[int]:
+    ends = [start]
+    while ends[-1] + 12 <= stop:
+        head = data[ends[-1] : ends[-1] + 12]
+        end = ends[-1] + int.from_bytes(head[:8], "little") + 16
+        if crc.masked_crc(head[:8]) != int.from_bytes(head[8:], "little") or end > stop:
+            break
+        ends.append(end)
+    return ends
+
+
+@pytest.mark.usefixtures("kernels")
+@given(
+    lengths=st.lists(st.one_of(st.integers(0, 90), st.sampled_from([65_535, 65_536, 70_000])), max_size=30),
+    begin=st.integers(0, 30),
+    cut=st.one_of(st.just(0), st.integers(0, 200)),
+    hit=st.none() | st.tuples(st.integers(0, 29), st.integers(0, 95)),
+)
+def test_a_walk_goes_to_what_is_broken(lengths: list[int], begin: int, cut: int, hit: tuple[int, int] | None):
+    payloads = [b"x" * length for length in lengths]
+    data = bytearray(frames(payloads))
+    *starts, _ = starts_of(payloads)
+    if hit is not None and hit[0] < len(starts):
+        data[starts[hit[0]] + hit[1] // 8] ^= 1 << hit[1] % 8
+    start = [*starts, len(data)][min(begin, len(starts))]
+    stop = max(start, len(data) - cut)
+    buffer = in_memory(bytes(data[:stop]))
+    assert walking.walk(buffer, start, stop).tolist() == frame_by_frame(bytes(data), start, stop)
+
+
+@pytest.mark.usefixtures("kernels")
 def test_a_walk_stops_at_what_is_not_whole():
     data = np.frombuffer(FILE, dtype=np.uint8)
     for start, stop in itertools.combinations([*STARTS, len(FILE)], 2):
