@@ -165,7 +165,7 @@ def _walk_by_loop(loop: Any, buffer: Bytes1D, starts: Ends, stops: Ends, counts:
 
 
 def _walk_on_by_loop(loop: Any, buffer: Bytes1D, start: int, stop: int) -> Ends:
-    ends = np.empty(max(0, stop - start) // FRAME_BYTES + 2, np.int64)
+    ends: Ends = np.empty(max(0, stop - start) // FRAME_BYTES + 2, np.int64)
     ends[0] = at = start
     count = 0
     while stop - at >= HEADER_BYTES:
@@ -177,12 +177,13 @@ def _walk_on_by_loop(loop: Any, buffer: Bytes1D, start: int, stop: int) -> Ends:
         header = bytes(buffer[at : min(at + HEADER_BYTES, stop)])
         if len(header) < HEADER_BYTES or masked_crc(header[:8]) != int.from_bytes(header[8:], "little"):
             break
-        at += _unpack_length(header)[0] + FRAME_BYTES
+        at += int.from_bytes(header[:8], "little") + FRAME_BYTES
         if at > stop:
             break
         count += 1
         ends[count] = at
-    return ends[: count + 1].copy()
+    found: Ends = ends[: count + 1].copy()
+    return found
 
 
 def _run(loop: Any, buffer: Bytes1D, stop: int, chains: Ends, ends: Ends) -> int:

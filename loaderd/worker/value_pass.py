@@ -30,7 +30,7 @@ from loaderd.schema.record_values import RecordValues
 from loaderd.worker.halving import HalvingSearch
 from loaderd.worker.window_loader import Bytes2D
 
-_ROWS_AT_A_TIME, _BYTES_AT_A_TIME = 4096, 4 << 20
+_ROWS_AT_A_TIME, _BYTES_AT_A_TIME = 1 << 14, 4 << 20
 
 Int64s = npt.NDArray[np.int64]
 
