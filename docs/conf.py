@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,8 @@ extensions = [
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
-highlight_language = (
-    "text"  # of a block that names none: most such blocks are output
-)
+# Most blocks that name no language are output.
+highlight_language = "text"
 
 # Of a session in a terminal, the button copies the commands, not their output.
 copybutton_prompt_text = "$ "
@@ -35,6 +35,10 @@ copybutton_selector = "div:not(.highlight-text) > div.highlight pre"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+
+# Defaults in the help of commands are the reader's folders, not those of who makes the site.
+for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+    os.environ[name] = f"${name}"
 
 # The bindings are read without what they bind.
 autodoc_mock_imports = ["tensorflow", "keras", "torch", "jax", "ray"]
