@@ -315,6 +315,16 @@ def test_no_paragraph_is_a_wall():
             assert len(paragraph.split()) <= 120, f"{name}: {paragraph[:80]}"
 
 
+def test_columns_of_figures_are_right_aligned():
+    for name, text in PAGES.items():
+        for table in re.findall(r"(?:^\|.*\|\n){3,}", text, flags=re.M):
+            _, aligned, *rows = [line.strip("|").split("|") for line in table.splitlines()]
+            for which, align in enumerate(aligned):
+                cells = [row[which].strip() for row in rows if len(row) > which and row[which].strip()]
+                if all(re.fullmatch(r"[\d,.–() ×%]+", cell) for cell in cells) and not name.startswith(NOT_YET):
+                    assert not cells or align.endswith(":"), f"{name}: {cells[0]}"
+
+
 def test_errors_on_the_page_are_those_that_are_raised():
     """Each text in the tables of failures.md stands in the source, but for what ``…`` stands for."""
     strings = [
