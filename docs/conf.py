@@ -69,7 +69,12 @@ def signature_of_init(
     signature: str | None,
     returned: str | None,
 ) -> tuple[str, str | None] | None:
-    """A class whose base is not there, but stands for one, has the signature of that: it is in ``__init__``."""
+    """A class whose base is not there, but stands for one, has the signature of that: it is in ``__init__``.
+
+    Exceptions have none: users catch them.
+    """
+    if what == "exception" and signature:
+        return "", None
     if (
         what != "class"
         or signature is None

@@ -3,26 +3,23 @@
 ::
 
     LoaderdError
-    ├── OptionError (ValueError)        an argument is outside what it may be
-    ├── SchemaError (ValueError)        a schema contradicts itself
-    ├── ShardError                      something is wrong with the data
-    │   ├── NoShardsError               a path, glob or URI names no file
-    │   ├── ShardReadError              a shard is not there (any more), or is another one
-    │   │   └── ShardFormatError        a shard is plainly a file of another kind
-    │   ├── StorageError                storage does not answer or refuses: no record is lost, ask again
-    │   ├── CorruptRecordError          a CRC does not match, a file ends in the middle of a record
-    │   ├── RecordMismatchError         a record is whole, but is not what the schema says
-    │   └── EmptyBatchError             all records of a batch are left out
-    ├── WorkerError                     a user's function raised, or a worker died again and again
-    ├── DaemonError                     the daemon could not start, or ended
-    ├── ServerError                     a server refuses, or cannot be reached
-    │   └── BusyError                   it has as many consumers as it may have
-    └── ClosedError                     the loader was used after ``close()``, or in a fork of its process
+    ├── OptionError (ValueError)      an argument is outside what it may be
+    ├── SchemaError (ValueError)      a schema contradicts itself
+    ├── ShardError                    something is wrong with the data
+    │   ├── NoShardsError             a path, glob or URI names no file
+    │   ├── ShardReadError            a shard is gone, or is another one
+    │   │   └── ShardFormatError      a file of another kind
+    │   ├── StorageError              storage does not answer: ask again
+    │   ├── CorruptRecordError        a CRC does not match, a file is cut
+    │   ├── RecordMismatchError       a record is not what the schema says
+    │   └── EmptyBatchError           all records of a batch are left out
+    ├── WorkerError                   a function raised, a worker died
+    ├── DaemonError                   the daemon could not start, or ended
+    ├── ServerError                   a server refuses, or is away
+    │   └── BusyError                 it has as many consumers as it may
+    └── ClosedError                   used after close(), or in a fork
 
-    SkippedDataWarning (UserWarning)    records or shards are left out, as ``on_corrupt`` says
-
-An exception is made in a worker or in the daemon and raised in the training process: it crosses as
-``to_wire()`` and comes back, of the same class, from ``from_wire()``.
+    SkippedDataWarning (UserWarning)  records or shards are left out
 """
 
 from __future__ import annotations
