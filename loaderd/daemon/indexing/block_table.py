@@ -22,6 +22,7 @@ import numpy.typing as npt
 from loaderd.errors import NoShardsError, OptionError
 from loaderd.formats.shard_index import ShardIndex
 from loaderd.ipc.worker_messages import BlockSelection, FilePlace
+from loaderd.kernels.crc import crc32c
 from loaderd.options import OnCorrupt
 from loaderd.plan.sampling import MOST_MASS, UNIT, Codes, Drawing, Sample, drawing_of, masses_of, shared_out
 from loaderd.plan.selection import (
@@ -118,7 +119,7 @@ class BlockTable:
                 if self._conditions.has_bits:
                     digest.update(index.passing.tobytes())
                 if self._has_weights:
-                    digest.update(index.weights.astype("<u2").tobytes())
+                    digest.update(crc32c(index.weights.astype("<u2")).to_bytes(4, "little"))
         if self.drawing is not None:
             digest.update(repr((self.num_records, self.drawing.most_mass)).encode())
             digest.update(self.drawing.masses.astype("<i8").tobytes())
