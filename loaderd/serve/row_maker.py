@@ -77,7 +77,7 @@ class RowMaker:
         faults: list[tuple[list[int], LoaderdError]] = []
         for blocks, places in _by_block(ranges):
             check()
-            faults += self._files.read(blocks, self._data.places(blocks, self._seed), places, self._window)
+            faults += self._files.read(blocks, [*self._data.places(blocks, self._seed)], places, self._window)
         lost = sorted({number for numbers, _ in faults for number in numbers})
         out = rows.reshape(-1).view(self._row_dtype)
         for before, end in itertools.pairwise([-1, *lost, num_rows]):

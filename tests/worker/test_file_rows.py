@@ -51,7 +51,7 @@ class Read:
             wanted.append(Slice(block, first, stop, row, 0))
             row += stop - first
         window = np.full((row, self.schema.row_bytes), 0xEE, np.uint8)
-        assert self._rows.read(wanted, self.data.places(wanted, 0), np.arange(row), window) == []
+        assert self._rows.read(wanted, [*self.data.places(wanted, 0)], np.arange(row), window) == []
         return window.view(self.schema.row_dtype)[:, 0]
 
 

@@ -37,6 +37,7 @@ from loaderd.errors import LoaderdError, ServerError, StorageError, WorkerError
 from loaderd.ipc.messages import BatchFailed
 from loaderd.ipc.worker_messages import (
     MOST_ROW_FAULTS,
+    FilePlace,
     FillFailed,
     Granted,
     LoadFault,
@@ -58,6 +59,8 @@ _TASKS_FAR_AWAY = 4
 _MOST_UNREAD = 4096
 """How many damages may be named ahead: some 3 MB of messages. (A server lets 4 MiB lie unread.)"""
 _MOST_STALLING_ROWS = 3
+_MOST_WEIGHT_BYTES = 32 << 20
+"""In a load, unless a single block has more."""
 """More of a batch are not left out: each one costs several times the seconds after which a worker is stalled."""
 _OF_A_BATCH = 16
 """A message about a batch counts as so many damages, besides those that it names."""
@@ -170,7 +173,10 @@ class Stream(TaskSource):
             return None
         if not was_loading:
             self.storage.begin()
-        places = tuple(self.data.places(load.slices, self._seed))
+        places = _in_one_message(self.data.places(load.slices, self._seed))
+        if 0 < len(places) < len(load.slices):
+            self._loads_alone.appendleft(load._replace(slices=load.slices[len(places) :]))
+            load = load._replace(slices=load.slices[: len(places)])
         task = Task(self, load._replace(places=places), self.generation)
         self._in_flight.add(task)
         return task
@@ -428,3 +434,16 @@ def _load_of(task: Task) -> LoadTask:
     """What a task of a stream is."""
     assert isinstance(task.work, LoadTask)
     return task.work
+
+
+def _in_one_message(places: Iterable[FilePlace]) -> tuple[FilePlace, ...]:
+    """The first of these places: with a small share, a load is of blocks that have millions of weights."""
+    taken: list[FilePlace] = []
+    num_bytes = 0
+    for place in places:
+        weights = place.left and place.left.draw and place.left.draw.weights
+        num_bytes += 0 if weights is None else weights.nbytes
+        if taken and num_bytes > _MOST_WEIGHT_BYTES:
+            break
+        taken.append(place)
+    return tuple(taken)

@@ -39,6 +39,8 @@ from loaderd.plan.selection import (
 from loaderd.randomness import key_of
 from loaderd.storage.shard_file import Block
 
+_MOST_WEIGHTS = 100_000_000
+"""Of a block: a worker gets them in one message, which has at most 256 MiB."""
 _HINTS = {
     "shard": 'Give more shards, or another seed, or split by="record".',
     "member": 'Give more games, or another seed, or split by="record".',
@@ -277,6 +279,12 @@ class _Selection:
             raise OptionError(
                 f"the weights of {sample} are too large: the largest is {int(heaviest.max()) / UNIT:.6g}",
                 hint="Divide all weights by a number, and multiply the share by it.",
+            )
+        largest = int((self.highs - self.lows).max(initial=0))
+        if largest > _MOST_WEIGHTS:
+            raise OptionError(
+                f"{sample}: a shard has a block of {largest:,} records, and weights are for up to {_MOST_WEIGHTS:,}",
+                hint="Write it as several shards, a zstd file in several frames, or Parquet in smaller row groups.",
             )
         masses = np.zeros_like(self.counts)
         for index, own in self.by_shard():

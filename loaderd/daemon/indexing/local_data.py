@@ -7,7 +7,7 @@ so that a loader can go back to a position in that epoch when there are more sha
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, takewhile
 
 import numpy as np
@@ -181,9 +181,9 @@ class LocalData:
         table = self._tables[of_set]
         return block, int(table.counts[own]), table.place(own)
 
-    def places(self, slices: Sequence[Slice], seed: int) -> list[FilePlace]:
+    def places(self, slices: Sequence[Slice], seed: int) -> Iterator[FilePlace]:
         """Where each slice is read; the keys of its records come from ``seed``."""
-        return [self._place(part.block, seed, part.epoch) for part in slices]
+        return (self._place(part.block, seed, part.epoch) for part in slices)
 
     def _place(self, block: int, seed: int = 0, epoch: int | None = None) -> FilePlace:
         own, of_set = self._find(block)

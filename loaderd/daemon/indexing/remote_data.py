@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,9 +73,9 @@ class RemoteData:
         block = int(with_records[np.searchsorted(with_records, block) % len(with_records)])
         return block, int(self._counts[block]), None
 
-    def places(self, slices: Sequence[Slice], seed: int) -> list[FilePlace]:
+    def places(self, slices: Sequence[Slice], seed: int) -> Iterator[FilePlace]:
         """No places: servers read the records."""
-        return []
+        return iter(())
 
     def error_context(self, records: Sequence[Slice], error: LoaderdError, *, survived: bool = False) -> WorkerError:
         """The ``error`` that workers met at ``records``, with their blocks and the data set named.

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 
 from loaderd.client.page_consumer import PageConsumer
+from loaderd.daemon.delivery import stream as delivery_stream
 from loaderd.daemon.delivery.notes import Note
 from loaderd.errors import CorruptRecordError
-from loaderd.ipc.worker_messages import Granted, LoadFault, LoadTask
+from loaderd.ipc.worker_messages import BlockSelection, FilePlace, Granted, LoadFault, LoadTask
 from loaderd.plan.passes import Pass
+from loaderd.plan.sampling import BlockDraw, Circle
 from loaderd.shm.page import key_of, new_bell
+from loaderd.storage.shard_file import Block
 from tests.daemon.page_workers import answer_to, new_page, plan_of, stream_of
+from tests.daemon.stream_run import Run
 from tests.daemon.worker_manager_run import Crew
 from tests.helpers.bells import was_rung
 
@@ -85,6 +91,22 @@ class Damaged:
             assert step < len(self.stream.notes) <= step + most_ahead
             self._consumer.skip()
         os.close(self._bell)
+
+
+def test_no_load_has_more_weights_than_a_message_holds(monkeypatch: pytest.MonkeyPatch):
+    run = Run(80, 10, 80)
+    draw = BlockDraw(Circle(0, 1, 1, 0, 1), 0, 0, 1, 0, np.zeros(50, np.uint16))
+    place = FilePlace(Block(0, 0, 0, 50, 0, b""), BlockSelection(0, 50, [], draw), 0)
+    data: Any = run.stream.data
+    data.places = lambda slices, seed: iter([place] * len(slices))
+    for most, expected in ((200, {2}), (99, {1})):
+        monkeypatch.setattr(delivery_stream, "_MOST_WEIGHT_BYTES", most)
+        run.tasks.clear()
+        run.start(most, 0)
+        assert len(run.to_the_end()) == 8
+        loads = [task.work for task in run.tasks if isinstance(task.work, LoadTask) and task.generation == most]
+        assert {len(load.slices) for load in loads} == expected == {len(load.places) for load in loads}
+        assert sorted(part.block for load in loads for part in load.slices) == [*range(8)]
 
 
 def test_what_damaged_batches_lack_is_said_no_further_ahead_than_they_can_be_made():

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loaderd.daemon.indexing import block_table
 from loaderd.daemon.indexing.block_table import BlockTable
 from loaderd.errors import NoShardsError, OptionError
 from loaderd.formats.shard_index import ANCHOR_RECORDS, ShardIndex, build_index, shrunk
@@ -382,8 +383,14 @@ def test_each_epoch_draws_from_what_is_left(
             assert max(np.bincount([shard for shard, _ in found])) <= per_member
 
 
-def test_weights_whose_sum_is_no_int64_are_refused():
+def test_weights_that_cannot_be_summed_or_sent_are_refused(monkeypatch: pytest.MonkeyPatch):
     index = made_up("a", [(1 << 20, 0)])
     index.weights = np.full(1 << 20, 65504, np.float16).view(np.uint16)
     with pytest.raises(OptionError, match=r"the weights of Sample.* are too large: the largest is 65504"):
         BlockTable([index] * 8, "raise", sample=Sample(1e-6, "weight"))
+    index.weights = np.ones(1 << 20, np.float16).view(np.uint16)
+    monkeypatch.setattr(block_table, "_MOST_WEIGHTS", 1 << 20)
+    assert BlockTable([index], "raise", sample=Sample(0.5, "weight")).num_records == 1 << 19
+    monkeypatch.setattr(block_table, "_MOST_WEIGHTS", (1 << 20) - 1)
+    with pytest.raises(OptionError, match="a shard has a block of 1,048,576 records, and weights are for up to"):
+        BlockTable([index], "raise", sample=Sample(0.5, "weight"))
