@@ -125,7 +125,7 @@ def _check(
 ) -> list[tuple[ShardIndex, _Mismatches]]:
     """The index of each shard of a group, and where there is a schema, how many records do not match it."""
     stored: RecordFormat = "detect" if schema is None else schema.records
-    computed = None if values is None else Values(None, partial(ValuePass, values))
+    computed = None if values is None else Values(values, partial(ValuePass, values))
     results = find_indexes("none", DEFAULT_BLOCK_RECORDS, stored, group, on_read, access, computed)
     indexes = [result.index for result in results]
     num_bytes = sum(file.size_bytes for file in group)

@@ -29,6 +29,7 @@ from pathlib import Path
 from loaderd.formats.shard_index import INDEX_VERSION, ShardIndex, decode_indexes
 from loaderd.redaction import redacted
 from loaderd.schema import FixedRecords
+from loaderd.schema.record_values import RecordValues
 from loaderd.storage.own_files import delete_least_used, kept_files, read_own, write_whole
 from loaderd.storage.shard_file import ShardFile
 
@@ -119,20 +120,26 @@ class IndexCache:
     """Where indexes are kept: in one folder (``"user"`` or a path), beside the shards (``"beside"``), or nowhere."""
 
     def __init__(
-        self, where: str, block_records: int, records: FixedRecords | None = None, values_key: str | None = ""
+        self,
+        where: str,
+        block_records: int,
+        records: FixedRecords | None = None,
+        values: RecordValues | None = None,
     ) -> None:
         """``records``: how records of fixed size are stored, because their index depends on it; None: TFRecord.
 
-        ``values_key``: that of the ``RecordValues`` that the indexes hold; "": none. With None they are not kept,
-        because nobody can tell them from others.
+        ``values``: what the indexes hold of each record. Those without a key are not kept, because nobody can tell
+        them from others.
         """
         self._where = where
         self.block_records = block_records
         self.records = records
         self._of = f"{block_records}" if records is None else f"{block_records}\0{records!r}"
-        self._values_key = values_key
-        if values_key:
-            self._of += f"\0{values_key}"
+        self._arrays = () if values is None else values.arrays
+        self._is_kept = where != "none"
+        if values is not None:
+            self._of += f"\0{values.key}"
+            self._is_kept = self._is_kept and values.key is not None
 
     @property
     def without_values(self) -> IndexCache:
@@ -141,7 +148,7 @@ class IndexCache:
 
     def path_of(self, *group: ShardFile) -> Path | None:
         """Where the indexes of a group are kept; None if they are not. Raises OSError for a user without a home."""
-        if self._where == "none" or self._values_key is None or not all(file.has_version for file in group):
+        if not self._is_kept or not all(file.has_version for file in group):
             return None
         parts = [part for file in group for part in file.parts]
         files = "\0".join(f"{redacted(part.uri)}\0{part.size_bytes}\0{part.mtime_ns}" for part in parts)
@@ -165,6 +172,8 @@ class IndexCache:
             return None
         try:
             indexes = decode_indexes(data, group)
+            if any(index.value_arrays != (self._arrays if index.end else ()) for index in indexes):
+                raise ValueError(f"it has {indexes[0].value_arrays} of records, not {self._arrays}")
         except Exception as error:  # whatever is wrong with a cached file, the answer is to make it again
             _logger.info("the cached index %s is made again: %s", path, error)
             return None

@@ -14,6 +14,7 @@ from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.kinds import refused_columns
 from loaderd.formats.shard_index import ShardIndex, ValueSink, build_index, build_indexes, encode_indexes
 from loaderd.schema import FixedRecords
+from loaderd.schema.record_values import RecordValues
 from loaderd.storage.access import Access
 from loaderd.storage.shard_file import ShardFile
 
@@ -31,9 +32,9 @@ class IndexResult:
 
 
 class Values(NamedTuple):
-    """What indexes are to hold of each record: ``key``, as in ``RecordValues``; ``sink``, for each group another."""
+    """What indexes are to hold of each record; ``sink`` makes what computes it for a group."""
 
-    key: str | None
+    values: RecordValues
     sink: Callable[[], ValueSink]
 
 
@@ -55,7 +56,7 @@ def find_indexes(
     if stored == "detect":
         assert values is None, "only a schema says what they are computed of"
         return _find_detected(where, block_records, group, on_read, access)
-    cache = IndexCache(where, block_records, stored, "" if values is None else values.key)
+    cache = IndexCache(where, block_records, stored, None if values is None else values.values)
     if (kept := cache.load(*group)) is not None:
         return [IndexResult(index, is_known=True) for index in kept]
     sink = None if values is None else values.sink()

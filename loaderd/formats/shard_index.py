@@ -148,6 +148,11 @@ class ShardIndex:
         return int(self.first_records[-1]) + int(self.counts[-1]) if len(self.counts) else 0
 
     @property
+    def value_arrays(self) -> tuple[str, ...]:
+        """Which of ``passing`` and ``weights`` it has."""
+        return ("passing",) * bool(len(self.passing)) + ("weights",) * bool(len(self.weights))
+
+    @property
     def without_values(self) -> ShardIndex:
         """The same, without ``passing`` and ``weights``."""
         return replace(self, passing=_NONE, weights=_NONE)

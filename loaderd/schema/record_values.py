@@ -51,6 +51,11 @@ class RecordValues:
         return {"schema": self.schema, "where": self.where, "weight": self.weight}
 
     @property
+    def arrays(self) -> tuple[str, ...]:
+        """The arrays that the index of a shard has of them."""
+        return ("passing",) * (self.where is not None) + ("weights",) * (self.weight is not None)
+
+    @property
     def where_name(self) -> str:
         """The name of ``where``, for messages; "": there is none."""
         return "" if self.where is None else _name_of(self.where)

@@ -81,7 +81,7 @@ class IndexedShards:
         files = files_with(values, dataset, self.sets)
         find = partial(find_indexes, options.index_cache, options.block_records, dataset.schema.records)
         if values is not None:
-            find = partial(find, values=Values(values.key, partial(ValuePass, values)))
+            find = partial(find, values=Values(values, partial(ValuePass, values)))
         groups = [group for group in groups_of(files) if not all(file in known for file in group)]
         indexes = {file: known[file] for file in files if file in known}
         done_bytes, total_bytes = 0, sum(file.size_bytes for group in groups for file in group)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import loaderd
 from loaderd import Concat, Dataset, Derived, Mix, Sample
 from loaderd.errors import NoShardsError, OptionError, SchemaError
+from loaderd.formats.shard_index import decode_indexes, encode_indexes
 from tests.helpers.numbered import SCHEMA, Numbered
 from tests.helpers.own_processes import kill, newest_daemon, workers_of
 from tests.helpers.serving import Server
@@ -69,6 +70,31 @@ def test_restored_at_every_step_and_by_other_hosts(numbered: Numbered, sizes: li
         assert sorted(numbered.records(loader)) == sorted(taken), "whoever reads the epoch"
         again = numbered.records(loader)
         assert len(again) == len(set(again)) == expected
+
+
+def test_an_index_of_other_weights_is_made_anew(numbered: Numbered, tmp_path: Path):
+    """Whoever may write to the folder of indexes can give them right CRCs."""
+    shards = numbered.write([100])
+    sample = Sample(0.5, Derived(lambda id: 1 + id % 2, "id"))
+
+    def read(cache: Path) -> tuple[int, list[int]]:
+        with numbered.loader(shards, sample=sample, where=EVEN, index_cache=str(cache)) as loader:
+            return loader.statistics().index_cached, numbered.records(loader)
+
+    assert (expected := read(tmp_path))[0] == 0 and read(tmp_path) == (1, expected[1])
+    for path in tmp_path.rglob("*.loaderd-index"):
+        (index,) = decode_indexes(whole := path.read_bytes())
+        if index.value_arrays:
+            break
+    codes = index.weights.astype(np.uint16)
+    weights = [np.float16(value).view(np.uint16) | 0 * codes for value in (np.nan, np.inf, -1)]
+    forged = [{"weights": each} for each in (*weights, codes[:50], codes[:0])]
+    for change in (*forged, {"passing": index.passing[:3]}, {"passing": index.passing[:0]}):
+        path.write_bytes(encode_indexes([replace(index, **change)]))
+        assert read(tmp_path) == (0, expected[1])
+        assert path.read_bytes() == whole
+    path.write_bytes(whole[:100])
+    assert read(tmp_path) == (0, expected[1])
 
 
 def test_weights_say_how_often_a_record_comes(numbered: Numbered):

@@ -167,8 +167,7 @@ class LocalPreparation(Preparation):
         """Begin to index the shards of the sets that need indexes with these values."""
         files = files_with(values, self._dataset, self.sets)
         options, known = self._options, (self._known or {}).get(values)
-        key = "" if values is None else values.key
-        cache = IndexCache(options.index_cache, options.block_records, self._dataset.schema.records, key)
+        cache = IndexCache(options.index_cache, options.block_records, self._dataset.schema.records, values)
         sent = b""
         if values is not None:
             from loaderd.pickling import pickled  # imports cloudpickle
