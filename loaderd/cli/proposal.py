@@ -30,7 +30,7 @@ from loaderd.storage.names import some_of
 _SHOWN_SHARDS = 3
 _MOST_CHOICES = 5
 _LEAST_SCORE = 0.1
-_WIDTH = 96
+_WIDTH = 66
 _MOST_DECODED_BYTES = 16 << 20
 
 
@@ -95,14 +95,9 @@ def _module(
 ) -> str:
     shards = f"{len(sample.examples_in)} of {num_shards} shards" if num_shards > 1 else "a shard"
     text = [f'"""A schema proposed by loaderd from {len(sample.sizes)} records of {shards}.', ""]
-    text += [
-        "It reads these. What bytes hold, and in which shape, is a guess: look at a few records. Others may have"
-    ]
-    text += [
-        "longer lists, or lack features: check all.",
-        "",
-        "    loaderd inspect SHARD --schema records:schema --record 0",
-    ]
+    text += ["It reads these. What bytes hold, and in which shape, is a guess: look at a"]
+    text += ["few records. Others may have longer lists, or lack features: check all.", ""]
+    text += ["    loaderd inspect SHARD --schema records:schema --record 0"]
     text += ["    loaderd verify 'SHARDS' --schema records:schema", '"""', "", "import loaderd", ""]
     for note in notes:
         text += _comment(note)
@@ -219,11 +214,13 @@ def _of_bytes(name: str, found: FeatureSummary, needs_default: bool, taken: set[
     # Bytes have no shape of their own. Numbers are as often a list (a policy of 361) as a board.
     shape = shapes[0] if shapes and dtype in ("uint8", "int8") else (count,) if count > 1 else ()
     feature = Raw(dtype, shape, default=0 if needs_default else None)
-    as_bits = f"{as_python(PackedBits(8 * num_bytes))} here, and {as_python(_shaped(name, 8 * num_bytes))} below"
-    remark = f"{num_bytes:,} bytes, which look like {dtype}. If they are bits: {as_bits}."
+    remarks = [
+        f"{num_bytes:,} bytes, which look like {dtype}. As bits, with Bits below:",
+        f" {quoted(name)}: {as_python(PackedBits(8 * num_bytes))},",
+    ]
     others = [{name: Array(name, shape=each)} for each in [*shapes, (count,)] if each != shape]
     why = "from the number of values" if shape in shapes else ""
-    return _Part(feature, fields_of({name: feature}), [remark], _choices(name, shape, others, why))
+    return _Part(feature, fields_of({name: feature}), remarks, _choices(name, shape, others, why))
 
 
 def _of_tensor(name: str, tensor: Tensor, num_bytes: int, needs_default: bool, taken: set[str]) -> _Part:
@@ -271,12 +268,12 @@ def _of_bits(name: str, values: Values, needs_default: bool, taken: set[str]) ->
     ]
     if few < num_bits // 8:
         named.insert(0, {name: Sparse(name, max(1, few))})
-    as_bytes = as_python(Raw("uint8", (num_bytes,)))
-    remark = (
-        f"{num_bytes:,} bytes, which look like bits. If not: {as_bytes} here, loaderd.Array({quoted(name)}) below."
-    )
+    remarks = [
+        f"{num_bytes:,} bytes, which look like bits. As numbers, with Array below:",
+        f" {quoted(name)}: {as_python(Raw('uint8', (num_bytes,)))},",
+    ]
     choices = _choices(name, chosen[0].shape, named[:_MOST_CHOICES], why)
-    return _Part(feature, dict(zip((name, rest), chosen, strict=False)), [remark], choices)
+    return _Part(feature, dict(zip((name, rest), chosen, strict=False)), remarks, choices)
 
 
 def _shaped(name: str, num_bits: int) -> Bits:
@@ -295,6 +292,6 @@ def _choices(name: str, shape: tuple[int, ...], others: Sequence[Mapping[str, Fi
         return []
     lines = [", ".join(f"{quoted(key)}: {as_python(each)}" for key, each in fields.items()) for fields in others]
     return [
-        f"Chosen: {shape}, {why or 'as it is stored'}. In its place can stand:",
-        *(f"    {line}," for line in lines),
+        f"Chosen: {shape}, {why or 'as it is stored'}. In its place:",
+        *(f" {line}," for line in lines),
     ]

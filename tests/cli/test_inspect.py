@@ -168,9 +168,9 @@ def test_the_proposed_schema_reads_all_shards_that_are_named(tmp_path: Path):
     assert "# 20 of 60 records lack it and get the default. They are in '1.tfrecord'." in said
     assert "# Its values have 6 to 9 bytes; shorter ones are padded." in said
     assert "# Its lists have 1 to 5 values; shorter ones are padded, and cut=True would cut longer ones." in said
-    assert '#     "planes": loaderd.Array("planes", shape=(8, 8, 96)),' in said
-    assert '#     "policy": loaderd.Array("policy", shape=(19, 19)),' in said
-    assert "# 722 bytes, which look like float16. If they are bits: loaderd.PackedBits(5776) here, and" in said
+    assert '#  "planes": loaderd.Array("planes", shape=(8, 8, 96)),' in said
+    assert '#  "policy": loaderd.Array("policy", shape=(19, 19)),' in said
+    assert '#  "half": loaderd.PackedBits(5776),' in said
     assert '"flags": loaderd.PackedBits(24, default=bytes(3)),' in module
     (tmp_path / "records.py").write_text(module)
     program = """

@@ -12,6 +12,7 @@ import gzip
 import importlib.util
 import io
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -126,7 +127,15 @@ def test_code_that_needs_more_than_loaderd_says_so():
 
 
 def check_tf_data(names: dict[str, Any]) -> None:
-    """The code that is replaced gives the same values."""
+    """The code that is replaced gives the same values; the commands work, and the module is the one they print."""
+    page, printed = PAGES["docs/start/tf-data.md"], ""
+    for line in re.findall(r"^loaderd (?!doctor).*", page, re.M):  # doctor takes its time, and has tests of its own
+        command, environment = f"{Path(sys.executable).parent}/{line}", {**os.environ, "COLUMNS": "76"}
+        printed += subprocess.run(
+            command, shell=True, check=True, stdout=subprocess.PIPE, text=True, env=environment
+        ).stdout
+    (drawn,) = re.findall(r"^```text\n(planes: .*?)^```$", page, re.M | re.S)
+    assert Path("records.py").read_text() in page and drawn in printed
     import tensorflow as tf
 
     scores = [np.sort(np.concatenate([score for _, score in names[which]])) for which in ("before", "after")]
