@@ -323,7 +323,9 @@ def _default(record: bytes, name: str, feature: Feature, names: list[bytes]) -> 
         raise _Mismatch(f"feature {name!r}", "that feature without a list", _REMEDY_MISSING)
     shown = [each[:64].decode(errors="backslashreplace") for each in names[:_MAX_NAMES]]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    raise _Mismatch(f"feature {name!r}", f"features {shown}{more}" if names else "no features", _REMEDY_MISSING)
+    if not names:  # nor any other field that is known: it may be another protobuf, such as a serialized tensor
+        raise _Mismatch(f"feature {name!r}", "no features", f"{_REMEDY_MISSING} {REMEDY_NO_EXAMPLE}")
+    raise _Mismatch(f"feature {name!r}", f"features {shown}{more}", _REMEDY_MISSING)
 
 
 # ------------------------------------------------------------------------------------------------- lists

@@ -12,7 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import loaderd.decode.example
-from loaderd.decode.example import Example, RecordFault, feature_lists, list_features, parse_example
+from loaderd.decode.example import (
+    REMEDY_NO_EXAMPLE,
+    Example,
+    RecordFault,
+    feature_lists,
+    list_features,
+    parse_example,
+)
 from loaderd.schema import Feature, Float, Int64, Raw, Schema
 from tests.decode.example_wire import (
     REQUIRED,
@@ -204,7 +211,7 @@ MALFORMED = {
 @pytest.mark.parametrize("found", MALFORMED)
 def test_malformed(found: str) -> None:
     fault = parse_example(MALFORMED[found], {"f": SCHEMA.features["f"]})
-    assert fault == RecordFault(0, "a tf.train.Example", found)
+    assert fault == RecordFault(0, "a tf.train.Example", found, REMEDY_NO_EXAMPLE)
 
 
 MILLION = 10**6
