@@ -34,8 +34,8 @@ from loaderd.user_modules import add_working_directory
 _DESCRIPTION = """\
 Compare loaderd with its alternatives, on your shards or on synthetic ones. Every candidate is checked first: one that
 does not deliver the same values is named and not timed. Then they are timed in rounds, each run in a process of its
-own. Writes a table, a line of JSON for each run, and, if matplotlib is installed, a chart. The exit status is 0; 1 if
-a candidate failed or delivered other values; 2 if nothing could be compared."""
+own. Writes a table, a line of JSON for each run, and a chart. The exit status is 0; 1 if a candidate failed or
+delivered other values; 2 if nothing could be compared."""
 
 _NUM_SHARDS = 16
 _GIB = 4.0

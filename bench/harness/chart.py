@@ -1,80 +1,84 @@
-"""The chart of a comparison: bars of candidates, the fastest first, with the range of its rounds. Needs matplotlib.
+"""The chart of a comparison: a bar for each candidate, on one linear scale, as an SVG that a phone can show.
 
-Candidates that deliver other values (float32, int8, packed bits) have a panel of their own. There is no background,
-and the text is of a grey that can be read on white and on black.
+::
+
+    PYTHONPATH=bench python -m harness.chart bench/results/2026-11-23.jsonl    # draws it again, beside its runs
+
+Where all candidates of ``_WORDS`` were timed, these are the bars. Otherwise every candidate is one. The picture has a
+background of its own, in the reader's light or dark mode.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from xml.sax.saxutils import escape
 
-from harness.report import FLOOR, TFDATA, Summary
+from harness.report import Summary, summarise
 
-_TEXT = "#7a828c"
-# Colours that the colour-blind tell apart, all of them of medium brightness.
-_COLOURS = {"loaderd": "#D55E00", TFDATA: "#3C8DBC", FLOOR: "#b4bac1", "": "#2E9E6B"}
-_LABELS = {"loaderd": "loaderd", TFDATA: "tf.data", FLOOR: "floor: the same bytes, merely written", "": "others"}
-_STYLE = {
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _TEXT),
-    "svg.hashsalt": "loaderd",  # without it, each drawing of the same chart would be a different file
-    "svg.fonttype": "none",
+_WORDS = {
+    "tfdata_seed": "tf.data, as first written",
+    "torch_dataloader": "PyTorch DataLoader",
+    "tfdata_expert": "tf.data, by an expert",
+    "tfdata_xla:noshuffle,graph": "tf.data with XLA, unshuffled",
+    "loaderd_tfdata:graph": "loaderd in TensorFlow",
+    "loaderd_torch_batches": "loaderd in PyTorch",
 }
-_LOG_FROM = 30.0  # above this ratio of the fastest to the slowest, the scale is logarithmic
+# In units of the picture: at the 358 pixels that a phone gives to its 700, text of 21 is 11 pixels high.
+_WIDTH, _TOP, _ROW, _MARGIN, _BARS_AT, _TEXT, _DIGIT = 700, 32, 37, 12, 312, 21, 12.5
+_STYLE = """
+.paper { fill: #ffffff } text { fill: #1f2328 } .bar { fill: #8c959f }
+.ours { fill: #bc4c00 } .inside { fill: #ffffff }
+@media (prefers-color-scheme: dark) { .paper { fill: #0d1117 } text { fill: #e6edf3 } .bar { fill: #6e7681 } }
+"""
 
 
-def draw(summaries: Sequence[Summary], caption: str, paths: Sequence[Path]) -> None:
-    """Write the chart into ``paths``, each in the format that its suffix says. Raises ModuleNotFoundError."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure  # without pyplot: no display is looked for
-    from matplotlib.patches import Patch
-
-    ordered = sorted(summaries, key=lambda summary: summary.examples_per_s.middle, reverse=True)
-    panels = {kind: [one for one in ordered if one.delivered == kind] for kind in _delivered(summaries)}
-    low = min(summary.examples_per_s.low for summary in ordered)
-    high = max(summary.examples_per_s.high for summary in ordered)
-    is_log = high > _LOG_FROM * low
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(11, 1.3 + 0.3 * len(ordered) + 0.5 * len(panels)), layout="constrained")
-        heights = [len(some) + 0.5 for some in panels.values()]
-        columns = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
-        for axes, (kind, some) in zip(columns[:, 0], panels.items(), strict=True):
-            _bars(axes, some)
-            axes.set_title(f"{kind} bits" if kind == "packed" else kind, loc="left", fontsize=10)
-        if is_log:
-            axes.set_xscale("log")
-        else:
-            axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.set_xlim(low / 2 if is_log else 0.0, high * (6 if is_log else 1.3))
-        scale = " (logarithmic)" if is_log else ""
-        axes.set_xlabel(f"examples/s{scale}: median and range; × the expert's tf.data (packed: × its parsing alone)")
-        kinds = [kind for kind in _COLOURS if any(_kind_of(summary) == kind for summary in ordered)]
-        handles = [Patch(color=_COLOURS[kind], label=_LABELS[kind]) for kind in kinds]
-        columns[0, 0].legend(handles=handles, loc="lower right", frameon=False, fontsize=9)
-        figure.text(0.01, 0.0, caption, fontsize=7, va="top")
-        for path in paths:
-            metadata = {"Date": None} if path.suffix == ".svg" else None
-            figure.savefig(path, dpi=130, transparent=True, bbox_inches="tight", metadata=metadata)
-
-
-def _bars(axes: Any, summaries: Sequence[Summary]) -> None:
-    for place, summary in enumerate(summaries):
-        speed = summary.examples_per_s
-        extent = [[speed.middle - speed.low], [speed.high - speed.middle]]
-        axes.barh(place, speed.middle, xerr=extent, color=_COLOURS[_kind_of(summary)], ecolor=_TEXT, capsize=2)
-        ratio = f"   {summary.to_expert.middle:.1f} ×" if summary.to_expert else ""
-        note = f"   {summary.note}" if summary.note else ""
-        text = f"{speed.middle:,.0f}{ratio}{note}"
-        axes.annotate(text, (speed.high, place), (5, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set_yticks(range(len(summaries)), [summary.candidate for summary in summaries])
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
+def draw(summaries: Sequence[Summary], path: Path) -> None:
+    """Write the chart of ``summaries`` to ``path``."""
+    named = [one for one in summaries if one.candidate in _WORDS]
+    bars = sorted(named if len(named) == len(_WORDS) else summaries, key=lambda one: one.examples_per_s.middle)
+    height = _TOP + _ROW * len(bars) + 6
+    longest = _WIDTH - _BARS_AT - _MARGIN
+    scale = longest / bars[-1].examples_per_s.middle
+    values = [(_WORDS.get(one.candidate, one.candidate), shown(one.examples_per_s.middle)) for one in bars]
+    told = "; ".join(f"{label}: {value}" for label, value in values)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
+        f' font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif" font-size="{_TEXT}" role="img">',
+        f"<title>Records a second. {escape(told)}</title>",
+        f"<style>{_STYLE}</style>",
+        f'<rect class="paper" width="{_WIDTH}" height="{height}" rx="8"/>',
+        f'<text x="{_BARS_AT}" y="24" font-size="18">records a second</text>',
+    ]
+    for row, (one, (label, value)) in enumerate(zip(bars, values, strict=True)):
+        top, length = _TOP + _ROW * row, one.examples_per_s.middle * scale
+        is_ours = one.candidate.startswith("loaderd")
+        weight = ' font-weight="600"' if is_ours else ""
+        fits_behind = length + len(value) * _DIGIT + 8 <= longest
+        at = _BARS_AT + length + (8 if fits_behind else -8)
+        inside = "" if fits_behind else ' class="inside" text-anchor="end"'
+        lines += [
+            f'<text x="{_MARGIN}" y="{top + 24}"{weight}>{escape(label)}</text>',
+            f'<rect class="{"ours" if is_ours else "bar"}" x="{_BARS_AT}" y="{top + 3}" width="{length:.1f}"'
+            f' height="{_ROW - 8}"/>',
+            f'<text x="{at:.1f}" y="{top + 24}"{inside}{weight}>{value}</text>',
+        ]
+    path.write_text("\n".join([*lines, "</svg>", ""]))
 
 
-def _delivered(summaries: Sequence[Summary]) -> list[str]:
-    return list(dict.fromkeys(summary.delivered for summary in summaries))
+def shown(records_per_s: float) -> str:
+    """In thousands, from ten thousand on."""
+    return f"{round(records_per_s, -3 if records_per_s >= 10_000 else None):,.0f}"
 
 
-def _kind_of(summary: Summary) -> str:
-    return next(kind for kind in _COLOURS if summary.candidate.startswith(kind))
+def summaries_of(log: Path) -> list[Summary]:
+    """Of the runs in a comparison's file of JSON lines. Of a run that was taken again, the last one counts."""
+    runs = [json.loads(line) for line in log.read_text().splitlines()]
+    counted = {(run["round"], run["candidate"]): run for run in runs if not run.get("cold")}
+    return summarise(list(counted.values()), [run for run in runs if run.get("cold")])
+
+
+if __name__ == "__main__":
+    draw(summaries_of(Path(sys.argv[1])), Path(sys.argv[1]).with_suffix(".svg"))

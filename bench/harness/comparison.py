@@ -55,7 +55,6 @@ class Comparison:
 
     def run(self, specs: Sequence[str], command: str, has_cold_starts: bool) -> bool:
         """Returns whether every candidate could be timed. ``command``: what the user called, for the table."""
-        workers = self._inputs.timed.workers
         self._display.say(f"{self._inputs.about}; batches of {self._inputs.timed.batch_size}")
         self._check(specs)
         warm_page_cache(self._inputs.timed.shards)
@@ -63,7 +62,7 @@ class Comparison:
             self._measure_cold_starts(self._remaining(specs))
         runs = self._measure_rounds(self._remaining(specs))
         if runs:
-            self._publish(runs, command, workers)
+            self._publish(runs, command)
         return bool(runs) and not self._failed
 
     def _remaining(self, specs: Sequence[str]) -> list[str]:
@@ -120,20 +119,20 @@ class Comparison:
         self._fail(failed)
         return runs
 
-    def _publish(self, runs: list[Run], command: str, workers: int) -> None:
-        about, log = self._inputs.about, self._log
+    def _publish(self, runs: list[Run], command: str) -> None:
+        log = self._log
         summaries = summarise(runs, self._cold)
-        facts = {"command": f"`{command}`", "shards": about, **facts_of(runs, self._failed, self._left_out)}
+        facts = {
+            "command": f"`{command}`",
+            "shards": self._inputs.about,
+            **facts_of(runs, self._failed, self._left_out),
+        }
         self._display.finish(summaries, facts)
         log.with_suffix(".md").write_text(markdown(COLUMNS, map(Summary.cells, summaries), facts))
-        charts = [log.with_suffix(".png"), log.with_suffix(".svg")]
-        caption = f"{facts['machine']}; {facts['versions']}; {facts['date']}\n{about}, {workers} workers"
-        try:
-            chart.draw(summaries, caption, charts)
-        except ModuleNotFoundError as error:
-            self._display.say(f"no chart: it needs {error.name}, which is not installed")
-            charts = []
-        self._display.say("written: " + ", ".join(map(str, (log.with_suffix(".md"), log, *charts))))
+        chart.draw(summaries, log.with_suffix(".svg"))
+        self._display.say(
+            "written: " + ", ".join(str(log.with_suffix(suffix)) for suffix in (".md", ".jsonl", ".svg"))
+        )
 
 
 def warm_page_cache(shards: Iterable[str]) -> None:
