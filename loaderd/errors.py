@@ -24,6 +24,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import wraps
@@ -42,6 +43,23 @@ HOW_TO_GO_ON = (
 """The hint of an error after which no batch is lost."""
 HOW_TO_GO_ON_BEHIND = "Ask the same iterator again (next) to go on with the batch behind it."
 """The hint of an error in place of a batch."""
+
+
+def install_hint(extra: str) -> str:
+    """The command that installs what an extra of loaderd needs, such as ``pip install 'rich>=13'``.
+
+    It names the packages, and not loaderd, which is on no package index. Where loaderd was never installed, and so
+    does not know its extras, it names the extra of the current folder.
+    """
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        requirements = requires("loaderd") or []
+    except PackageNotFoundError:
+        requirements = []
+    of_extra = re.compile(rf"""extra == ["']{re.escape(extra)}["']""")
+    named = [one.partition(";")[0].strip() for one in requirements if of_extra.search(one)]
+    return "pip install " + " ".join(f"'{one}'" for one in named or [f".[{extra}]"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def try_it(folder: Path) -> None:
     paths = loaderd.testing.write_shards(folder / "shards", arrays, num_shards=3)
     subprocess.run([command, "verify", *paths], check=True, stdout=subprocess.DEVNULL)
     top = subprocess.run([command, "top", "--once"], capture_output=True, text=True)
-    assert (top.returncode, top.stderr) == (1, "loaderd top needs rich: pip install 'loaderd[console]'\n"), top
+    assert (top.returncode, top.stderr) == (1, "loaderd top needs rich: pip install 'rich>=13'\n"), top
     with loaderd.Loader(paths, loaderd.testing.schema_of(arrays), batch_size=100, index_cache="none") as loader:
         batches = [(batch["number"].copy(), batch["planes"].copy()) for batch in loader]
     numbers = np.concatenate([number for number, _ in batches])

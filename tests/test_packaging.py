@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib.metadata
 import re
 import runpy
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 import loaderd
 from loaderd.cli.main import main
+from loaderd.errors import install_hint
 
 ROOT = Path(__file__).parent.parent
 
@@ -100,3 +102,28 @@ def test_compat_tests_the_versions_that_setup_cfg_names_now(tmp_path: Path, monk
     for which, again in (("oldest", False), ("newest", True)):
         found = [made_for(which, bound) for bound in ("13", "13", "14")]
         assert found == [(True, True), (False, again), (True, True)]
+
+
+def test_hints_name_what_an_extra_needs(monkeypatch: pytest.MonkeyPatch):
+    """Not what setup.cfg says: an environment in which loaderd is editable may have older metadata."""
+    found = [
+        "numpy>=2.0",
+        'rich>=13; extra == "console"',
+        'ray[train]>=2.60; extra == "ray"',
+        "uvicorn; extra == 'ray'",
+    ]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: found)
+    assert install_hint("console") == "pip install 'rich>=13'"
+    assert install_hint("ray") == "pip install 'ray[train]>=2.60' 'uvicorn'"
+
+    def requires(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    assert install_hint("fast") == "pip install '.[fast]'"
+
+
+def test_no_hint_takes_loaderd_from_an_index():
+    sources = [path for room in ("loaderd", "bindings", "docs") for path in (ROOT / room).rglob("*.[pm][yd]")]
+    texts = {path.name: path.read_text() for path in [*sources, ROOT / "README.md"]}
+    assert [name for name, text in texts.items() if re.search(r"pip install '?loaderd", text)] == []

@@ -5,8 +5,10 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "jax":
         raise
+    from loaderd.errors import install_hint
+
     raise ModuleNotFoundError(
-        "loaderd_jax needs JAX: pip install 'loaderd[jax]', or the build of jax for your accelerator",
+        f"loaderd_jax needs JAX: {install_hint('jax')}, or the build of jax for your accelerator",
         name="jax",
     ) from None
 

@@ -5,7 +5,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "ray":
         raise
-    raise ModuleNotFoundError("loaderd_ray needs Ray: pip install 'loaderd[ray]'", name="ray") from None
+    from loaderd.errors import install_hint
+
+    raise ModuleNotFoundError(f"loaderd_ray needs Ray: {install_hint('ray')}", name="ray") from None
 
 from loaderd_ray.loaders import connect, load, save
 from loaderd_ray.serving import serve, status, stop

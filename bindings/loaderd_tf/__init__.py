@@ -5,8 +5,10 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "tensorflow":
         raise
+    from loaderd.errors import install_hint
+
     raise ModuleNotFoundError(
-        "loaderd_tf needs TensorFlow: pip install 'loaderd[tensorflow]', or tensorflow[and-cuda] for a GPU",
+        f"loaderd_tf needs TensorFlow: {install_hint('tensorflow')}, or 'tensorflow[and-cuda]' for a GPU",
         name="tensorflow",
     ) from None
 

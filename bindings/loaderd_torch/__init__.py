@@ -5,8 +5,10 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
+    from loaderd.errors import install_hint
+
     raise ModuleNotFoundError(
-        "loaderd_torch needs PyTorch: pip install 'loaderd[torch]', or the build of torch for your GPU", name="torch"
+        f"loaderd_torch needs PyTorch: {install_hint('torch')}, or the build of torch for your GPU", name="torch"
     ) from None
 
 from loaderd_torch.rank_shard import shard

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from loaderd.cli.standard_output import OutputError
-from loaderd.errors import OptionError
+from loaderd.errors import OptionError, install_hint
 from loaderd.progress import has_rich
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _INTERVAL_S = 1.0
 def needs_rich(what: str) -> None:
     """Raise OptionError where rich, which draws tables and bars, is not installed."""
     if not has_rich():
-        raise OptionError(f"{what} needs rich: pip install 'loaderd[console]'")
+        raise OptionError(f"{what} needs rich: {install_hint('console')}")
 
 
 def watch(show: Callable[[], RenderableType]) -> NoReturn:

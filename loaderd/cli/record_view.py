@@ -15,7 +15,7 @@ from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.decode.example import Listed, RecordFault
 from loaderd.decode.example_rows import RowParser
 from loaderd.decode.fixed_rows import FixedParser
-from loaderd.errors import OptionError, RecordMismatchError
+from loaderd.errors import OptionError, RecordMismatchError, install_hint
 from loaderd.schema import Schema
 from loaderd.schema.features import is_numpys
 from loaderd.schema.grids import Values, draw, picture, planes_of, stacked
@@ -33,7 +33,7 @@ def write_png(fields: Mapping[str, Values], path: Path) -> None:
     try:
         from PIL import Image
     except ImportError:
-        raise OptionError("--png needs Pillow: pip install 'loaderd[images]'") from None
+        raise OptionError(f"--png needs Pillow: {install_hint('images')}") from None
     try:
         Image.fromarray(stacked(pictures)).save(path, "PNG")
     except OSError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderd import logs
-from loaderd.errors import LoaderdError, OptionError
+from loaderd.errors import LoaderdError, OptionError, install_hint
 from loaderd.remote.address import TOKEN_VARIABLE, default_socket_path
 from loaderd.serve.options import (
     Address,
@@ -140,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
         is_unix = isinstance(options, UnixOptions)
         server = UnixSupervisor(options) if isinstance(options, UnixOptions) else HttpSupervisor(options)
     except ModuleNotFoundError as error:
-        needs = f"{'--health' if is_unix else '--listen'} needs {error.name}: pip install 'loaderd[server]'"
+        needs = f"{'--health' if is_unix else '--listen'} needs {error.name}: {install_hint('server')}"
         sys.stderr.write(f"{needs}\n")
         return 2
     except LoaderdError as error:

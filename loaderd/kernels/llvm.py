@@ -1,4 +1,4 @@
-"""Loops in the language of LLVM, compiled where llvmlite is installed (``pip install 'loaderd[compiled]'``).
+"""Loops in the language of LLVM, compiled where llvmlite is installed (the extra ``compiled``).
 
 Their text says which vectors and loops to use, so that their speed does not depend on what a compiler finds out.
 They are optional: beside each of them stands what does the same by numpy. This module alone decides which of the two

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from loaderd.errors import OptionError
+from loaderd.errors import OptionError, install_hint
 from loaderd.observe.statistics import Statistics
 from loaderd.options import is_count, require
 
@@ -18,7 +18,7 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
-        "serve_metrics() needs prometheus-client: pip install 'loaderd[metrics]'", name="prometheus_client"
+        f"serve_metrics() needs prometheus-client: {install_hint('metrics')}", name="prometheus_client"
     ) from None
 
 _MOST_PORT = (1 << 16) - 1

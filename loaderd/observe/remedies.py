@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from loaderd.errors import install_hint
 from loaderd.observe.rates import Rates
 from loaderd.options import MAX_WORKERS
 
@@ -222,7 +223,7 @@ def _for_workers(limiting: str, rates: Rates) -> Remedy:
     if limiting in _COMPILED and facts.has_bits and rates.now.kernels == "numpy":
         saved_s = sum(part * rates.stage_s.get(stage, 0.0) for stage, part in _COMPILED.items())
         gain = _gain_of_data(rates, saved_s)
-        return Remedy(cause, "Install compiled code: pip install 'loaderd[compiled]'.", gain)
+        return Remedy(cause, f"Install compiled code: {install_hint('compiled')}.", gain)
     if limiting == "unpack" and facts.has_bits and rates.now.uses_accelerator:
         advice = 'Unpack on the device: unpack="device"; or choose a dtype of fewer bytes.'
         return Remedy(cause, advice, _gain_of_data(rates, 0.8 * rates.stage_s["unpack"]))

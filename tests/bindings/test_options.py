@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import loaderd
-from loaderd.errors import LoaderdError, NoShardsError, OptionError
+from loaderd.errors import LoaderdError, NoShardsError, OptionError, install_hint
 from tests.helpers.numbered import Numbered
 
 
@@ -169,4 +169,4 @@ except ImportError as error:
     print(error.name, error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("tensorflow loaderd_tf needs TensorFlow: pip install 'loaderd[tensorflow]'"), done
+    assert done.stdout.startswith(f"tensorflow loaderd_tf needs TensorFlow: {install_hint('tensorflow')}, or"), done

@@ -14,6 +14,7 @@ import pytest
 
 import loaderd
 from loaderd import testing
+from loaderd.errors import install_hint
 from loaderd.schema import grids
 from tests.helpers.commands import COMMAND, run
 
@@ -110,7 +111,7 @@ def test_without_pillow_it_says_what_to_install(shard: Path, tmp_path: Path):
     command = [COMMAND, "inspect", str(shard), "--schema", "boards:schema", "--png", "board.png"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, "--png needs Pillow: pip install 'loaderd[images]'\n")
+    assert (done.returncode, done.stderr) == (2, f"--png needs Pillow: {install_hint('images')}\n")
 
 
 def test_values_that_are_not_finite_are_white_and_change_no_other_colour():

@@ -9,6 +9,7 @@ import pytest
 
 import loaderd
 from loaderd.cli.main import main, parser
+from loaderd.errors import install_hint
 from tests.helpers.commands import COMMAND
 
 
@@ -65,4 +66,4 @@ def test_without_rich_it_says_what_to_install(arguments: str, what: str) -> None
     program = "import sys; sys.modules['rich'] = None; from loaderd.cli.main import main; main()"
     command = [sys.executable, "-c", program, *arguments.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (1, f"{what} needs rich: pip install 'loaderd[console]'\n")
+    assert (done.returncode, done.stderr) == (1, f"{what} needs rich: {install_hint('console')}\n")

@@ -255,7 +255,7 @@ def test_the_gain_of_copies_that_are_not_waited_for(copies_ahead: int, facts: di
 @pytest.mark.parametrize(
     ("now", "facts", "cause", "advice"),
     [
-        (after(wait_s=3.0, board=9.0), {"cores": 2}, "", "loaderd[compiled]"),
+        (after(wait_s=3.0, board=9.0), {"cores": 2}, "", "pip install 'llvmlite"),
         (
             after(wait_s=3.0, board=9.0, kernels="compiled", uses_accelerator=True),
             {"cores": 2},
@@ -263,8 +263,8 @@ def test_the_gain_of_copies_that_are_not_waited_for(copies_ahead: int, facts: di
             'unpack="device"',
         ),
         (after(wait_s=3.0, board=9.0, kernels="compiled"), {"cores": 2}, "", "more than 2 cores"),
-        (after(wait_s=3.0, parse=9.0), {"cores": 2}, "", "loaderd[compiled]"),
-        (after(wait_s=3.0, frames=9.0), {"cores": 2}, "", "loaderd[compiled]"),
+        (after(wait_s=3.0, parse=9.0), {"cores": 2}, "", "pip install 'llvmlite"),
+        (after(wait_s=3.0, frames=9.0), {"cores": 2}, "", "pip install 'llvmlite"),
         (after(wait_s=3.0, parse=9.0, kernels="compiled"), {"cores": 2}, "", "more than 2 cores"),
         (after(wait_s=3.0, parse=9.0), {"cores": 2, "has_bits": False}, "", "more than 2 cores"),
         (after(wait_s=3.0, parse=9.0, delay_s=2.5), {}, "cores are scarce: workers could run", "workers=4"),

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import loaderd
-from loaderd.errors import OptionError
+from loaderd.errors import OptionError, install_hint
 from loaderd.observe.exporter import serve_metrics
 from tests.helpers.serving import wait_until
 
@@ -134,5 +134,5 @@ def test_a_fork_leaves_the_port_to_its_parent(write_numbered: Callable[[Sequence
 def test_without_prometheus_client_it_says_what_to_install():
     program = "import sys; sys.modules['prometheus_client'] = None; import loaderd.observe.exporter"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    said = "ModuleNotFoundError: serve_metrics() needs prometheus-client: pip install 'loaderd[metrics]'"
+    said = f"ModuleNotFoundError: serve_metrics() needs prometheus-client: {install_hint('metrics')}"
     assert done.stderr.splitlines()[-1] == said

@@ -18,7 +18,7 @@ import pytest
 
 import loaderd
 from loaderd.client.connect import ask_status
-from loaderd.errors import LoaderdError, ServerError
+from loaderd.errors import LoaderdError, ServerError, install_hint
 from loaderd.processes import name_of
 from tests.helpers.serving import COMMAND, MODULE, Server, handles_of, wait_ends, wait_until
 
@@ -239,5 +239,5 @@ def test_without_what_health_pages_need_it_says_what_to_install(start: Start):
     program = "import runpy, sys; sys.modules['uvicorn'] = None; sys.argv = sys.argv[1:]; "
     program += "runpy.run_path(sys.argv[0], run_name='__main__')"
     server = start(*HEALTH, through=[sys.executable, "-c", program], until="--health needs uvicorn")
-    assert server.wait_end() == 2 and "pip install 'loaderd[server]'" in "".join(server.said)
+    assert server.wait_end() == 2 and install_hint("server") in "".join(server.said)
     assert not os.path.exists(server.path)
