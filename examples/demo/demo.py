@@ -115,7 +115,7 @@ def race(console: Console, shards: list[Path], seconds: float) -> None:
     rates: dict[str, float] = {}
     with Live(console=console, refresh_per_second=10) as live:
         for name, pipeline in PIPELINES.items():
-            batches = iter(pipeline(shards).repeat())
+            batches = iter(pipeline(shards))
             for _ in range(20):  # until its threads and processes run
                 next(batches)
             records, drawn_s, start_s = 0, 0.0, time.perf_counter()
@@ -152,7 +152,7 @@ def bars(rates: dict[str, float], done: float) -> Table:
 
 def in_file_order(pipeline: Callable[..., tf.data.Dataset], shard: Path) -> list[np.ndarray]:
     """Board, flags and score of all records of a shard."""
-    batches = list(pipeline([shard], shuffle=False).as_numpy_iterator())
+    batches = list(pipeline([shard], shuffle=False, epochs=1).as_numpy_iterator())
     return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
 
 
@@ -282,7 +282,7 @@ def train(console: Console, shards: list[Path], records: int) -> None:
     table = Table.grid(padding=(0, 2))
     for name, pipeline in PIPELINES.items():
         step = training_step()
-        batches = iter(pipeline(shards).repeat())
+        batches = iter(pipeline(shards))
         for _ in range(20):  # the step is compiled; threads and processes run
             step(*next(batches))
         done, waited_s, start_s = 0, 0.0, time.perf_counter()

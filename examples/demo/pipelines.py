@@ -1,7 +1,7 @@
 """The same batches of chess positions by three pipelines: two of tf.data, and loaderd's.
 
 Each gives ``board`` float32 (n, 8, 8, 24), ``flags`` float32 (n, 10) and ``score`` float32 (n,), as
-``loaderd.schemas.chess_eval`` describes them.
+``loaderd.schemas.chess_eval`` describes them, for ``epochs`` epochs, None: without end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHANNEL_ORDER = [channel for member in range(4) for channel in range(member, 24,
 CHANNEL_SIGN = np.repeat([1.0, -1.0, 1.0, -1.0], 6)
 
 
-def first(shards: list[Path], shuffle: bool = True) -> tf.data.Dataset:
+def first(shards: list[Path], shuffle: bool = True, epochs: int | None = None) -> tf.data.Dataset:
     """As one first writes it: each record is parsed by itself, its bits by division and remainder."""
 
     def parse(record: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -41,10 +41,10 @@ def first(shards: list[Path], shuffle: bool = True) -> tf.data.Dataset:
     records = tf.data.TFRecordDataset([str(path) for path in shards]).map(parse, tf.data.AUTOTUNE)
     if shuffle:
         records = records.shuffle(SHUFFLE_RECORDS)
-    return records.batch(BATCH_SIZE).prefetch(tf.data.AUTOTUNE)
+    return records.batch(BATCH_SIZE).repeat(epochs).prefetch(tf.data.AUTOTUNE)
 
 
-def expert(shards: list[Path], shuffle: bool = True) -> tf.data.Dataset:
+def expert(shards: list[Path], shuffle: bool = True, epochs: int | None = None) -> tf.data.Dataset:
     """As an expert writes it: files side by side, whole batches parsed, and bits looked up in two tables.
 
     The three bytes of a square become its 24 bits in the order that is delivered, and each half of these twelve
@@ -79,7 +79,8 @@ def expert(shards: list[Path], shuffle: bool = True) -> tf.data.Dataset:
     batches = tf.data.Dataset.range(streams).interleave(
         stream, cycle_length=streams, num_parallel_calls=tf.data.AUTOTUNE, deterministic=not shuffle
     )
-    return batches.map(parse, tf.data.AUTOTUNE, deterministic=not shuffle).prefetch(tf.data.AUTOTUNE)
+    parsed = batches.repeat(epochs).map(parse, tf.data.AUTOTUNE, deterministic=not shuffle)
+    return parsed.prefetch(tf.data.AUTOTUNE)
 
 
 def score_of(stored: tf.Tensor, mate: tf.Tensor) -> tf.Tensor:
@@ -89,8 +90,13 @@ def score_of(stored: tf.Tensor, mate: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.where(mate, decided, 0.8 * tf.tanh(score / 600.0)), tf.float32)
 
 
-def ours(shards: list[Path], shuffle: bool = True) -> tf.data.Dataset:
+def ours(shards: list[Path], shuffle: bool = True, epochs: int | None = None) -> tf.data.Dataset:
     """loaderd's, as a ``tf.data.Dataset``."""
     return loaderd_tf.make_dataset(
-        shards, loaderd.schemas.chess_eval(), batch_size=BATCH_SIZE, structure=FIELDS, shuffle=shuffle, seed=0
+        shards,
+        loaderd.schemas.chess_eval(),
+        batch_size=BATCH_SIZE,
+        structure=FIELDS,
+        shuffle=shuffle,
+        epochs=epochs,
     )
