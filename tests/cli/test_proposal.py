@@ -110,7 +110,7 @@ def as_bytes(values: Any) -> Any:
         ),
         (lambda: RANDOM.normal(size=(COUNT, 10)), None, 'loaderd.Raw("float64", (10,))'),
         (lambda: serialized(TENSORS), TENSORS, "A tensor of tf.io.serialize_tensor: <f4 (8, 8, 3) behind a header"),
-        (lambda: saved(TENSORS), TENSORS, "A tensor of numpy.save: <f4 (8, 8, 3) behind a header of 128 bytes."),
+        (lambda: saved(TENSORS), TENSORS, "A tensor of numpy.save: <f4 (8, 8, 3) behind a header of 128"),
     ],
 )
 def test_what_bytes_hold(stored: Any, expected: Any, said: str, tmp_path: Path):
