@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,11 @@ def test_the_proposed_schema_loads_these_records(shard: Path, tmp_path: Path):
     assert json.loads(shown.stdout)["fields"]["id"] == "game-4"
 
 
+def said_in(module: str) -> str:
+    """Its comments, each in one line."""
+    return " ".join(re.findall(r"^ *# (\S.*)$", module, re.M))
+
+
 def sequence_example(name: bytes) -> bytes:
     """A tf.train.SequenceExample with an empty context, and one empty feature list."""
     entry = b"\x0a" + bytes([len(name)]) + name + b"\x12\x00"
@@ -164,14 +170,14 @@ def test_the_proposed_schema_reads_all_shards_that_are_named(tmp_path: Path):
         (path,) = testing.write_shards(tmp_path / str(number), part)
         path.rename(tmp_path / f"{number}.tfrecord")
     module = inspect(tmp_path / "?.tfrecord", "--features", "--sample", 60).stdout
-    said = [line.strip() for line in module.splitlines() if line.strip().startswith("#")]
+    said = said_in(module)
     assert "from 60 records of 3 of 3 shards." in module
-    assert "# 20 of 60 records lack it and get the default. They are in '1.tfrecord'." in said
-    assert "# Its values have 6 to 9 bytes; shorter ones are padded." in said
-    assert "# Its lists have 1 to 5 values; shorter ones are padded, and cut=True would cut longer ones." in said
-    assert '#  "planes": loaderd.Array("planes", shape=(8, 8, 96)),' in said
-    assert '#  "policy": loaderd.Array("policy", shape=(19, 19)),' in said
-    assert '#  "half": loaderd.PackedBits(5776),' in said
+    assert "20 of 60 records lack it and get the default. They are in '1.tfrecord'." in said
+    assert "Its values have 6 to 9 bytes; shorter ones are padded." in said
+    assert "Its lists have 1 to 5 values; shorter ones are padded, and cut=True would cut longer ones." in said
+    assert '#  "planes": loaderd.Array("planes", shape=(8, 8, 96)),' in module
+    assert '#  "policy": loaderd.Array("policy", shape=(19, 19)),' in module
+    assert '#  "half": loaderd.PackedBits(5776),' in module
     assert '"flags": loaderd.PackedBits(24, default=bytes(3)),' in module
     (tmp_path / "records.py").write_text(module)
     program = """
@@ -194,11 +200,12 @@ def test_shards_of_another_kind_and_feature_lists_are_comments(tmp_path: Path):
     (tmp_path / "00003.html").write_text("<!DOCTYPE html>\n<html>Sign in</html>\n")
     (tmp_path / "00004.tfrecord").touch()
     module = inspect(tmp_path / "0*", "--features").stdout
-    assert "# Feature lists of a tf.train.SequenceExample are not read: 'steps\\n'." in module
-    assert "# '00002.npz' is of another kind, or cannot be read: " in module
-    assert "# '00003.html' is of another kind, or cannot be read: " in module and "HTML" in module
+    said = said_in(module)
+    assert "Feature lists of a tf.train.SequenceExample are not read: 'steps\\n'." in said
+    assert "'00002.npz' is of another kind, or cannot be read: " in said
+    assert "'00003.html' is of another kind, or cannot be read: " in said and "HTML" in said
     assert "00004" not in module
-    assert "# 3 of 13 records lack it and get the default. They are in '00001.tfrecord'." in module
+    assert "3 of 13 records lack it and get the default. They are in '00001.tfrecord'." in said
     names: dict[str, Any] = {}
     exec(compile(module, "proposed.py", "exec"), names)
     assert list(names["schema"].features) == ["number"]
@@ -214,7 +221,7 @@ def test_of_many_shards_a_little_of_each_is_looked_at(tmp_path: Path):
     last.write_bytes(testing.write_shards(tmp_path / "last", {"number": np.arange(9)})[0].read_bytes())
     module = inspect(tmp_path / "*.tfrecord", "--features").stdout
     assert f"from {many + 2} records of {many} of {many} shards." in module
-    assert f"# 3 of {many + 2} records lack it and get the default. They are in '{last.name}'." in module
+    assert f"3 of {many + 2} records lack it and get the default. They are in '{last.name}'." in said_in(module)
 
 
 def test_what_cannot_be_shown_is_said(shard: Path, tmp_path: Path):
