@@ -247,7 +247,7 @@ KINDS: dict[str, Kind] = {
     ),
     "viriformat": Kind(
         "games of viriformat",
-        "Unroll them to boards (bullet-utils viribinpack splat FROM TO): loaderd.schemas.bullet() reads those.",
+        "Unroll them to boards: loaderd.convert.viriformat.unroll(FROM, TO). loaderd.schemas.marlin() reads those.",
         _is_viriformat,
     ),
     "png": Kind("a PNG image", _NO_SHARD, _begins(b"\x89PNG\r\n\x1a\n")),

@@ -138,7 +138,7 @@ def test_what_cannot_be_read_says_how_to_convert_it(tmp_path: Path, capsys: Capt
     (tmp_path / "a.binpack").write_bytes(b"BINP" + (8).to_bytes(4, "little") + bytes(8))
     assert "convert FROM TO): loaderd.schemas.nnue_bin() reads" in inspect(capsys, tmp_path / "a.binpack")[2]
     (tmp_path / "a.vf").write_bytes(VIRIFORMAT)
-    assert "viribinpack splat FROM TO): loaderd.schemas.bullet() reads" in inspect(capsys, tmp_path / "a.vf")[2]
+    assert "viriformat.unroll(FROM, TO). loaderd.schemas.marlin() reads" in inspect(capsys, tmp_path / "a.vf")[2]
 
 
 def test_rows_of_katago_tell_the_size_of_the_board(tmp_path: Path, capsys: Capture):
