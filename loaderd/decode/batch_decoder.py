@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ from loaderd.errors import WorkerError
 from loaderd.kernels.bits import BitLayout, bits_engine
 from loaderd.kernels.engine import AnyArray, Bytes, Engine
 from loaderd.kernels.places import places_engine
-from loaderd.kernels.sparse import SparseLayout, sparse_engine
+from loaderd.kernels.sparse import CheckPieces, SparseLayout, sparse_engine
 from loaderd.schema import (
     Array,
     Bits,
@@ -97,7 +98,7 @@ class BatchDecoder:
         }
         for codes in self._symbols:
             intermediates[codes] = codes.spec(codes.feature, schema.features)
-        self._checks = [_engine(schema, name, self._values) for name in schema.checked_fields]
+        self._checks = _check_engines(schema, self._values)
         engines = [*self._symbols.values(), *self._fields.values()]
         scratch_record_bytes = sum(engine.scratch_record_bytes for engine in engines)
         scratch_record_bytes += sum(spec.record_bytes for spec in intermediates.values())
@@ -167,6 +168,19 @@ def _symbol_engines(schema: Schema) -> dict[PrefixCodes, Engine]:
         if isinstance(definition, Sparse) and isinstance(codes := definition.feature, PrefixCodes):
             engines.setdefault(codes, _engine_of(schema, name, f"field {name!r}", codes, {}))
     return engines
+
+
+def _check_engines(schema: Schema, fields: Mapping[Any, AnyArray]) -> list[Engine]:
+    """Those of ``schema.checked_fields``: one for all Sparse fields that read the same pieces."""
+    engines, same_pieces = [], defaultdict(list)
+    for name in schema.checked_fields:
+        definition = schema.definition_of(name)
+        if isinstance(definition, Sparse) and not isinstance(definition.feature, PrefixCodes):
+            layout = _sparse_layout(f"field {name!r}", definition, schema, _starts(schema))
+            same_pieces[layout.pieces].append(layout)
+        else:
+            engines.append(_engine(schema, name, fields))
+    return [*engines, *map(CheckPieces, same_pieces.values())]
 
 
 def _engine(schema: Schema, name: str, fields: Mapping[Any, AnyArray]) -> Engine:

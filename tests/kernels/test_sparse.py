@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.errors import SchemaError, WorkerError
-from loaderd.schema import PackedBits, PrefixCodes, Raw, Schema, Sparse, Spread
-from tests.helpers.decoding import rows_of
+from loaderd.schema import PackedBits, PrefixCodes, Raw, Schema, Sparse, Spread, packed_schema
+from tests.helpers.decoding import decoded, rows_of
 from tests.helpers.guarded import guarded
 
 
@@ -117,6 +117,46 @@ def test_any_record(kernels: str, sparse: tuple[Sparse, int], share: float, code
     if len(whole) < n:  # the records before the damaged one are no excuse
         with pytest.raises(WorkerError, match="field 'x': expected"):
             decoder.decode(rows, {"x": np.empty((n, *spec.shape), spec.dtype)})
+
+
+@given(
+    sparse=sparse_fields(),
+    k=st.integers(1, 40),
+    share=st.sampled_from([0.03, 0.1, 0.3, 1.0]),
+    seed=st.integers(0, 2**32),
+)
+def test_workers_find_the_records_that_a_device_could_not(
+    kernels: str, sparse: tuple[Sparse, int], k: int, share: float, seed: int
+):
+    """Fields that read the same pieces are checked together: the same records are refused, in the same words."""
+    (field, num_bits), rng, n = sparse, np.random.default_rng(seed), 5
+    table = None if field.table is None else np.where(rng.random(field.table.shape) < 0.1, -1, field.table[..., ::-1])
+    features = {"codes": Raw("u1", (20,)), "bucket": Raw("u1"), "board": PackedBits(num_bits)}
+    fields = {"x": field, "y": replace(field, table=table, k=k, count=not field.count)}
+    rows = rows_of(
+        Schema(features, fields),
+        board=np.packbits(rng.random((n, num_bits)) < share, axis=1),
+        codes=rng.integers(0, 256, (n, 20)) & 0x77,
+        bucket=rng.integers(0, 10, n),
+    )
+
+    def faults(schema: Schema) -> list[str]:
+        texts = []
+        for number in range(n):
+            try:
+                decoded(schema, rows[number : number + 1])
+            except WorkerError as error:
+                texts.append(error.message)
+            else:
+                texts.append("")
+        return texts
+
+    for names in ("xy", "yx"):
+        schema = Schema(features, {name: fields[name] for name in names})
+        packed = packed_schema(schema, for_device=True)
+        assert faults(packed) == faults(schema)
+        if not any(faults(schema)):
+            decoded(packed, rows)
 
 
 @st.composite
