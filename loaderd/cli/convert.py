@@ -51,19 +51,14 @@ shard is written under a temporary name, read back, compared, and renamed. The s
 killed, goes on where it was. The exit status is 0; 1 if records are damaged or do not fit the schema; 2 for wrong
 arguments, a source that is a file of another kind, no records, or storage that does not answer or is full.
 """
-_EXAMPLE = "example: loaderd convert 'games/*.tar' --to shards --compression gzip"
+_EXAMPLE = "example: loaderd convert 'shards/*.tfrecord' --schema chess_eval --to compressed --compression gzip"
 _SHARD_BYTES = 128 << 20
 _MOST_NAMED = 10
 
 
 def add_to(commands: Commands) -> None:
     """Add the command to the others."""
-    parser = commands.add_parser(
-        "convert",
-        help="convert shards to another format",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLE,
-    )
+    parser = commands.add_parser("convert", description=_DESCRIPTION, epilog=_EXAMPLE)
     parser.set_defaults(run=run)
     add_names(parser, "SOURCES", "paths, globs in quotes, or URIs")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder for the new shards")

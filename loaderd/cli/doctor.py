@@ -37,6 +37,7 @@ all trainings of this user are judged. With --schema, TARGET are shards: they ar
 how fast this machine can be, what each stage takes, and how many workers a training needs. The exit status is 0; 1
 if a training waits for more than --max-waiting of its time, or needs more workers; 2 if there is nothing to judge.
 """
+_EXAMPLE = "example: loaderd doctor 'shards/*.tfrecord' --schema chess_eval --seconds 5"
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,7 @@ class Case:
 
 def add_to(commands: Commands) -> None:
     """Add the command to the others."""
-    parser = commands.add_parser(
-        "doctor", help="what a training waits for, and what would help", description=_DESCRIPTION
-    )
+    parser = commands.add_parser("doctor", description=_DESCRIPTION, epilog=_EXAMPLE)
     parser.set_defaults(run=run)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="process numbers, an address, or shards")
     parser.add_argument("--json", action="store_true", help="all of it, as a JSON list")

@@ -28,12 +28,7 @@ _EXAMPLE = "example: loaderd index 'shards/*.tfrecord' --index-cache beside"
 
 def add_to(commands: Commands) -> None:
     """Add the command to the others."""
-    parser = commands.add_parser(
-        "index",
-        help="make the indexes of shards before a training needs them",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLE,
-    )
+    parser = commands.add_parser("index", description=_DESCRIPTION, epilog=_EXAMPLE)
     parser.set_defaults(run=run)
     add_shards(parser)
     parser.add_argument(

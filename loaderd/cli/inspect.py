@@ -59,7 +59,7 @@ _EXAMPLE = "example: loaderd inspect shards/00000.tfrecord --schema chess_eval -
 
 def add_to(commands: Commands) -> None:
     """Add the command to the others."""
-    parser = commands.add_parser("inspect", help="show what is in a shard", description=_DESCRIPTION, epilog=_EXAMPLE)
+    parser = commands.add_parser("inspect", description=_DESCRIPTION, epilog=_EXAMPLE)
     parser.set_defaults(run=run)
     add_names(
         parser, "SHARD", "a path or a URI; of several, the first is shown, but --features looks into all of them"

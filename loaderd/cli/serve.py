@@ -32,11 +32,12 @@ is an object in a Python module that can be imported, or is in the working direc
 schema, …) in mypackage/datasets.py is named mypackage.datasets:train. With --unix (the default): batches in shared
 memory for consumers of this machine. With --listen: packed records over HTTP for consumers of other machines, which
 unpack them. SIGHUP imports the modules again, and lists the shards anew. SIGTERM or Ctrl-C ends the server."""
+_EXAMPLE = "example: loaderd serve mypackage.datasets:train --workers 4"
 
 
 def add_to(commands: Commands) -> None:
     """Add the command to the others."""
-    parser = commands.add_parser("serve", help="serve data sets to several consumers", description=_DESCRIPTION)
+    parser = commands.add_parser("serve", description=_DESCRIPTION, epilog=_EXAMPLE)
     parser.set_defaults(run=run)
     parser.add_argument("targets", nargs="+", metavar="MODULE:DATASET", help="such as mypackage.datasets:train")
     _add(parser, "--workers N", "processes that read and unpack, or that answer requests", int, "from the cores")

@@ -42,7 +42,7 @@ def add_to(commands: Commands) -> None:
     """Add the command to the others."""
     parser = commands.add_parser(
         "status",
-        help="a server's data sets and consumers, and who waits",
+        epilog="example: loaderd status unix: https://10.0.0.1:8471",
         description="Show servers on one screen: their data sets, their consumers, their rates, and who waits for "
         "whom. The exit status is 0, or 1 if a server does not answer.",
     )

@@ -29,7 +29,7 @@ def add_to(commands: Commands) -> None:
     """Add the command to the others."""
     parser = commands.add_parser(
         "top",
-        help="all running loaders, live",
+        epilog="example: loaderd top --once",
         description="Show your running loaders, every second, until Ctrl-C.",
     )
     parser.set_defaults(run=run)

@@ -43,14 +43,12 @@ those that do not match are counted for each shard, and the first of them is nam
 well, 1 if there is damage or a record does not match, 2 for wrong arguments, no shards, or storage that does not
 answer.
 """
-_EXAMPLE = "example: loaderd verify 'shards/*.tfrecord' --json | grep '\"damage\"'"
+_EXAMPLE = "example: loaderd verify 'shards/*.tfrecord' --schema chess_eval"
 
 
 def add_to(commands: Commands) -> None:
     """Add the command to the others."""
-    parser = commands.add_parser(
-        "verify", help="check every record of shards, and name all damage", description=_DESCRIPTION, epilog=_EXAMPLE
-    )
+    parser = commands.add_parser("verify", description=_DESCRIPTION, epilog=_EXAMPLE)
     parser.set_defaults(run=run)
     add_shards(parser)
     parser.add_argument(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import loaderd
@@ -26,12 +29,9 @@ def test_the_installed_command_knows_its_version() -> None:
 
 
 def test_help_names_every_command_and_every_option_says_what_it_does() -> None:
-    assert "verify" in run("--help").stdout
-    shown = run("verify", "--help")
-    assert shown.returncode == 0 and "SHARDS" in shown.stdout
     (commands,) = [action for action in parser()._actions if isinstance(action.choices, dict)]
     for command in commands.choices.values():
-        assert command.description
+        assert command.description and command.epilog
         assert not [action.dest for action in command._actions if not action.help]
 
 
@@ -43,9 +43,50 @@ def test_a_command_does_not_import_the_others() -> None:
     assert done.stdout.splitlines()[-1] == str(mine)
 
 
-def test_without_a_command_it_says_which_there_are() -> None:
+def test_help_is_asked_for_in_several_ways() -> None:
     done = run()
-    assert done.returncode == 2 and "COMMAND" in done.stderr
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout == run("--help").stdout == run("help").stdout
+    for title, names in {"look at data": "inspect verify index convert", "train": "doctor top"}.items():
+        group = done.stdout.split(f"\n{title}:\n")[1].split("\n\n")[0]
+        assert [line.split()[0] for line in group.splitlines()] == names.split()
+    shown = run("help", "verify")
+    assert shown.returncode == 0 and "SHARDS" in shown.stdout and shown.stdout == run("verify", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("hlep", "; did you mean help?"), ("insepct", "; did you mean inspect?"), ("xyzzy", "")],
+)
+def test_an_unknown_command(typed: str, meant: str) -> None:
+    done = run(typed)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith(f"there is no command '{typed}'{meant}")
+
+
+EXAMPLES = {
+    name: command.epilog.removeprefix("example: loaderd ")
+    for action in parser()._actions
+    if isinstance(action.choices, dict)
+    for name, command in action.choices.items()
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_of_each_command(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that need no server run as they are written; the arguments of the others are good."""
+    words = shlex.split(EXAMPLES[name])
+    assert words[0] == name
+    if name in ("serve", "status"):
+        parser().parse_args(words)
+        return
+    monkeypatch.chdir(tmp_path)
+    loaderd.testing.write_shards("shards", {"d": np.ones((200, 1552), bool), "s": np.arange(200)}, num_shards=2)
+    for library in {"top": ["rich"], "inspect": ["PIL"]}.get(name, []):
+        pytest.importorskip(library)
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0 and capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -335,7 +335,7 @@ NO_TEXT = [None, 3, [], [[1], [1, 2]], np.array(["a", None])]
 @pytest.mark.parametrize("state", [None, 3, "x", [], {}, *({"position": each} for each in NO_TEXT)])
 def test_a_state_that_is_none(state: Any):
     elements = Arrays(given(), {"a": "a"}, 0)
-    with pytest.raises(OptionError, match="state_dict must be what state_dict"):
+    with pytest.raises(OptionError, match="the state must be what state_dict"):
         elements.load_state_dict(state)
 
 
