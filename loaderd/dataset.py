@@ -30,6 +30,7 @@ from loaderd.options import (
     is_count,
     require,
     require_choice,
+    suggests_options,
 )
 from loaderd.plan.rows import ConcatRows, MixRows, RowSequence
 from loaderd.plan.sampling import Sample
@@ -362,6 +363,9 @@ class Mix(_Combined):
         anew = [part.grows for part in self.sets.values()]
         return MixRows(rows, self.epoch_records or sum(one.num_records for one in rows), self.schedule, anew)
 
+
+for _kind in (Dataset, Concat, Mix):
+    _kind.__init__ = suggests_options(_kind.__init__)  # type: ignore[method-assign]
 
 AnyDataset = Dataset | Concat | Mix
 

@@ -231,16 +231,20 @@ def at_damage(cls: type[ShardError], damage: Damage, *, hint: str) -> ShardError
     return cls(str(damage), hint=hint, damage=damage)
 
 
+def arguments_of(function: Callable[..., Any]) -> list[str]:
+    """The names of the arguments of ``function``."""
+    code = function.__code__
+    return [name for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if name != "self"]
+
+
 def names_its_arguments(
     function: Callable[_P, _R], names: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[_P, _R]:
     """``function``, whose TypeError for an argument that it does not have names the one that was meant.
 
-    ``names``: what to give in place of some that it does not have.
+    ``names``: what to do in place of giving some that it does not have.
     """
-    code = function.__code__
-    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    arguments = [name for name in parameters if name != "self"]
+    arguments = arguments_of(function)
 
     @wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -249,8 +253,8 @@ def names_its_arguments(
                 from difflib import get_close_matches
 
                 own = function.__qualname__.removesuffix(".__init__")
-                meant = names.get(name) or "".join(f"{each}=" for each in get_close_matches(name, arguments, 1))
-                there = f": give {meant}" if meant else f"; it has {', '.join(arguments)}"
+                near = [f"; did you mean {each}=?" for each in get_close_matches(name, arguments, 1)]
+                there = f": {names[name]}" if name in names else "".join(near) or f"; it has {', '.join(arguments)}"
                 raise TypeError(f"{own} has no option {name!r}{there}")
         return function(*args, **kwargs)
 

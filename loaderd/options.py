@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from types import MappingProxyType
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
-from loaderd.errors import OptionError, names_its_arguments
+from loaderd.errors import OptionError, arguments_of, names_its_arguments
 from loaderd.machine import MAX_SENT_FILES, available_memory, usable_cores
 from loaderd.redaction import shown
 
@@ -52,35 +51,47 @@ MEMORY_HINT = (
 )
 
 
-# What tf.data and PyTorch's DataLoader call it, and what to give a loader.
 _OTHER_NAMES = {
-    "drop_remainder": 'remainder="drop"',
-    "drop_last": 'remainder="drop"',
-    "num_workers": "workers=",
-    "num_parallel_calls": "workers=",
-    "num_epochs": "epochs=",
-    "repeat": "epochs=",
-    "buffer_size": "shuffle=Shuffle(window_records=…)",
-    "sampler": "shuffle=, and shard=(i, n)",
-    "num_shards": "shard=(i, n)",
-    "filenames": "shards=",
-    "dataset": "shards=",
-    "compression_type": "nothing: compression is recognized by content",
-    "prefetch": "nothing: workers live and work ahead by themselves",
-    "prefetch_factor": "nothing: workers live and work ahead by themselves",
-    "features": "schema=",
-    "collate_fn": "schema=",
-    "transform": "a field Derived of schema=",
-    "device": "device= of batches of loaderd_torch, loaderd_jax or loaderd_tf",
+    name: text
+    for text, names in {
+        'give remainder="drop"': "drop_remainder drop_last",
+        "give workers=": "num_workers worker_count num_parallel_calls num_parallel_reads",
+        "give epochs=": "num_epochs repeat",
+        "give seed=; workers need none": "generator worker_init_fn",
+        "give shuffle=Shuffle(window_records=…)": "buffer_size shuffle_buffer_size",
+        "give shuffle=, and shard=(i, n)": "sampler batch_sampler",
+        "give shard=(i, n)": "num_shards num_replicas rank shard_options",
+        "give shards=": "filenames file_pattern dataset data_source",
+        "give schema=": "features collate_fn",
+        "give schema=, with a field Derived": "transform operations",
+        "give stall_timeout=": "timeout",
+        "give it": "schema batch_size epochs shuffle seed remainder shard workers on_corrupt held_batches "
+        "index_cache progress refresh stall_timeout report storage where sample start unpack",
+        "use device= of batches of loaderd_torch, loaderd_jax or loaderd_tf": "device pin_memory pin_memory_device",
+        "leave it out: compression is recognized by content": "compression_type",
+        "leave it out: the workers are ahead by themselves": "prefetch prefetch_factor worker_buffer_size "
+        "read_options cycle_length block_length",
+        "leave it out: workers live as long as the loader": "persistent_workers multiprocessing_context",
+        "leave it out: the order is always the same for the same seed": "deterministic in_order",
+        "call load_state_dict(loaderd.Position()) before each iteration": "reshuffle_each_iteration",
+    }.items()
+    for name in names.split()
 }
+"""What to do in place of giving an option of another library (see docs/migration.md), or of another function."""
 
 
-def suggests_options(function: Callable[_P, _R], names: Mapping[str, str] = MappingProxyType({})) -> Callable[_P, _R]:
+def suggests_options(function: Callable[_P, _R], elsewhere: str = "where the loader is made") -> Callable[_P, _R]:
     """``names_its_arguments``, which also knows what other libraries call an option.
 
-    ``names``: what to give in place of options that other functions of loaderd have.
+    ``elsewhere``: where to give those options that ``function`` does not have.
     """
-    return names_its_arguments(function, {**_OTHER_NAMES, **names})
+    own = arguments_of(function)
+
+    def here(text: str) -> str:
+        verb, _, option = text.partition("=")[0].partition(" ")
+        return f"{text} {elsewhere}" if verb == "give" and option not in own else text
+
+    return names_its_arguments(function, {name: here(text) for name, text in _OTHER_NAMES.items()})
 
 
 def require(condition: bool, what: str, must: str, got: Any, hint: str = "") -> None:
@@ -224,6 +235,9 @@ def pickled_storage(storage: Storage) -> bytes:
     pickled: bytes = cloudpickle.dumps(storage)
     return pickled
 
+
+for _kind in (Shuffle, Storage):
+    _kind.__init__ = names_its_arguments(_kind.__init__)  # type: ignore[method-assign]
 
 DEFAULT_STORAGE = Storage()
 

@@ -12,6 +12,7 @@ import pytest
 
 import loaderd
 from loaderd.cli.main import COMMANDS
+from loaderd.options import _OTHER_NAMES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -47,6 +48,17 @@ def test_every_option_has_its_row():
     options = set(inspect.signature(loaderd.Loader.__init__).parameters) - {"self", "schema"}
     binding = set(inspect.signature(loaderd_tf.make_dataset).parameters) - {"schema", "options"}
     assert rows == options | binding | {each.name for each in fields(loaderd.Storage)}
+
+
+def test_migration_says_what_an_option_of_another_library_is_told():
+    rows = [row.split("|")[1:3] for row in (DOCS / "migration.md").read_text().splitlines() if row.startswith("| ")]
+    named = set(re.findall(r"(\w+)=", "".join(left for left, _ in rows)))
+    assert named - _OTHER_NAMES.keys() == {"default_value", "index", "iterator", "non_blocking"}
+    for name, said in _OTHER_NAMES.items():
+        there = [right for left, right in rows if re.search(rf"\b{name}[=(]", left)]
+        verb, option = re.findall(r"\w+=?", said)[:2]
+        option = "nothing" if verb == "leave" else option
+        assert any(option in right for right in there) or said == "give it" or name == "device", name
 
 
 def extras() -> set[str]:

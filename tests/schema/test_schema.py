@@ -63,7 +63,7 @@ def test_chess_eval_is_what_the_documentation_says():
     ],
 )
 def test_a_misspelt_argument_is_told_from_the_one_that_was_meant(kind: Any, wrong: str, meant: str):
-    with pytest.raises(TypeError, match=f"^{kind.__name__} has no option '{wrong}': give {meant}="):
+    with pytest.raises(TypeError, match=f"^{kind.__name__} has no option '{wrong}'; did you mean {meant}="):
         kind(**{wrong: 0})
 
 
