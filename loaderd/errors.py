@@ -37,8 +37,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 HOW_TO_GO_ON = (
-    "Ask the same iterator again (next) to go on with the same batch, or call loader.seek(loader.position) before a "
-    "new loop, which begins the next pass otherwise."
+    "Ask the same iterator again (next) to go on with the same batch, or call "
+    "loader.load_state_dict(loader.state_dict()) before a new loop, which begins the next pass otherwise."
 )
 """The hint of an error after which no batch is lost."""
 HOW_TO_GO_ON_BEHIND = "Ask the same iterator again (next) to go on with the batch behind it."

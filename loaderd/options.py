@@ -40,8 +40,8 @@ MAX_EPOCHS = 1 << 30
 numbers its own with 63 bits."""
 _LEAST_TIMEOUT_S = 1e-6
 HINT_GROWING_ON_HOSTS = (
-    "With epochs=1, for each epoch: one host calls place = loader.list_shards(), and sends place.to_json() to the "
-    "others; all call loader.seek(place), and iterate."
+    "With epochs=1, for each epoch: one host calls place = loader.next_position(), and sends place.to_json() to the "
+    "others; all call loader.load_state_dict(place), and iterate."
 )
 _MOST_REQUESTS = 256
 _LEAST_CACHE_BYTES = 1 << 20

@@ -16,3 +16,7 @@ from loaderd_jax.arrays import batches
 from loaderd_jax.process_shard import shard
 
 __all__ = ["batches", "shard"]
+
+
+def __dir__() -> list[str]:
+    return __all__

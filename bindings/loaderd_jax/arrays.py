@@ -30,10 +30,10 @@ import jax
 import numpy as np
 
 import loaderd
-from loaderd.client.elements import DeviceCopyTimer, Elements, Structure
+from loaderd.client.elements import DeviceCopyTimer, Elements, Structure, checked_prefetch
 from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
-from loaderd.options import require
+from loaderd.options import require, suggests_options
 from loaderd_jax.unpack import Unpacker, can_be_in_block
 
 _Fields = Callable[[Any], Mapping[str, jax.Array]]
@@ -41,12 +41,13 @@ _STATE_BYTES = 1024
 _TIMED_COPIES = 3  # with prefetch=2, so many begin before the model has anything to do
 
 
+@suggests_options
 def batches(
     loader: Loader,
     structure: Structure = None,
     *,
     device: jax.Device | jax.sharding.Sharding | None = None,
-    prefetch: int = 2,
+    prefetch: int | None = None,
 ) -> Batches:
     """The batches of ``loader`` as JAX arrays.
 
@@ -56,11 +57,11 @@ def batches(
 
     ``device``: a device or a sharding; None: JAX's default device. On the first CPU, arrays lie in the loader's
     shared memory, which is lent as long as any of them is alive; if you keep more than ``held_batches`` batches, you
-    get copies. To any other device batches are copied, the next ``prefetch`` of them while the loop works on this
-    one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass. With a sharding over
-    several processes, an array is made of the batches of all of them; each process gives its own part. A sharding
-    that divides the records needs batches that it can divide: with ``remainder="drop"`` and ``on_corrupt="raise"``,
-    a loader has no short one.
+    get copies. To any other device batches are copied, the next ``prefetch`` (2) of them while the loop works
+    on this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass. With a
+    sharding over several processes, an array is made of the batches of all of them; each process gives its own part.
+    A sharding that divides the records needs batches that it can divide: with ``remainder="drop"`` and
+    ``on_corrupt="raise"``, a loader has no short one. ``prefetch`` without a ``device`` is an OptionError.
 
     ``state_dict()`` returns where the loop stands, in an array; after ``load_state_dict()``, the next iteration
     begins there.
@@ -80,12 +81,12 @@ class Batches(Elements):
         loader: Loader,
         structure: Structure,
         device: jax.Device | jax.sharding.Sharding | None,
-        prefetch: int,
+        prefetch: int | None,
     ) -> None:
-        super().__init__(loader, structure, prefetch)
+        super().__init__(loader, structure, checked_prefetch(prefetch, device))
         is_place = device is None or isinstance(device, (jax.Device, jax.sharding.Sharding))
         require(is_place, "device", "a jax.Device, a jax.sharding.Sharding or None", device)
-        specs = loader.unpacked_schema.specs
+        specs = loader._unpacked_schema.specs
         for name in self._names:
             _check_dtype(name, specs[name].dtype)
         self._device = device
@@ -93,8 +94,8 @@ class Batches(Elements):
         self._inputs = self._names
         """The fields of the loader's batches that are put on the device."""
         self._take = self._take_fields
-        if loader.unpack == "device":
-            self._unpacker = Unpacker(loader.unpacked_schema.device_program(), self._names)
+        if loader._options.unpack == "device":
+            self._unpacker = Unpacker(loader._unpacked_schema.device_program(), self._names)
             self._inputs = self._unpacker.inputs
             dtypes = {name: loader.schema.specs[name].dtype for name in self._inputs}
             for name, dtype in dtypes.items():
@@ -146,7 +147,7 @@ class Batches(Elements):
 
     def _take_blocks(self, batch: loaderd.Batch) -> tuple[Any, _Fields]:
         """The same of a packed batch: few blocks, so that there are few copies."""
-        blocks = batch.blocks(self._inputs)
+        blocks = batch._blocks(self._inputs)
         fields = tuple(
             (name, number, (offset, batch[name].dtype, batch[name].shape))
             for number, block in enumerate(blocks)

@@ -26,3 +26,7 @@ __all__ = [
     "stop",
     "verify",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -32,3 +32,7 @@ __all__ = [
     "schema_from_features",
     "unpack",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

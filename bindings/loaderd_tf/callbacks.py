@@ -95,7 +95,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                 f"dataset must come from make_dataset, from_loader or distribute, got {dataset!r}",
                 hint="Of a data set that you derived from one, by map() or the like, give that one.",
             )
-        if loader.grows:
+        if loader._grows:
             raise OptionError(
                 'dataset must not be of data that grow (refresh="epoch"): where it stands after so many steps is not '
                 "known before each epoch has begun",
@@ -137,7 +137,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch, self._first, self._seen = epoch, 0, 0
         if self._begin is None or not self._endless:  # the iterator of an endless data set goes on
-            self._begin, self._taken = self._loader.next_position, 0
+            self._begin, self._taken = self._loader.next_position(), 0
         if self._backup is not None:
             self._first = self._progress.step
             if self._first:  # fit has just reset the metrics
@@ -176,7 +176,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
             self._delete()
         elif self._epoch_ended:
             if not self._endless:
-                self._begin, self._taken = self._loader.next_position, 0
+                self._begin, self._taken = self._loader.next_position(), 0
             self._epoch, self._first, self._seen = self._epoch + 1, 0, 0
             self._save()
 
@@ -278,14 +278,14 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
 
         Raises OptionError where ``fit`` would end its epochs elsewhere than the data end theirs.
         """
-        before = self._loader.next_position
-        self._loader.seek(position)
+        before = self._loader.next_position()
+        self._loader.load_state_dict(position)
         if self._endless:
             return
         together, batches = self._batches_per_step, self._loader.batches_left
         # A last step of fewer batches than the others may be dropped or taken.
         if abs((self._num_steps - step) * together - batches) >= together:
-            self._loader.seek(before)
+            self._loader.load_state_dict(before)
             raise OptionError(
                 f"fit must take epochs of {step + -(-batches // together)} steps, as the backup in "
                 f"{self._directory} says, got {self._num_steps} steps",

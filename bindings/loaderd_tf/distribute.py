@@ -27,6 +27,7 @@ from loaderd_tf.tf_dataset import make_dataset
 
 # For each replica: the batch that it works on, the one that it gets next, one copied ahead, and three on their way.
 _HELD_BY_REPLICA = 6
+_HELD_BY_HOST = 2  # for whatever the user makes of the data set
 
 
 def distribute(
@@ -35,7 +36,6 @@ def distribute(
     schema: loaderd.Schema | None = None,
     *,
     global_batch_size: int,
-    prefetch: int = 2,
     remainder: Remainder = "short",
     held_batches: int | None = None,
     **options: Any,
@@ -46,9 +46,8 @@ def distribute(
     another one whose replicas are fed by their own process. A step takes ``global_batch_size`` records, the same
     number for each replica; every host reads its share of each epoch (``shard`` and ``device`` follow from the
     strategy), and over all replicas each record comes once an epoch. ``options`` are those of
-    :func:`make_dataset`. ``prefetch`` is a number of slots of a host, beside those of the batches that its replicas
-    have or that are on their way to them. What is returned has ``loader``, ``close()``, ``statistics()`` and
-    ``diagnose()`` as there; they are those of this host.
+    :func:`make_dataset`. What is returned has ``loader``, ``close()``, ``statistics()`` and ``diagnose()`` as there;
+    they are those of this host.
 
     The ends of epochs: with ``remainder="drop"``, all replicas take the same number of batches of the same, static
     size, and the records left over do not come in this epoch. Else nothing is lost: in an epoch's last step a replica
@@ -62,8 +61,7 @@ def distribute(
     why not in ``fit``, and what to do there). Raises exceptions of :mod:`loaderd.errors`.
     """
     size = _check(strategy, global_batch_size)
-    prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
-    for name in ("batch_size", "shard", "device"):
+    for name in ("batch_size", "shard", "device", "prefetch"):
         if name in options:
             raise TypeError(f"distribute has no option {name!r}: it follows from the strategy and global_batch_size")
     opened: list[tuple[loaderd.Loader, int, int]] = []  # and how many of its batches a step takes; how many hosts
@@ -75,9 +73,8 @@ def distribute(
             schema,
             batch_size=context.get_per_replica_batch_size(size),
             shard=(context.input_pipeline_id, context.num_input_pipelines),
-            prefetch=prefetch,
             remainder=remainder,
-            held_batches=prefetch + _HELD_BY_REPLICA * replicas if held_batches is None else held_batches,
+            held_batches=_HELD_BY_HOST + _HELD_BY_REPLICA * replicas if held_batches is None else held_batches,
             **options,
         )
         opened.append((dataset.loader, replicas, context.num_input_pipelines))

@@ -34,6 +34,7 @@ import loaderd
 from loaderd.client.elements import DeviceCopyTimer, Elements, Structure, check_loader
 from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
+from loaderd.options import suggests_options
 from loaderd_tf.graphs import unconverted
 from loaderd_tf.structure import check_element, has_gpu, is_host
 from loaderd_tf.unpack import Unpacker
@@ -42,12 +43,13 @@ _from_dlpack = tf.experimental.dlpack.from_dlpack
 
 
 @unconverted
+@suggests_options
 def batches(
     loader: Loader,
     structure: Structure = None,
     *,
     device: str | None = None,
-    prefetch: int = 2,
+    prefetch: int | None = None,
 ) -> Batches:
     """The batches of ``loader`` as eager tensors, for a training loop of one's own; without what tf.data costs.
 
@@ -60,16 +62,16 @@ def batches(
     numbers of less than 16 bits that numpy does not have (float8, int4). It copies everything where several consumers
     read the same memory (``sharing="mirrored"`` of :func:`loaderd.connect`).
 
-    ``device``: such as ``"/GPU:0"``: batches are copied there, the next ``prefetch`` of them while the loop works on
-    this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass. On the
-    host (``device`` None or ``"/CPU:0"``), ``prefetch`` has no effect.
+    ``device``: such as ``"/GPU:0"``: batches are copied there, the next ``prefetch`` (2) of them while the loop
+    works on this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass. On the
+    host, the workers are ahead by themselves: ``prefetch`` without a ``device`` is an OptionError.
 
     This is no ``tf.data.Dataset``: for ``model.fit``, or to iterate in a ``tf.function``, use :func:`from_loader`.
     Raises OptionError for a field or a device that does not exist, and in a ``tf.function`` that is being traced.
     """
     check_loader(loader)
-    structure, prefetch = check_element(structure, prefetch, device, loader.unpacked_schema)
-    return Batches(loader, structure, None if device is None or is_host(device) else device, prefetch)
+    structure, ahead = check_element(structure, prefetch, device, loader._unpacked_schema)
+    return Batches(loader, structure, None if device is None or is_host(device) else device, ahead)
 
 
 class Batches(Elements):
@@ -82,9 +84,9 @@ class Batches(Elements):
         self._waits = DeviceCopyTimer(loader, prefetch)
         self._pins = False
         self._unpack: Callable[[_Tensors], _Tensors] | None = None
-        inputs = {name: loader.unpacked_schema.specs[name] for name in self._names}
-        if loader.unpack == "device":
-            unpacker = Unpacker(loader.unpacked_schema, self._names)
+        inputs = {name: loader._unpacked_schema.specs[name] for name in self._names}
+        if loader._options.unpack == "device":
+            unpacker = Unpacker(loader._unpacked_schema, self._names)
             inputs = unpacker.inputs
             self._unpack = unpacker.compiled()
         self._fields = {name: _reader_of(spec.dtype) for name, spec in inputs.items()}
@@ -117,7 +119,7 @@ class Batches(Elements):
     def _tensors(self, batch: loaderd.Batch) -> _Tensors:
         _check_eager()
         if self._pins:
-            batch.pin()
+            batch._pin()
         return {name: read(batch, name) for name, read in self._fields.items()}
 
 

@@ -76,8 +76,8 @@ class GraphLoader:
         text = loader._pass_to_json(pass_).encode()
         missed = self._missed.get(text)
         if missed is not None and step == missed[1] + 1:
-            # A pass begins there only after a seek: the user leaves the missed batch out. For fetch, the iterator
-            # that begins would look like the one that missed it.
+            # A pass begins there only after load_state_dict(): the user leaves the missed batch out. For fetch, the
+            # iterator that begins would look like the one that missed it.
             self._missed.pop(text, None)
         return text, np.int64(step), np.int64(_NO_END if num_steps is None else num_steps + 1)
 
@@ -116,7 +116,7 @@ class GraphLoader:
         if batch is None:
             raise StopIteration
         if self._pins:
-            batch.pin()
+            batch._pin()
         return [batch[name] for name in self._names]
 
     def fetch_flagged(self, step: np.int64, pass_text: bytes) -> list[Any]:
@@ -131,9 +131,9 @@ class GraphLoader:
             self._missed[pass_text] = first, step
             raise ClosedError(
                 f"batch {first} of this pass was not delivered, and an iterator of tf.data cannot go back to it",
-                hint="Make another one that begins there: begin = loader.next_position in front of the loop, "
-                "loader.seek(loader.after(begin, batches)) after the error. Or restore a checkpoint of this one "
-                "from before it.",
+                hint="Make another one that begins there: begin = loader.next_position() in front of the loop, "
+                "loader.load_state_dict(loader.after(begin, batches)) after the error. Or restore a checkpoint of "
+                "this one from before it.",
             )
         if step == last:
             self._missed.pop(pass_text, None)
@@ -163,7 +163,7 @@ class GraphLoader:
 
 def cardinality(loader: Loader) -> int:
     """The cardinality of a data set of ``loader``: batches of its next iteration, as far as that is known."""
-    if loader.grows and loader._num_passes is not None:
+    if loader._grows and loader._num_passes is not None:
         return int(tf.data.UNKNOWN_CARDINALITY)
     try:
         return loader.batches_left

@@ -8,13 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 import loaderd
-from loaderd.client.elements import Structure, checked_structure, field_names
+from loaderd.client.elements import Structure, checked_prefetch, checked_structure, field_names
 from loaderd.errors import OptionError
-from loaderd.options import as_count, require
+from loaderd.options import require
 
 
 def check_element(structure: Structure, prefetch: Any, device: Any, schema: loaderd.Schema) -> tuple[Structure, int]:
-    """The structure (as tf.data takes it) and ``prefetch``, checked; and what they need. Raises OptionError."""
+    """The structure (as tf.data takes it), and how many batches to copy ahead. Raises OptionError."""
     if device is not None:
         check_device(device)
     require(
@@ -24,11 +24,11 @@ def check_element(structure: Structure, prefetch: Any, device: Any, schema: load
         prefetch,
         "AUTOTUNE has nothing to tune here: the workers are ahead by batches of their own, and the default will do.",
     )
-    prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
+    ahead = checked_prefetch(prefetch, device)
     structure = _without_lists(checked_structure(structure, schema))
     for name in field_names(structure):
         check_dtype(name, schema.specs[name].dtype)
-    return structure, prefetch
+    return structure, ahead
 
 
 def check_dtype(name: str, dtype: np.dtype[Any]) -> None:

@@ -14,7 +14,7 @@ batch's lease ends, and its slot is filled anew.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -46,7 +46,7 @@ def make_dataset(
     *,
     batch_size: int,
     structure: Structure = None,
-    prefetch: int = 2,
+    prefetch: int | None = None,
     device: str | None = None,
     unpack: Unpack = "worker",
     epochs: int | None = 1,
@@ -65,7 +65,7 @@ def make_dataset(
     storage: loaderd.Storage = DEFAULT_STORAGE,
     where: loaderd.Derived | None = None,
     sample: float | loaderd.Sample | None = None,
-    start: loaderd.Position | None = None,
+    start: Mapping[str, Any] | loaderd.Position | None = None,
 ) -> tf.data.Dataset:
     """Batches of TFRecord shards as a ``tf.data.Dataset`` of known cardinality.
 
@@ -100,10 +100,10 @@ def make_dataset(
         where=where,
         sample=sample,
     )
-    structure, prefetch = check_element(structure, prefetch, device, delivered_schema(dataset.schema, unpack))
+    structure, ahead = check_element(structure, prefetch, device, delivered_schema(dataset.schema, unpack))
     batch_size = as_count(batch_size, "batch_size")
     if held_batches is None:
-        held_batches = prefetch + _HELD_BY_CONSUMER
+        held_batches = ahead + _HELD_BY_CONSUMER
     loader = loaderd.Loader(
         dataset,
         batch_size=batch_size,
@@ -122,32 +122,33 @@ def make_dataset(
 
 
 @unconverted
+@suggests_options
 def from_loader(
     loader: Loader,
     structure: Structure = None,
     *,
-    prefetch: int = 2,
+    prefetch: int | None = None,
     device: str | None = None,
 ) -> tf.data.Dataset:
     """The batches of ``loader`` as a ``tf.data.Dataset``; the caller still closes the loader.
 
     ``structure``: nested tuples, lists and dicts of field names; an element has their tensors in the same structure.
     None: a dict, name -> tensor, in the schema's order. ``device``: such as ``"/GPU:0"``: batches are copied there
-    ahead, so that ``prefetch`` of them lie there while the model works on another. On the host, TensorFlow takes
-    nothing ahead, as the workers are ahead; ``make_dataset`` has slots for a ``.prefetch(prefetch)`` of your own. If
-    the loader has ``unpack="device"``, elements are packed, as :func:`make_dataset` says. Raises OptionError for a
+    ahead, so that ``prefetch`` (2) of them lie there while the model works on another. On the host, TensorFlow takes
+    nothing ahead, as the workers are ahead: ``prefetch`` without a ``device`` is an OptionError. ``make_dataset`` has
+    slots for a ``.prefetch(2)`` of your own; for more of them, give ``held_batches``. If the loader has
+    ``unpack="device"``, elements are packed, as :func:`make_dataset` says. Raises OptionError for a
     field or device that does not exist.
 
     The data set has the attribute ``loader``, and its methods ``close()``, ``statistics()`` and ``diagnose()``. What
     is made of it by ``map()`` or the like is another object, which has none of them: keep this one.
-
     """
     check_loader(loader)
-    structure, prefetch = check_element(structure, prefetch, device, loader.schema)
+    structure, ahead = check_element(structure, prefetch, device, loader.schema)
     device = None if device is None or is_host(device) else device
     names = field_names(structure)
     specs = [
-        tf.TensorSpec([loader.static_batch_size, *spec.shape], tf.as_dtype(spec.dtype))
+        tf.TensorSpec([loader._static_batch_size, *spec.shape], tf.as_dtype(spec.dtype))
         for spec in (loader.schema.specs[name] for name in names)
     ]
     graph_loader = GraphLoader(loader, names, has_gpu())
@@ -157,19 +158,19 @@ def from_loader(
     def element(tensors: Sequence[tf.Tensor]) -> Any:
         return pack(dict(zip(names, tensors, strict=True)))
 
-    dataset = _of_passes(graph_loader, loader.grows, loader.on_corrupt != "raise", specs, element)
+    dataset = _of_passes(graph_loader, loader._grows, loader._options.on_corrupt != "raise", specs, element)
     size = cardinality(loader)
     if size != tf.data.UNKNOWN_CARDINALITY and (size < 0 or loader._next_is_whole):
         dataset = _of_cardinality(dataset, size, graph_loader.is_gone)
-    dataset = _ahead(dataset, prefetch, device)
+    dataset = _ahead(dataset, ahead, device)
     if device is not None or not loader._next_is_whole:
         # For TensorFlow, what copies to a device is a generator: its cardinality is unknown and cannot be asserted.
         # And where the first pass is shorter than the next ones, no fixed cardinality is right for all passes.
         dataset.cardinality = graph_loader.cardinality
     own = with_own_iterators(
         dataset,
-        in_thread=device is None and loader.sharing == "independent",
-        shuffled=loader.shuffled,
+        in_thread=device is None and loader._sharing == "independent",
+        shuffled=bool(loader._options.shuffle),
         has_target=not isinstance(structure, dict),
     )
     return attach(own, loader)

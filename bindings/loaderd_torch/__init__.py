@@ -15,3 +15,7 @@ from loaderd_torch.rank_shard import shard
 from loaderd_torch.tensors import batches
 
 __all__ = ["batches", "shard"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -76,11 +76,11 @@ _CYCLES = {"_MaxSizeCycle", "_MinSize", "_MaxSize"}
 
 def _check_skip(loader: Loader, batches: int, epoch_is_set: bool) -> None:
     if not loader._next_is_whole:
-        here = loader.next_position
+        here = loader._next_position
         raise OptionError(
             f"{batches} batches would be skipped, and the loader is behind them already: at batch {here.batch} of "
             f"epoch {here.epoch}",
-            hint="Either load_state_dict(), seek() or start=, or skip_first_batches.",
+            hint="Either load_state_dict() or start=, or skip_first_batches.",
         )
     if not epoch_is_set:
         raise OptionError(

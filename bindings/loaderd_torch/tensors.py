@@ -34,10 +34,10 @@ import torch.utils._pytree as pytree
 from torch.utils.data import IterableDataset
 
 import loaderd
-from loaderd.client.elements import DeviceCopyTimer, Elements, Structure
+from loaderd.client.elements import DeviceCopyTimer, Elements, Structure, checked_prefetch
 from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
-from loaderd.options import require
+from loaderd.options import require, suggests_options
 from loaderd_torch.callers import HOW_TO_SKIP, check_callers, worker_error
 from loaderd_torch.dtypes import tensor_of
 from loaderd_torch.unpack import BlockReader, Unpacker
@@ -47,12 +47,13 @@ _ReadyTensors = Callable[[], Tensors]
 _Fields = Callable[[Tensors], Tensors]
 
 
+@suggests_options
 def batches(
     loader: Loader,
     structure: Structure = None,
     *,
     device: str | torch.device | None = None,
-    prefetch: int = 2,
+    prefetch: int | None = None,
 ) -> Batches:
     """The batches of ``loader`` as tensors.
 
@@ -66,9 +67,9 @@ def batches(
     Where several consumers read the same memory (``sharing="mirrored"`` of
     :func:`loaderd.connect`), all tensors are copies.
 
-    ``device``: such as ``"cuda:0"``: batches are copied there, the next ``prefetch`` of them while the loop works on
-    this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass. On the
-    host (``device`` None or ``"cpu"``), ``prefetch`` has no effect.
+    ``device``: such as ``"cuda:0"``: batches are copied there, the next ``prefetch`` (2) of them while the loop
+    works on this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass. On the
+    host, the workers are ahead by themselves: ``prefetch`` without a ``device`` is an OptionError.
 
     For a GPU, the loader's memory is pinned. From then on, its tensors on the host are copies, because a
     ``.to("cuda", non_blocking=True)`` of one would still be under way when its slot is filled again. Arrays that you
@@ -94,16 +95,16 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
         loader: Loader,
         structure: Structure,
         device: str | torch.device | None,
-        prefetch: int,
+        prefetch: int | None,
     ) -> None:
-        super().__init__(loader, structure, prefetch)
+        super().__init__(loader, structure, checked_prefetch(prefetch, device))
         self._device = torch.device("cpu") if device is None else _device_of(device)
         self._ahead = 0 if self._device.type == "cpu" else self._prefetch
         for name in self._names:
-            _check_dtype(name, loader.unpacked_schema.specs[name].dtype)
+            _check_dtype(name, loader._unpacked_schema.specs[name].dtype)
         self._take = self._take_fields
-        if loader.unpack == "device":
-            self._unpacker = Unpacker(loader.unpacked_schema.device_program(), self._names, self._device)
+        if loader._options.unpack == "device":
+            self._unpacker = Unpacker(loader._unpacked_schema.device_program(), self._names, self._device)
             self._read = BlockReader({name: loader.schema.specs[name] for name in self._unpacker.inputs})
             self._take = self._take_blocks
         self._epoch_is_set = False  # since the last iteration
@@ -164,8 +165,8 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
 
         def hand_over(batch: loaderd.Batch) -> Callable[[], Any]:
             if self._device.type == "cuda":
-                batch.pin()
-            elif batch.is_pinned:
+                batch._pin()
+            elif batch._is_pinned:
                 batch = batch.copy()
             tensors, fields_of = self._take(batch)
             ready = begin_copy(tensors, batch.num_records)
@@ -179,7 +180,7 @@ class Batches(Elements, IterableDataset[Any]):  # type: ignore[misc]  # torch is
 
     def _take_blocks(self, batch: loaderd.Batch) -> tuple[Tensors, _Fields]:
         """The same of a packed batch: few blocks, so that there are few copies."""
-        blocks, num_records = batch.blocks(self._unpacker.inputs), batch.num_records
+        blocks, num_records = batch._blocks(self._unpacker.inputs), batch.num_records
         offsets = {str(number): block.offsets for number, block in enumerate(blocks)}
 
         def fields_of(copies: Tensors) -> Tensors:

@@ -29,18 +29,16 @@ def step(weights, board, score):
 
 
 weights = [0.02 * jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(1536, 32), (32,)])]
-start = loaderd.Position()
-if os.path.exists(file):
-    with open(file, "rb") as saved:
-        weights, start = pickle.load(saved)  # the position: what comes next
-schema = loaderd.schemas.chess_eval()
-if start.epoch < epochs:
-    with loaderd.Loader(shards, schema, batch_size=512, epochs=epochs, start=start) as loader:
-        for board, score in loaderd_jax.batches(
-            loader, structure=("board", "score")
-        ):  # on a GPU: device=jax.devices()[0]
+with loaderd.Loader(shards, loaderd.schemas.chess_eval(), batch_size=512) as loader:
+    if os.path.exists(file):
+        with open(file, "rb") as saved:
+            weights, state = pickle.load(saved)
+        loader.load_state_dict(state)
+    batches = loaderd_jax.batches(loader, structure=("board", "score"))  # on a GPU: device=jax.devices()[0]
+    for _ in range(loader.position.epoch, epochs):
+        for board, score in batches:
             weights = step(weights, board, score)
             if loader.position.batch % 20 == 0:  # and behind each epoch
                 with open(f"{file}.new", "wb") as saving:
-                    pickle.dump((weights, loader.position), saving)
+                    pickle.dump((weights, loader.state_dict()), saving)
                 os.replace(f"{file}.new", file)

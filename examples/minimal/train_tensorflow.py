@@ -3,6 +3,7 @@
 python train_tensorflow.py 'shards/*.tfrecord' run
 """
 
+import json
 import sys
 
 import keras
@@ -19,18 +20,18 @@ layers = [keras.Input((8, 8, 24)), keras.layers.Flatten(), keras.layers.Dense(32
 net = keras.Sequential(layers)
 net.compile("adam", "mse")
 net.optimizer.build(net.trainable_variables)  # so that all of it is restored at once
-position = tf.Variable(loaderd.Position().to_json())  # what comes next
-checkpoint = tf.train.Checkpoint(net=net, optimizer=net.optimizer, position=position)
+state = tf.Variable("")  # of the loader
+checkpoint = tf.train.Checkpoint(net=net, optimizer=net.optimizer, loader=state)
 manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
-manager.restore_or_initialize()
 
-start = loaderd.Position.from_json(position.numpy())
-schema = loaderd.schemas.chess_eval()
-if start.epoch < epochs:
-    with loaderd.Loader(shards, schema, batch_size=512, epochs=epochs, start=start) as loader:
-        for board, score in loaderd_tf.batches(loader, ("board", "score")):  # on a GPU: device="/GPU:0"
+with loaderd.Loader(shards, loaderd.schemas.chess_eval(), batch_size=512) as loader:
+    if manager.restore_or_initialize():
+        loader.load_state_dict(json.loads(state.numpy()))
+    batches = loaderd_tf.batches(loader, ("board", "score"))  # on a GPU: device="/GPU:0"
+    for _ in range(loader.position.epoch, epochs):
+        for board, score in batches:
             net.train_on_batch(board, score)
             if loader.position.batch % 20 == 0:  # and behind each epoch
-                position.assign(loader.position.to_json())
+                state.assign(json.dumps(loader.state_dict()))
                 manager.save()
 print(f"step {int(net.optimizer.iterations)}")

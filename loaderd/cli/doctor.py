@@ -122,7 +122,7 @@ def _of_server(address: str, token: str | None, tls: TLS | None) -> list[Case]:
     report = ask_status(address, token=token, tls=tls)
     try:
         found = [one for one in report["consumers"] if one.get("diagnosis")]
-        cases = [Case(one["name"], one["pid"], Diagnosis.from_wire(one["diagnosis"])) for one in found]
+        cases = [Case(one["name"], one["pid"], Diagnosis._from_wire(one["diagnosis"])) for one in found]
         for case in cases:
             text_of(case)
     except Exception as error:  # anybody may listen there

@@ -78,14 +78,14 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
             return None
         return array
 
-    def blocks(self, names: Collection[str]) -> list[Block]:
+    def _blocks(self, names: Collection[str]) -> list[Block]:
         """The fields ``names`` as few blocks, for a copy of each to a device: neighbours are in one.
 
         A block may be written to, and begins with a field. It is the memory of the batch itself where that is the
         consumer's alone, else a copy.
         """
         if self._block is None:
-            return Batch({name: self._fields[name] for name in names}).copy().blocks(names)
+            return Batch({name: self._fields[name] for name in names}).copy()._blocks(names)
         whole, places = self._block
         runs: list[list[str]] = []
         end = 0
@@ -102,7 +102,7 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
             blocks.append(Block(part if part.flags.writeable else part.copy(), offsets))
         return blocks
 
-    def pin(self) -> None:
+    def _pin(self) -> None:
         """Have GPUs copy out of the slots by themselves, from now on: see ``shm.pinned``.
 
         A copy then goes on after the call that began it: the arrays must be kept until it is over.
@@ -113,7 +113,7 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
             pin(self._memory)
 
     @property
-    def is_pinned(self) -> bool:
+    def _is_pinned(self) -> bool:
         """Whether GPUs copy the arrays by themselves."""
         return self._memory is not None and bool(self._memory.is_pinned)
 

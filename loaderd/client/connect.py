@@ -6,8 +6,9 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 from loaderd.client.discovery import Discovery, first_addresses
@@ -29,7 +30,7 @@ from loaderd.remote.tickets import ConsumerName
 from loaderd.version import VERSION
 
 
-@suggests_options
+@partial(suggests_options, elsewhere="where the server's data set is made")
 def connect(
     address: Addresses,
     dataset: str,
@@ -43,7 +44,7 @@ def connect(
     group: str = "",
     workers: int | None = None,
     held_batches: int = 4,
-    start: Position | None = None,
+    start: Mapping[str, Any] | Position | None = None,
     unpack: Unpack = "worker",
     report: str | os.PathLike[str] | None = None,
     stall_timeout: float | None = 120.0,
@@ -78,7 +79,8 @@ def connect(
 
     Raises ServerError, here or in the middle of an iteration, if a server cannot be reached or refuses (its token,
     limits, version; a data set that it does not have). If it was away for too long, the same iterator goes on with
-    the same batch when it is asked again; a new one begins the next pass, unless ``seek(position)`` was called.
+    the same batch when it is asked again; a new one begins the next pass, unless
+    ``loader.load_state_dict(loader.state_dict())`` was called.
     """
     first = checked_start(start)
     if isinstance(dataset, (Dataset, Concat, Mix)):

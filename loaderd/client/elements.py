@@ -10,10 +10,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any, TypeVar
-
-import numpy as np
 
 from loaderd.client.loader import Loader
 from loaderd.errors import OptionError
@@ -31,11 +28,11 @@ class Elements(Iterable[Any]):
     """The batches of ``loader``, packed in a structure. Each iteration is an iteration of the loader."""
 
     def __init__(self, loader: Loader, structure: Structure, prefetch: int) -> None:
-        """``prefetch``: how many batches are copied to a device ahead. Raises OptionError."""
+        """``prefetch``: of :func:`checked_prefetch`. Raises OptionError."""
         check_loader(loader)
-        structure = checked_structure(structure, loader.unpacked_schema)
+        structure = checked_structure(structure, loader._unpacked_schema)
         self.loader = loader
-        self._prefetch = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
+        self._prefetch = prefetch
         self._pack = packer(structure)
         self._names = field_names(structure)
 
@@ -47,20 +44,12 @@ class Elements(Iterable[Any]):
         return True  # also of a loader without a length
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the consumer stands: ``loader.position``, as text. What was read or copied ahead does not count."""
-        return {"position": self.loader.position.to_json()}
+        """As ``loader.state_dict()``. What was read or copied ahead does not count."""
+        return self.loader.state_dict()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Have the next iteration begin where ``state_dict()`` says. Raises OptionError if that is of other data."""
-        position = state_dict.get("position") if isinstance(state_dict, Mapping) else None
-        if not isinstance(position, str):
-            array = np.empty(0)
-            with suppress(Exception):  # of what anybody may have written into a checkpoint
-                array = np.asarray(position)  # the characters, of a binding whose checkpoints hold arrays alone
-            is_text = array.dtype == np.uint8
-            require(is_text, "state_dict", "what state_dict() returned", state_dict)
-            position = array.tobytes()
-        self.loader.seek(Position.from_json(position))
+    def load_state_dict(self, state_dict: Mapping[str, Any] | Position) -> None:
+        """As ``loader.load_state_dict()``: have the next iteration begin with exactly the next batch."""
+        self.loader.load_state_dict(state_dict)
 
 
 class DeviceCopyTimer:
@@ -102,6 +91,16 @@ def check_loader(loader: Any) -> None:
     must = "a loaderd.Loader, or what loaderd.connect returned"
     hint = "Loader(shards, schema, batch_size=…) makes one of paths; Loader(dataset, batch_size=…) of a Dataset."
     require(isinstance(loader, Loader), "loader", must, loader, hint)
+
+
+def checked_prefetch(prefetch: int | None, device: Any) -> int:
+    """How many batches are copied to ``device`` ahead: two, unless it is said. Raises OptionError."""
+    if prefetch is None:
+        return 2
+    count = as_count(prefetch, "prefetch", "a number of batches, 0 or more", 0)
+    hint = "It is how many batches to copy to a device ahead: give device=, too. On the host, the workers are ahead."
+    require(device is not None or not count, "prefetch", "left out where there is no device=", prefetch, hint)
+    return count
 
 
 def checked_structure(structure: Structure, schema: Schema) -> Structure:

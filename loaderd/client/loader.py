@@ -31,7 +31,7 @@ from loaderd.options import (
     suggests_options,
 )
 from loaderd.plan.passes import Pass
-from loaderd.plan.positions import PassSequence, Position, check_epoch, position_of_pass
+from loaderd.plan.positions import PassSequence, Position, check_epoch, position_of, position_of_pass
 from loaderd.plan.sampling import Sample
 from loaderd.progress import ProgressDisplay
 from loaderd.redaction import shown
@@ -47,55 +47,57 @@ if TYPE_CHECKING:
 class Loader:
     """Batches of TFRecord shards, unpacked by worker processes into shared memory.
 
-    Options:
+    Options (a wrong value raises an OptionError, before any process is started):
 
     - ``shards``: a path, a glob, a URI, or any number of them (a list, a set, a generator …), whose files come in the
       order of their paths; or a :class:`~loaderd.Dataset`, :class:`~loaderd.Mix` or :class:`~loaderd.Concat` (then
-      ``schema``, ``shuffle``, ``seed``, ``on_corrupt``, ``index_cache``, ``refresh``, ``storage`` and ``where`` are
-      the data set's).
-    - ``epochs``: of one pass; None: for ever.
-    - ``shuffle``: True, False (the files' own order), or a :class:`~loaderd.Shuffle`.
-    - ``remainder``: what becomes of an epoch's last, partial batch: ``"drop"``, ``"short"``, or ``"carry"`` (it is
-      completed from the next epoch).
-    - ``seed``: the order, and all random fields, follow from it. None: one is drawn, which ``loader.seed`` says.
-    - ``shard=(i, n)``: this is host i of n, and gets an n-th of each epoch. None: it gets all of it, with a
-      UserWarning where torch.distributed or jax.distributed has several processes: they train on the same batches.
-    - ``workers``: worker processes; None: chosen from the cores.
-    - ``on_corrupt``: ``"raise"``, ``"skip_record"``, ``"skip_shard"`` or ``"skip_any"``. The two in the middle raise
-      RecordMismatchError where more than one record in a hundred does not match the schema. What is left out is a
-      SkippedDataWarning.
-    - ``held_batches``: how many batches the consumer may hold at a time before it gets copies.
-    - ``index_cache``: ``"user"`` (``$LOADERD_CACHE_DIR`` or ``~/.cache/loaderd``), ``"beside"`` (the shards),
-      ``"none"``, or a folder.
-    - ``progress``: what standard error shows while shards are listed and indexed: True, a bar; False, nothing; None:
-      a bar if it is a terminal, else a line after 5 s, and then one a minute at most.
-    - ``refresh``: ``"epoch"``: each epoch is made of the shards that there are when it begins (the first one, when
-      the loader is made); else ``"never"``.
-    - ``stall_timeout``: seconds without progress after which a process of loaderd is replaced; None: never.
-    - ``report``: a file to which every damaged record is written, a JSON object a line; see
-      "When something breaks" in the documentation (docs/failures.md).
-    - ``storage``: a :class:`~loaderd.Storage`: for how long failed requests are tried again, how many requests are
-      under way at a time, a cache on a local disk.
-    - ``where``: which records are in the data set: a :class:`~loaderd.Derived` that gives a bool for each; see
-      :class:`~loaderd.Dataset`.
-    - ``sample``: each epoch draws a share of the records anew, such as ``1/32``, or by weights: see
-      :class:`~loaderd.Sample`.
-    - ``start``: a :class:`~loaderd.Position` to go on from.
-    - ``unpack``: ``"device"``: batches hold stored features as far as possible. ``batches`` of the bindings makes the
-      fields of them, on the device; :attr:`schema` says what the batches of the loader itself hold.
+      ``schema``, ``shuffle``, ``seed``, ``on_corrupt``, ``index_cache``, ``refresh``, ``storage``, ``where`` and
+      ``sample`` are the data set's). NoShardsError: there is none, or no record.
+    - ``schema`` (a :class:`~loaderd.Schema`): what a record holds, and the fields that come out.
+    - ``batch_size`` (int): records in a batch.
+    - ``epochs`` (int or None, default 1): of one pass; None: for ever.
+    - ``shuffle`` (bool or :class:`~loaderd.Shuffle`, default True): False: the files' own order.
+    - ``seed`` (int or None, default 0): the order, and all random fields, follow from it. None: one is drawn, which
+      ``loader.seed`` says.
+    - ``remainder`` (default "short"): what becomes of an epoch's last, partial batch: ``"drop"``, ``"short"``, or
+      ``"carry"`` (it is completed from the next epoch).
+    - ``shard`` ((int, int) or None, default None): (i, n): this is host i of n, and gets an n-th of each epoch. None:
+      it gets all of it, with a UserWarning where torch.distributed or jax.distributed has several processes: they
+      train on the same batches.
+    - ``workers`` (int or None, default None): worker processes; None: chosen from the cores.
+    - ``on_corrupt`` (default "raise"): ``"raise"`` (CorruptRecordError, RecordMismatchError), ``"skip_record"``,
+      ``"skip_shard"`` or ``"skip_any"``. The two in the middle raise RecordMismatchError where more than one record
+      in a hundred does not match the schema. What is left out is a SkippedDataWarning.
+    - ``held_batches`` (int, default 4): batches that the consumer may hold at a time before it gets copies.
+    - ``index_cache`` (str or path, default "user"): ``"user"`` (``$LOADERD_CACHE_DIR`` or ``~/.cache/loaderd``),
+      ``"beside"`` (the shards), ``"none"``, or a folder.
+    - ``progress`` (bool or None, default None): what standard error shows while shards are listed and indexed: True,
+      a bar; False, nothing; None: a bar if it is a terminal, else a line after 5 s, and then one a minute at most.
+    - ``refresh`` (default "never"): ``"epoch"``: each epoch is made of the shards that there are when it begins (the
+      first one, when the loader is made).
+    - ``stall_timeout`` (float or None, default 120.0): seconds without progress after which a process of loaderd is
+      replaced; None: never.
+    - ``report`` (path or None, default None): a file to which every damaged record is written, a JSON object a line;
+      see "When something breaks" in the documentation (docs/failures.md).
+    - ``storage`` (a :class:`~loaderd.Storage`, default Storage()): for how long failed requests are tried again, how
+      many are under way at a time, a cache on a local disk. StorageError: it does not answer.
+    - ``where`` (a :class:`~loaderd.Derived` or None, default None): which records are in the data set: it gives a
+      bool for each; see :class:`~loaderd.Dataset`.
+    - ``sample`` (float, :class:`~loaderd.Sample` or None, default None): each epoch draws a share of the records
+      anew, such as ``1/32``, or by weights.
+    - ``start`` (what ``state_dict()`` returned, a :class:`~loaderd.Position`, or None, default None): where to go on
+      from. OptionError, which says what differs: it is of other data.
+    - ``unpack`` (default "worker"): ``"device"``: batches hold stored features as far as possible. ``batches`` of the
+      bindings makes the fields of them, on the device; ``schema`` says what the loader's own batches hold.
 
     Each ``iter(loader)`` is a **pass** of ``epochs`` epochs. It goes on counting epochs where the pass before would
     have ended, so that each is shuffled in its own way. Making a loader starts a daemon and its workers and indexes
     the shards; :meth:`close`, or leaving the ``with`` block, ends them. Raises exceptions of :mod:`loaderd.errors`.
 
-    With ``start``, the first pass goes from there to where it would have ended. The position behind a pass is where
-    the next one begins; so a training of ``epochs`` epochs is finished where ``start.epoch >= epochs``. A position of
-    another number of hosts or another batch size will do: what was left of its epoch is then shared out anew, and
-    nothing of it comes twice. A position of other data is refused with an OptionError that says what differs.
+    :meth:`state_dict` says where the consumer stands, and :meth:`load_state_dict`, or ``start``, goes on from there
+    with exactly the next batch, to where the pass would have ended. As ``start``, a state of another number of hosts
+    or another batch size will do: what was left of its epoch is then shared out anew, and nothing of it comes twice.
     """
-
-    sharing: Sharing = "independent"
-    """How it shares its data set with other consumers; see ``loaderd.connect``."""
 
     @suggests_options
     def __init__(
@@ -120,7 +122,7 @@ class Loader:
         storage: Storage = DEFAULT_STORAGE,
         where: Derived | None = None,
         sample: float | Sample | None = None,
-        start: Position | None = None,
+        start: Mapping[str, Any] | Position | None = None,
         unpack: Unpack = "worker",
     ) -> None:
         dataset = as_dataset(
@@ -160,25 +162,31 @@ class Loader:
     def _of_servers(cls, source: Source, start: Position, sharing: Sharing, shard_is_chosen: bool) -> Loader:
         """What ``loaderd.connect`` returns."""
         loader = cls.__new__(cls)
-        loader._open(source, start, ProgressDisplay(None), shard_is_chosen)
-        loader.sharing = sharing
+        loader._open(source, start, ProgressDisplay(None), shard_is_chosen, sharing)
         return loader
 
-    def _open(self, source: Source, start: Position, progress: ProgressDisplay, shard_is_chosen: bool) -> None:
+    def _open(
+        self,
+        source: Source,
+        start: Position,
+        progress: ProgressDisplay,
+        shard_is_chosen: bool,
+        sharing: Sharing = "independent",
+    ) -> None:
         """``shard_is_chosen``: else it warns where several processes train."""
         self._stream = stream = Stream(source, start, progress)
         self._options = stream.options
-        self.schema, self.unpacked_schema = stream.schema, stream.unpacked_schema
-        """What batches hold, and what a binding makes of them: another schema where ``unpack`` is "device"."""
-        self.grows = stream.grows
-        """Whether each epoch is made of the shards that there are when it begins."""
+        self.schema = stream.schema
+        """What batches hold."""
+        self._unpacked_schema = stream.unpacked_schema  # what a binding makes of packed batches
+        self._grows = stream.grows  # each epoch is made of the shards that there are when it begins
         self._next = stream.pass_sequence.find(start)
-        if self.grows and self._options.shard[1] > 1 and start.listing is None:
+        if self._grows and self._options.shard[1] > 1 and start.listing is None:
             self._next = self._next[0]._replace(listing=None), self._next[1]  # those that this host alone has listed
         self._here: tuple[Pass, int] | None = self._next
         self._first_pass = self._next[0]
-        self._is_placed = start != Position()  # or by seek(), and no pass has begun since
-        self._shard_is_chosen = shard_is_chosen
+        self._is_placed = start != Position()  # or by load_state_dict(), and no pass has begun since
+        self._shard_is_chosen, self._sharing = shard_is_chosen, sharing
         self._metrics_ends: list[Callable[[], object]] = []
         self._sized: tuple[Pass | None, float] = (None, 0)  # a pass, and the step behind its last (inf: no end)
         try:
@@ -210,7 +218,7 @@ class Loader:
         each epoch is a pass of its own, made of the shards that there are when it begins. The iterator can be used
         after an exception: if a batch could not be delivered, it goes on with the next one; if storage or servers did
         not answer, it waits for the same batch. A new iterator begins the next pass all the same: call
-        ``seek(position)`` before, to go on in this one.
+        ``load_state_dict(state_dict())`` before, to go on in this one.
         """
         return self._iterate()
 
@@ -241,7 +249,7 @@ class Loader:
     def _read(self, pass_: Pass, step: int, takes_ahead: bool = False) -> Batch | LoaderdError | None:
         if (watched := self._stream.watched) is not None:
             watched.page.words[TAKES_AHEAD] = takes_ahead
-        if pass_ is not self._sized[0] or self.grows:
+        if pass_ is not self._sized[0] or self._grows:
             num_steps = self._num_steps(pass_)
             self._sized = pass_, math.inf if num_steps is None else num_steps
         if step >= self._sized[1]:
@@ -255,8 +263,8 @@ class Loader:
     @property
     def _num_passes(self) -> int | None:
         """How many passes the next iteration makes: 1, or where data sets grow, one for each epoch (None: no end)."""
-        if not self.grows or self._options.epochs is None:
-            return None if self.grows else 1
+        if not self._grows or self._options.epochs is None:
+            return None if self._grows else 1
         return self._options.epochs - self._next[0].first_epoch % self._options.epochs
 
     def _new_pass(self) -> tuple[Pass, int]:
@@ -269,7 +277,7 @@ class Loader:
         check_epoch(pass_.first_epoch)
         if not self._shard_is_chosen:
             self._warn_of_same_batches()
-        if self.grows and pass_.listing is None:
+        if self._grows and pass_.listing is None:
             if self._options.shard[1] > 1:
                 text = f"shard={self._options.shard} of data that grow: no host has listed the shards of this epoch"
                 raise OptionError(text, hint=HINT_GROWING_ON_HOSTS)
@@ -283,19 +291,19 @@ class Loader:
         self._stream.list_shards(None)
         return pass_._replace(listing=self._stream.pass_sequence.listing)
 
-    def list_shards(self) -> Position:
-        """List the shards of the next pass now, if data grow; returns :attr:`next_position`, which names them.
+    def next_position(self) -> Position:
+        """Where the next iteration will begin. Where data grow, its shards are listed now, and are part of it.
 
         Several hosts make the same epoch of the same shards so: one calls this and sends the position to the others
-        (``to_json``); all ``seek`` it. Where a position in the middle of an epoch is next, its shards stay.
-        Raises LoaderdError.
+        (``to_json``); all give it to :meth:`load_state_dict`. Raises LoaderdError.
         """
-        with self._stream.lock:
-            pass_, step = self._next
-            if self.grows and pass_.listing is None:
-                self._next = self._listed(pass_), step
-                self._is_placed = True
-        return self.next_position
+        if self._grows:
+            with self._stream.lock:
+                pass_, step = self._next
+                if pass_.listing is None:
+                    self._next = self._listed(pass_), step
+                    self._is_placed = True
+        return self._next_position
 
     def _warn_of_same_batches(self) -> None:
         for framework in ("torch", "jax"):
@@ -323,13 +331,12 @@ class Loader:
             raise OptionError(
                 "loader.position is unknown, because a tf.data.Dataset takes the batches",
                 hint="For a tf.data.Dataset save the iterator (tf.train.Checkpoint), use BackupAndRestore, or count: "
-                "begin = loader.next_position in front of the loop, loader.after(begin, batches) in it.",
+                "begin = loader.next_position() in front of the loop, loader.after(begin, batches) in it.",
             )
         return self._stream.pass_sequence_of(self._here[0]).position(*self._here)
 
     @property
-    def next_position(self) -> Position:
-        """Where the next pass will begin, and so the next iteration."""
+    def _next_position(self) -> Position:
         return self._stream.pass_sequence_of(self._next[0]).position(*self._next)
 
     @property
@@ -337,24 +344,34 @@ class Loader:
         """Whether the next pass begins at its first step, and is as long as those behind it."""
         return self._stream.pass_sequence.is_whole(*self._next)
 
-    def seek(self, position: Position) -> None:
-        """Have the next pass begin at ``position``, and end where it would have ended.
+    def state_dict(self) -> dict[str, Any]:
+        """What :meth:`load_state_dict` goes on from: :attr:`position`, in values that JSON can hold.
 
-        Raises OptionError where the position is of other data, or does not exist. One from the middle of an epoch on
-        another number of hosts, or in other batches, can only be given as ``Loader(…, start=position)``: it may take
+        Raises OptionError where there is no :attr:`position`.
+        """
+        return {"position": self.position.to_json()}
+
+    def load_state_dict(self, state: Mapping[str, Any] | Position) -> None:
+        """Have the next iteration begin with exactly the next batch, and end where it would have ended.
+
+        ``state``: what :meth:`state_dict` returned, here or in another process, or ``state_dict()`` of a binding's
+        batches; or a :class:`~loaderd.Position`, such as ``Position(epoch=3)``.
+
+        Raises OptionError where the state is of other data, or does not exist. One from the middle of an epoch on
+        another number of hosts, or in other batches, can only be given as ``Loader(…, start=state)``: it may take
         more memory.
         """
-        _require_position(position)
+        position = position_of(state, "the state")
         with self._stream.lock:
             self._stream.use_data_of(position)
             pass_, step = self._stream.pass_sequence_of(position).find(position)
-        if self.grows and position.listing is None and step == 0:
+        if self._grows and position.listing is None and step == 0:
             pass_ = pass_._replace(listing=None)
         if pass_.past and pass_ != self._first_pass:
             raise OptionError(
                 f"a part of epoch {position.epoch} was taken in other batches, or on another number of hosts, than "
                 f"this loader's: the position counts batches of {position.batch_size} on {position.hosts}",
-                hint="Give it to a new loader: start=position. Or go on as that epoch began, at least until it ends.",
+                hint="Give it to a new loader: start=state. Or go on as that epoch began, at least until it ends.",
             )
         with self._stream.lock:
             self._next = self._here = pass_, step
@@ -363,26 +380,26 @@ class Loader:
     def _seek_iteration(self, number: int) -> None:
         """Have the next iteration be number ``number`` (from 0) of those that a loader makes from its beginning on.
 
-        Where :meth:`seek` or ``start=`` put the loader into that iteration, it stays there. Raises OptionError where
-        they put it into a later one, and none has begun since.
+        Where ``load_state_dict`` or ``start=`` put the loader into that iteration, it stays there. Raises OptionError
+        where they put it into a later one, and none has begun since.
         """
         number = as_count(number, "the number of an iteration", "an integer from 0 on", 0)
         epochs = self._options.epochs or 1
         now = self._next[0].first_epoch // epochs
         if self._options.epochs is None and self._is_placed:
             # Iteration n of a loader without an end begins with epoch n: an epoch may be in several.
-            now = min(number, self.next_position.epoch)
+            now = min(number, self._next_position.epoch)
         if now == number:
             return
         if self._is_placed and now > number:
-            here = self.next_position
+            here = self._next_position
             raise OptionError(
-                f"iteration {number} is asked for, but start=, seek() or load_state_dict() put the loader into "
+                f"iteration {number} is asked for, but start= or load_state_dict() put the loader into "
                 f"iteration {now}, at batch {here.batch} of epoch {here.epoch}",
                 hint=f"Ask for iteration {now}; or put the loader nowhere, and it begins with the one asked for. "
                 f"(accelerate's DataLoaderShard counts from 0 in each process: call its set_epoch({now}).)",
             )
-        self.seek(Position(number * epochs, first_epoch=number * epochs))
+        self.load_state_dict(Position(number * epochs, first_epoch=number * epochs))
         self._is_placed = False
 
     def after(self, position: Position, batches: int) -> Position:
@@ -390,7 +407,7 @@ class Loader:
 
         Batches of which no record was left, and which did not come, are not counted, but passed over.
         """
-        _require_position(position)
+        require(isinstance(position, Position), "position", "a loaderd.Position", position)
         # Without the lock, if possible: the handler of a signal may ask in the middle of a fetch.
         if self._stream.has_pass_sequence_of(position):
             return self._after(self._stream.pass_sequence_of(position), position, batches)
@@ -441,7 +458,7 @@ class Loader:
         return self._known_steps(pass_) - step
 
     def _known_steps(self, pass_: Pass) -> int:
-        num_steps = None if self.grows else self._num_steps(pass_)
+        num_steps = None if self._grows else self._num_steps(pass_)
         if num_steps is None:
             raise TypeError("a loader without an end, or of data that grow, has no length; see batches_per_epoch")
         return num_steps
@@ -453,7 +470,7 @@ class Loader:
             at = f"; at batch {self.position.batch} of epoch {self.position.epoch}"
         return (
             f"<Loader of {facts['num_records']:,} records in {facts['num_shards']:,} shards: "
-            f"{', '.join(self.schema.fields)}, in {'packed ' * (self.unpack == 'device')}batches of "
+            f"{', '.join(self.schema.fields)}, in {'packed ' * (self._options.unpack == 'device')}batches of "
             f"{self.batch_size:,}{at}>"
         )
 
@@ -473,32 +490,12 @@ class Loader:
         return self._options.shard
 
     @property
-    def held_batches(self) -> int:
-        """How many batches the consumer may hold at a time before it gets copies."""
-        return self._options.held_batches
-
-    @property
-    def unpack(self) -> Unpack:
-        """``"device"``: batches are packed, and bindings unpack them where they are needed."""
-        return self._options.unpack
-
-    @property
-    def shuffled(self) -> bool:
-        """Whether each epoch has an order of its own."""
-        return bool(self._options.shuffle)
-
-    @property
     def seed(self) -> int:
         """What the order and all random fields follow from; with ``seed=None``, the seed that was drawn."""
         return self._options.seed
 
     @property
-    def on_corrupt(self) -> OnCorrupt:
-        """What becomes of damaged records."""
-        return self._options.on_corrupt
-
-    @property
-    def static_batch_size(self) -> int | None:
+    def _static_batch_size(self) -> int | None:
         """The number of records of every batch, or None if they may differ."""
         options = self._options
         whole = options.remainder == "drop" or (options.remainder == "carry" and options.epochs is None)
@@ -665,18 +662,11 @@ def _num_processes(framework: str) -> int:
     return number
 
 
-def _require_position(value: Any) -> None:
-    require(isinstance(value, Position), "position", "a loaderd.Position", value)
-
-
-def checked_start(start: Position | None) -> Position:
-    """Where a loader is to begin. Raises OptionError for what is no position."""
-    hint = 'Of the text or the state_dict() that you saved: loaderd.Position.from_json(state["position"]).'
-    hint = hint if isinstance(start, (str, bytes, Mapping)) else ""
-    require(start is None or isinstance(start, Position), "start", "a loaderd.Position", start, hint)
-    if start is not None:
-        check_epoch(start.epoch)
-    return start or Position()
+def checked_start(start: Mapping[str, Any] | Position | None) -> Position:
+    """Where a loader is to begin. Raises OptionError for what is no position, and no state."""
+    position = Position() if start is None else position_of(start, "start")
+    check_epoch(position.epoch)
+    return position
 
 
 def as_dataset(shards: Any, shard: tuple[int, int] | None, **options: Any) -> AnyDataset:

@@ -77,7 +77,7 @@ class Diagnosis:
     """How the last of them failed."""
 
     @classmethod
-    def from_wire(cls, wire: Mapping[str, Any]) -> Diagnosis:
+    def _from_wire(cls, wire: Mapping[str, Any]) -> Diagnosis:
         """From what ``dataclasses.asdict`` made, maybe by a later version: fields unknown here are ignored."""
         values = {name: wire[name] for name in cls.__dataclass_fields__}
         low, high = values.pop("waiting_spread")

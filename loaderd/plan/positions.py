@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from loaderd.errors import OptionError
 from loaderd.options import MAX_EPOCHS, MAX_STEP, StreamOptions, as_count, require
@@ -31,9 +34,9 @@ _SHORTER = "Give fewer epochs: a pass of epochs=None begins in epoch 0."
 class Position:
     """The next batch that a consumer will take: number ``batch`` (from 0) of ``epoch`` (from 0).
 
-    From ``Loader.position``, for ``Loader(…, start=…)`` and ``Loader.seek``. It is the same on all hosts. One that is
-    made by hand needs ``epoch`` and ``batch`` only, and is then not compared with the data that it is used for. Where
-    the number of hosts changed in the middle of the epoch, ``batch`` counts from that change on.
+    From ``Loader.position``, for ``Loader(…, start=…)`` and ``Loader.load_state_dict``. It is the same on all hosts.
+    One that is made by hand needs ``epoch`` and ``batch`` only, and is then not compared with the data that it is
+    used for. Where the number of hosts changed in the middle of the epoch, ``batch`` counts from that change on.
     """
 
     epoch: int = 0
@@ -91,6 +94,25 @@ class Position:
             raise OptionError(
                 f"a position must be what Position.to_json() wrote, got {shown(text, 200)}: {error!s:.200}",
             ) from None
+
+
+def position_of(state: Any, what: str) -> Position:
+    """The position in what ``state_dict()`` of a loader, or of a binding's batches, returned; or ``state`` itself.
+
+    ``what``: how the OptionError calls it that is raised for anything else.
+    """
+    if isinstance(state, Position):
+        return state
+    text = state.get("position") if isinstance(state, Mapping) else None
+    if not isinstance(text, str):
+        array = np.empty(0)
+        with suppress(Exception):  # of what anybody may have written into a checkpoint
+            array = np.asarray(text)  # the characters, of a binding whose checkpoints hold arrays alone
+        hint = "Of a text: json.loads(text), or of what to_json() wrote, loaderd.Position.from_json(text)."
+        hint = hint if isinstance(state, (str, bytes)) else ""
+        require(array.dtype == np.uint8, what, "what state_dict() returned, or a loaderd.Position", state, hint)
+        text = array.tobytes()
+    return Position.from_json(text)
 
 
 def order_of(options: StreamOptions, window_records: int) -> dict[str, Any]:

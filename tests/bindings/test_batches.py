@@ -99,7 +99,7 @@ Pair = namedtuple("Pair", ["x", "y"])
 @pytest.mark.parametrize("structure", ["id", Pair((("bits", "id"), "text"), {"a": ("id",), "b": ["id", "bits"]})])
 def test_structures_are_those_of_a_data_set(loader: loaderd.Loader, structure: Any):
     from_data_set = next(iter(loaderd_tf.from_loader(loader, structure)))
-    loader.seek(loaderd.Position())
+    loader.load_state_dict(loaderd.Position())
     element = next(iter(loaderd_tf.batches(loader, structure)))
     tf.nest.assert_same_structure(element, from_data_set)
     assert isinstance(from_data_set, Pair) == isinstance(structure, Pair)
@@ -203,7 +203,7 @@ def test_a_copy_that_failed_is_tried_again_each_time(loader: loaderd.Loader, mon
 
 def test_the_daemon_is_killed_in_between(loader: loaderd.Loader):
     def two_passes(device: str | None) -> Iterator[dict[str, tf.Tensor]]:
-        loader.seek(loaderd.Position())
+        loader.load_state_dict(loaderd.Position())
         return itertools.chain.from_iterable(loaderd_tf.batches(loader, device=device) for _ in range(2))
 
     expected = [check(element) for element in two_passes(None)]
@@ -226,7 +226,7 @@ def test_errors_come_in_their_turn_and_so_does_the_end(shards: list[Path]):
     schema = loaderd.Schema({"id": loaderd.Int64()}, fields)
     with loaderd.Loader(shards, schema, batch_size=10, shuffle=False, workers=1) as loader:
         for device in (None, "/CPU:1"):
-            loader.seek(loaderd.Position())
+            loader.load_state_dict(loaderd.Position())
             iterator, found = iter(loaderd_tf.batches(loader, "x", device=device)), []
             for step in range(15):
                 try:
@@ -267,7 +267,7 @@ def test_training_steps_learn_as_from_copies(loader: loaderd.Loader, way: str):
 
     copies = [(tf.constant(batch["bits"]), tf.constant(batch["id"])) for batch in loader]
     before = loader.statistics().batches_copied
-    loader.seek(loaderd.Position())
+    loader.load_state_dict(loaderd.Position())
     assert all(map(np.array_equal, train(loaderd_tf.batches(loader, ("bits", "id"))), train(copies)))
     assert loader.statistics().batches_copied == before
 

@@ -78,7 +78,7 @@ def fit(
         variable.assign(value)
     model.seen = {}
     if sought:
-        dataset.loader.seek(loaderd.Position())
+        dataset.loader.load_state_dict(loaderd.Position())
     ours = loaderd_tf.BackupAndRestore(directory, dataset, **(backup or {"save_freq": 4}))
     history: dict[str, list[float]] = {}
     with warnings.catch_warnings(), suppress(KeyboardInterrupt):
@@ -248,7 +248,7 @@ def test_data_that_begin_in_the_middle_cannot_go_on(open_dataset: Callable[..., 
     with pytest.raises(OptionError, match=r"must take epochs of 22 steps, as the backup .* says, got 19 steps"):
         dataset = open_dataset(start=start)
         fit(tmp_path / "a", dataset, sought=False)
-    assert (dataset.loader.next_position.batch, build(DEFAULT, 1)[0].seen) == (3, {}), "as it was"
+    assert (dataset.loader.next_position().batch, build(DEFAULT, 1)[0].seen) == (3, {}), "as it was"
     fit(tmp_path / "b", open_dataset(epochs=None), steps_per_epoch=16, interrupt=21)
     with pytest.raises(OptionError, match=r"must take epochs of 6 steps, as the backup .* says, got 22 steps"):
         fit(tmp_path / "b", open_dataset())
@@ -315,7 +315,7 @@ def test_what_cannot_be_backed_up(open_dataset: Callable[..., Any], tmp_path: Pa
         fit(tmp_path, dataset, steps_per_epoch=7)
     with pytest.raises(OptionError, match="steps_per_execution must divide the 22 steps of an epoch, got 4"):
         fit(tmp_path, dataset, together=4)
-    dataset.loader.seek(loaderd.Position(0, 3))
+    dataset.loader.load_state_dict(loaderd.Position(0, 3))
     with pytest.raises(OptionError, match="the data set begins in the middle of an epoch"):
         build(DEFAULT, 1)[0].fit(dataset, callbacks=[loaderd_tf.BackupAndRestore(tmp_path, dataset)], shuffle=False)
     with pytest.raises(

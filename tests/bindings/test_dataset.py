@@ -163,7 +163,7 @@ def test_a_batch_is_taken_over_without_a_copy(chess: list[str], schema: loaderd.
 def test_steps_are_fetched_in_order(chess: list[str], schema: loaderd.Schema):
     """TensorFlow runs stateless maps in parallel where it can: here that would make the workers jump to and fro."""
     with loaderd.Loader(chess, schema, batch_size=20, workers=1) as loader:
-        ds = loaderd_tf.from_loader(loader, structure="score", prefetch=4)
+        ds = loaderd_tf.from_loader(loader, structure="score")
         for _ in range(3):
             assert sum(1 for _ in ds.map(lambda score: score * 2).repeat(2)) == 100
         assert loader.statistics().starts == 6
@@ -227,11 +227,11 @@ def test_any_dtype_reaches_tensorflow(chess: list[str], dtype: str):
 
 def test_a_position_is_counted_where_tensorflow_takes_batches_ahead(chess: list[str], schema: loaderd.Schema):
     with loaderd.Loader(chess, schema, batch_size=100, epochs=2, workers=1) as loader:
-        begin = loader.next_position
+        begin = loader.next_position()
         taken = [element["score"].numpy() for element in loaderd_tf.from_loader(loader).take(5)]
         with pytest.raises(OptionError, match=r"loader.after\(begin, batches\)"):
             _ = loader.position
-        loader.seek(loader.after(begin, 3))
+        loader.load_state_dict(loader.after(begin, 3))
         assert loader.position == loader.after(begin, 3)
         assert np.array_equal(next(iter(loader))["score"], taken[3])
         assert loader.position == loader.after(begin, 4)

@@ -143,7 +143,7 @@ def test_drop_gives_all_replicas_the_same(mirrored: tf.distribute.Strategy, numb
 
 
 def test_batches_are_copied_ahead_onto_every_replica(mirrored: tf.distribute.Strategy, numbered: Numbered):
-    options = {"prefetch": 0, "held_batches": 3}  # so that a call of Python takes one batch, and no other
+    options = {"held_batches": 3}  # so that a call of Python takes one batch, and no other
     batches = loaderd_tf.distribute(
         mirrored, numbered.write([400]), numbered.schema, global_batch_size=20, epochs=None, workers=1, **options
     )
@@ -181,7 +181,7 @@ def test_what_cannot_be_distributed(mirrored: tf.distribute.Strategy, numbered: 
     for size in (0, 41, 40.0, True):
         with pytest.raises(OptionError, match=f"positive multiple of the strategy's 2 replicas, got {size}"):
             distribute(global_batch_size=size)
-    for name in ("shard", "batch_size", "device"):
+    for name in ("shard", "batch_size", "device", "prefetch"):
         with pytest.raises(TypeError, match=f"^distribute has no option '{name}': it follows from the strategy"):
             distribute(**{name: 2})
 

@@ -52,7 +52,7 @@ def test_no_batch_is_overwritten_while_it_is_copied(shards: list[Path], way: str
                 for bits, ids in BATCHES[way](loader):
                     busy = busy @ busy / 4000
                     seen.append((tf.identity(bits) * 1, tf.identity(ids) * 1))
-            assert next(iter(loader)).is_pinned
+            assert next(iter(loader))._is_pinned
         assert sorted(n for element in seen for n in check(*element)) == sorted([*range(RECORDS)] * 3)
 
 

@@ -23,7 +23,7 @@ from tests.helpers.serving import wait_until
 
 def test_an_iterator_is_restored_at_every_step(numbered: Numbered, tmp_path: Path):
     paths = numbered.write([60, 40])
-    ds = loaderd_tf.make_dataset(paths, numbered.schema, batch_size=10, structure="id", workers=1, prefetch=1)
+    ds = loaderd_tf.make_dataset(paths, numbered.schema, batch_size=10, structure="id", workers=1)
     for stored in range(1, 11):  # before the first, an iterator belongs to no pass yet
         iterator = iter(ds)
         for _ in range(stored):
@@ -114,11 +114,11 @@ def test_data_that_grow(numbered: Numbered, tmp_path: Path):
 
 @pytest.mark.slow
 def test_each_iteration_over_data_that_grow_has_the_epochs_of_its_own(numbered: Numbered, tmp_path: Path):
-    """The first ends where it would have ended; so do those behind it, and what seek() sends elsewhere."""
+    """The first ends where it would have ended; so do those behind it, and what load_state_dict() sends elsewhere."""
     options: dict[str, Any] = {"batch_size": 20, "epochs": 3, "refresh": "epoch", "workers": 1, "structure": "id"}
     ds = loaderd_tf.make_dataset(numbered.write([40]), numbered.schema, start=loaderd.Position(1), **options)
     assert [sum(1 for _ in ds) for _ in range(2)] == [2 * 2, 2 * 3]
-    ds.loader.seek(loaderd.Position(1))
+    ds.loader.load_state_dict(loaderd.Position(1))
     iterator = iter(ds)
     next(iterator)
     path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))

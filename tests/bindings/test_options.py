@@ -33,37 +33,33 @@ def test_options_are_those_of_a_loader():
 
 
 @pytest.mark.parametrize(
-    ("option", "meant"),
+    ("function", "option", "said"),
     [
-        ("drop_remainder", 'remainder="drop"'),
-        ("num_workers", "workers="),
-        ("compression_type", "nothing: compression is recognized by content"),
-        ("on_corupt", "on_corrupt="),
-        ("buffer_size", "shuffle=Shuffle(window_records=…)"),
+        (loaderd.Loader, "drop_remainder", ': give remainder="drop"'),
+        (loaderd.Loader, "compression_type", ": leave it out: compression is recognized by content"),
+        (loaderd.Loader, "pin_memory", ": use device= of batches of loaderd_torch, loaderd_jax or loaderd_tf"),
+        (loaderd.Loader, "prefetch", ": leave it out: the workers are ahead by themselves"),
+        (loaderd.Loader, "wokers", "; did you mean workers=?"),
+        (loaderd.Loader, "xyzzy", f"; it has {', '.join(inspect.signature(loaderd.Loader).parameters)}"),
+        (loaderd_tf.make_dataset, "num_workers", ": give workers="),
+        (loaderd_tf.make_dataset, "buffer_size", ": give shuffle=Shuffle(window_records=…)"),
+        (loaderd.connect, "worker_count", ": give workers="),
+        (loaderd.connect, "seed", ": give it where the server's data set is made"),
+        (loaderd.connect, "sampler", ": give shuffle=, and shard=(i, n) where the server's data set is made"),
+        (loaderd.Dataset, "batch_size", ": give it where the loader is made"),
+        (loaderd.Dataset, "drop_last", ': give remainder="drop" where the loader is made'),
+        (loaderd.Dataset, "on_corupt", "; did you mean on_corrupt=?"),
+        (loaderd.Mix, "weight", "; did you mean weights=?"),
+        (loaderd.Shuffle, "window", "; did you mean window_records=?"),
+        (loaderd_tf.batches, "batch_size", ": give it where the loader is made"),
+        (loaderd_tf.batches, "num_workers", ": give workers= where the loader is made"),
+        (loaderd_tf.from_loader, "structur", "; did you mean structure=?"),
     ],
+    ids=lambda value: getattr(value, "__name__", value),
 )
-@pytest.mark.parametrize(
-    "function",
-    [loaderd.Loader, loaderd_tf.make_dataset, loaderd.connect],
-    ids=lambda f: f.__name__,
-)
-def test_other_names_of_options(function: Any, option: str, meant: str):
-    if option == "on_corupt" and function is loaderd.connect:
-        return
-    expected = re.escape(f"{function.__name__} has no option '{option}': give {meant}")
-    with pytest.raises(TypeError, match=f"^{expected}$"):
-        function(**{option: True})
-
-
-def test_options_of_the_bindings_and_unknown_ones():
-    for option, meant in {
-        "device": "device= of batches of loaderd_torch, loaderd_jax or loaderd_tf",
-        "prefetch": "nothing: workers live and work ahead by themselves",
-    }.items():
-        with pytest.raises(TypeError, match=re.escape(f"Loader has no option '{option}': give {meant}")):
-            loaderd.Loader("x", **{option: 2})
-    with pytest.raises(TypeError, match=r"^Loader has no option 'xyzzy'; it has shards, schema, batch_size"):
-        loaderd.Loader("x", xyzzy=2)
+def test_other_names_of_options(function: Any, option: str, said: str):
+    with pytest.raises(TypeError, match=f"^{re.escape(f'{function.__name__} has no option {option!r}{said}')}$"):
+        function(**{option: 2})
 
 
 def test_a_dtype_that_tensorflow_lacks(numbered: Numbered):
@@ -89,7 +85,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"shards": 5}, "shards must be a path, a glob, a URI or a list of them, got 5"),
     ({"shards": [5]}, "shards must be a path, a glob, a URI or a list of them, got 5"),
     ({"shards": iter([])}, "at least one file"),
-    ({"prefetch": None}, "prefetch must be a number of batches, 0 or more, got None"),
+    ({"prefetch": 3}, "(?s)prefetch must be left out where there is no device=, got 3.*give device=, too"),
     ({"prefetch": "2"}, "prefetch must be a number of batches, 0 or more, got '2'"),
     ({"prefetch": tf.data.AUTOTUNE}, "(?s)prefetch must be a number of batches, 0 or more, got -1.*AUTOTUNE"),
     ({"structure": {"bits", "id"}}, r"structure must be made of the fields \['bits', 'id'\], got {"),
@@ -98,7 +94,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"structure": {"x": "ids"}}, "structure must be made of the fields .* got 'ids'"),
     ({"device": 5}, "device must be text such as .*, got 5"),
     ({"unpack": "gpu"}, 'unpack must be "worker" or "device", got \'gpu\''),
-    ({"start": (0, 3)}, r"start must be a loaderd.Position, got \(0, 3\)"),
+    ({"start": (0, 3)}, r"start must be what state_dict\(\) returned, or a loaderd.Position, got \(0, 3\)"),
     ({"shard": (2, 2)}, "shard must be a pair"),
 ]
 
@@ -136,13 +132,14 @@ def test_what_is_taken_for_a_number_or_a_dtype(numbered: Numbered):
         schema,
         batch_size=np.int64(20),
         prefetch=np.int8(1),
+        device="/CPU:0",
         epochs=np.uint16(2),
         workers=np.int64(1),
         start=loaderd.Position(np.int64(0), np.int64(1)),
     )
     assert dataset.element_spec["bits"].dtype == tf.bfloat16 and dataset.element_spec["id"].dtype == tf.float32
     assert sum(len(element["id"]) for element in dataset) == 100
-    position = dataset.loader.next_position
+    position = dataset.loader.next_position()
     assert loaderd.Position.from_json(position.to_json()) == position
     dataset.close()
 

@@ -188,7 +188,7 @@ def test_a_state_goes_through_orbax(loader: loaderd.Loader, tmp_path: Path):
             state = {"weights": weights, "data": batches.state_dict()}
             manager.save(step, args=orbax.args.StandardSave(state))
         manager.wait_until_finished()
-        loader.seek(loaderd.Position())
+        loader.load_state_dict(loaderd.Position())
         abstract = {"weights": weights, "data": batches.state_dict()}
         for target in ((), (abstract,)):
             restored = manager.restore(2, args=orbax.args.StandardRestore(*target))

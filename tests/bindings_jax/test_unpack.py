@@ -35,7 +35,7 @@ def check(schema: Schema) -> None:
         found = unpacker({name: jax.device_put(packed[name]) for name in unpacker.inputs})
     assert_same(found, expected, names)
     if all(unpack.can_be_in_block(packed[name].dtype) for name in unpacker.inputs):
-        ((block, places),) = loaderd.Batch(packed).blocks(unpacker.inputs)
+        ((block, places),) = loaderd.Batch(packed)._blocks(unpacker.inputs)
         fields = tuple((name, 0, (at, packed[name].dtype, packed[name].shape)) for name, at in places.items())
         with jax.enable_x64(True):
             assert_same(unpacker.of_blocks([jax.device_put(block)], fields), expected, names)

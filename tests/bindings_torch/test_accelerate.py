@@ -94,7 +94,7 @@ by_all = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatc
 told["by all"] = refused(lambda: taken(by_all.prepare(DataLoader(batches, batch_size=None))))
 told["whole batches"] = refused(lambda: taken(skip_first_batches(batches, 3)))
 told["no epoch"] = refused(lambda: taken(skip_first_batches(DataLoader(batches, batch_size=None), 3)))
-batches.loader.seek(loaderd.Position(1, 3))
+batches.loader.load_state_dict(loaderd.Position(1, 3))
 shard = DataLoaderShard(batches, batch_size=None)
 told["another epoch"] = refused(lambda: taken(shard))
 shard.set_epoch(1)

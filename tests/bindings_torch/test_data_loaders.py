@@ -34,7 +34,7 @@ def taken(elements: Any) -> list[list[int]]:
 
 def test_a_data_loader_hands_batches_on(loader: loaderd.Loader, recwarn: pytest.WarningsRecorder):
     expected = taken(loaderd_torch.batches(loader, ("bits", "id")))
-    loader.seek(loaderd.Position())
+    loader.load_state_dict(loaderd.Position())
     data_loader = DataLoader(loaderd_torch.batches(loader, ("bits", "id")), batch_size=None, num_workers=0)
     assert len(data_loader) == NUM_BATCHES
     assert taken(data_loader) == expected
@@ -50,7 +50,7 @@ def test_one_that_would_batch_again_is_refused(loader: loaderd.Loader):
         with pytest.raises(OptionError, match="batch_size of the DataLoader must be None") as caught:
             next(iter(data_loader))
         assert "batch_size=None, num_workers=0" in caught.value.hint
-    assert loader.position == loader.next_position, "nothing was taken"
+    assert loader.position == loader.next_position(), "nothing was taken"
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
@@ -72,7 +72,7 @@ def test_a_loader_and_its_batches_have_no_numbers(loader: loaderd.Loader):
     part, _ = torch.utils.data.random_split(loaderd_torch.batches(loader), [1, NUM_BATCHES - 1])
     with pytest.raises(TypeError, match=r"batches in their order, .*\n.*Dataset\(shards, schema\).split\(0.9, 0.1\)"):
         part[0]
-    assert loader.position == loader.next_position, "nothing was taken"
+    assert loader.position == loader.next_position(), "nothing was taken"
 
 
 def test_batches_cannot_be_copied(loader: loaderd.Loader):

@@ -72,7 +72,7 @@ def test_no_batch_is_overwritten_while_it_is_copied(loader: loaderd.Loader, pref
         for bits, ids in loaderd_torch.batches(loader, ("bits", "id"), device="cuda", prefetch=prefetch):
             in_the_way()
             busy @= busy / 4000
-            assert bits.device.type == "cuda" and loader.statistics().slots_lent <= loader.held_batches
+            assert bits.device.type == "cuda" and loader.statistics().slots_lent <= loader._options.held_batches
             seen.append((bits * 1, ids * 1))
     assert sorted(n for element in seen for n in check(*element)) == sorted([*range(RECORDS)] * 3)
 
@@ -89,11 +89,11 @@ def test_what_is_begun_when_an_iteration_ends_is_copied(loader: loaderd.Loader):
 
 def test_slots_are_pinned_and_what_lies_there_is_copied_for_others(loader: loaderd.Loader):
     first = next(iter(loader))
-    assert not first.is_pinned
+    assert not first._is_pinned
     on_host = next(iter(loaderd_torch.batches(loader, "bits")))
     assert not on_host.is_pinned()
     next(iter(loaderd_torch.batches(loader, "bits", device="cuda")))
-    assert first.is_pinned and on_host.is_pinned()
+    assert first._is_pinned and on_host.is_pinned()
     assert not next(iter(loaderd_torch.batches(loader, "bits"))).is_pinned()
     del first, on_host
 
@@ -108,4 +108,4 @@ def test_the_memory_of_the_next_daemon_is_pinned(loader: loaderd.Loader, caplog:
             seen += check(bits, ids)
     assert sorted(seen) == list(range(RECORDS)) and loader.statistics().daemon_restarts == 2
     assert not [record for record in caplog.records if "pin" in record.message]
-    assert next(iter(loader)).is_pinned
+    assert next(iter(loader))._is_pinned

@@ -42,7 +42,7 @@ def check(schema: Schema, device: str = "cpu", compiler: Callable[[Any], Any] | 
         return
     unpacker = unpack.Unpacker(schema.device_program(), names, torch.device(device))
     run = unpacker if compiler is None else compiler(unpacker.__call__)
-    ((block, offsets),) = loaderd.Batch(packed).blocks(unpacker.inputs)
+    ((block, offsets),) = loaderd.Batch(packed)._blocks(unpacker.inputs)
     read = unpack.BlockReader({name: schema_of_packed.specs[name] for name in unpacker.inputs})
     on_device = torch.from_numpy(block).to(device)
     found, storages = run(read(on_device, offsets, len(rows))), {storage_of(on_device)}
@@ -118,7 +118,7 @@ def test_batches_are_those_of_the_workers(
         loaderd.Loader(shards, schema, unpack="device", **options) as packed,
     ):
         assert next(iter(packed))["bits (stored)"].shape == (64, 4)
-        packed.seek(loaderd.Position())
+        packed.load_state_dict(loaderd.Position())
         expected = list(loaderd_torch.batches(plain, ("id", "bits")))
         found = list(loaderd_torch.batches(packed, ("id", "bits"), device=device))
     assert len(found) == len(expected) == 42

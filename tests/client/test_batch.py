@@ -49,13 +49,13 @@ def test_a_block_is_the_memory_of_the_fields_if_that_is_ours_alone(server: Resta
         for loader, is_ours in ((ours, True), (shared, False)):
             batch = next(iter(loader))
             for names in (["bits", "id"], ["id"], ["id", "bits"]):
-                ((block, offsets),) = batch.blocks(names)
+                ((block, offsets),) = batch._blocks(names)
                 assert block.flags.writeable and min(offsets.values()) == 0
                 assert np.shares_memory(block, batch["id"]) == is_ours
                 for name in names:
                     values = block[offsets[name] :][: batch[name].nbytes]
                     assert values.tobytes() == batch[name].tobytes() and offsets[name] % 64 == 0
-            ((copied, offsets),) = batch.copy().blocks(["bits", "id"])
+            ((copied, offsets),) = batch.copy()._blocks(["bits", "id"])
             assert copied.ctypes.data % 64 == 0 and not np.shares_memory(copied, batch["id"])
             assert copied[offsets["id"] :][: batch["id"].nbytes].tobytes() == batch["id"].tobytes()
 
@@ -63,11 +63,11 @@ def test_a_block_is_the_memory_of_the_fields_if_that_is_ours_alone(server: Resta
 def test_large_fields_that_nobody_wants_are_in_no_block():
     arrays = {"bit": np.ones((9, 8), np.uint8), "id": np.arange(9), "big": np.zeros((9, 20_000)), "z": np.ones(9)}
     copied = loaderd.Batch(arrays).copy()
-    near, far = copied.blocks(["z", "id", "bit"])
+    near, far = copied._blocks(["z", "id", "bit"])
     assert list(near.offsets) == ["bit", "id"] and list(far.offsets) == ["z"]
     for block in (near, far):
         assert len(block.bytes) < 300 and np.shares_memory(block.bytes, copied[min(block.offsets)])
         for name, offset in block.offsets.items():
             assert block.bytes[offset:][: arrays[name].nbytes].tobytes() == arrays[name].tobytes()
-    (whole,) = loaderd.Batch(arrays).blocks(["z", "id", "bit"])  # which knows no memory, and copies
+    (whole,) = loaderd.Batch(arrays)._blocks(["z", "id", "bit"])  # which knows no memory, and copies
     assert len(whole.bytes) < 500 and set(whole.offsets) == {"z", "id", "bit"}

@@ -85,7 +85,7 @@ def test_counted_batches_lead_to_the_right_position(numbered: Numbered, way: str
 
     for count in range(7):
         with numbered.loader(shards, **OPTIONS) as loader:
-            begin = loader.next_position
+            begin = loader.next_position()
             assert taken(loader, count) == expected[:count]
             there = loader.after(begin, count)
         with numbered.loader(shards, start=there, **OPTIONS) as loader:

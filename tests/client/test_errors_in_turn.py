@@ -77,7 +77,7 @@ def test_what_is_skipped_is_counted_when_its_batch_is_taken(numbered: Numbered):
         assert list(chain(*batches)) == [n for n in range(100) if n != 77] and counts == [0] * 7 + [1] * 3
         assert [len(numbers) for numbers in batches] == [10] * 7 + [9, 10, 10], "no other record moves"
         for step, count in ((5, 1), (6, 1), (7, 2), (8, 2)):  # what was on its way is void
-            loader.seek(loaderd.Position(0, step))
+            loader.load_state_dict(loaderd.Position(0, step))
             next(iter(loader))
             assert loader.statistics().records_skipped == count
         assert {damage.record for damage in loader.statistics().damages} == {77}

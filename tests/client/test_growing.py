@@ -64,12 +64,12 @@ def test_shards_are_picked_up_between_epochs(numbered: Numbered, tmp_path: Path)
     with loaderd.Loader(
         tail, batch_size=20, workers=1, remainder="drop", start=Position.from_json(texts[2][1])
     ) as loader:
-        loader.seek(Position.from_json(texts[2][3]))
+        loader.load_state_dict(Position.from_json(texts[2][3]))
         assert numbered.batches(loader) == expected[2][3:]
         with pytest.raises(
             OptionError, match=r"belongs to 2 shards, 000.tfrecord to 001.tfrecord: .* 000.tfrecord missing"
         ):
-            loader.seek(Position.from_json(texts[0][1]))
+            loader.load_state_dict(Position.from_json(texts[0][1]))
         assert len(numbered.batches(loader)) == 5, "a position that is refused costs nothing"
 
 
@@ -162,18 +162,18 @@ def test_hosts_share_out_the_shards_that_one_of_them_has_listed(numbered: Number
         for epoch, newest in enumerate((range(100), range(60, 160), range(130, 230))):
             with pytest.raises(OptionError, match=r"shard=\(1, 2\) of data that grow: no host has listed"):
                 next(iter(second))
-            place = Position.from_json(first.list_shards().to_json())
-            assert first.list_shards() == place and (place.epoch, place.batch) == (epoch, 0)
+            place = Position.from_json(first.next_position().to_json())
+            assert first.next_position() == place and (place.epoch, place.batch) == (epoch, 0)
             grow(paths, folder, 1)  # before the other host looks
-            second.seek(place)
+            second.load_state_dict(place)
             of_hosts = [numbered.batches(loader) for loader in (first, second)]
             assert sorted(flat([*of_hosts[0], *of_hosts[1]])) == list(newest)
             assert len(of_hosts[0]) == len(of_hosts[1]) == 5
-        first.seek(place)
+        first.load_state_dict(place)
         assert numbered.batches(first) == of_hosts[0]
     with pytest.raises(OptionError, match=r"epochs=None with shard=\(1, 2\) is not for data that grow") as caught:
         loaderd.Loader(data, batch_size=10, epochs=None, shard=(1, 2))
-    assert "list_shards()" in caught.value.hint
+    assert "next_position()" in caught.value.hint
 
 
 def test_a_mix_that_grows_is_no_set_of_another(numbered: Numbered):

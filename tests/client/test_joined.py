@@ -62,7 +62,7 @@ def test_a_mix_has_an_order_and_positions(sets: dict[str, Dataset], numbered: Nu
     assert sum(map(len, expected[0])) == 400, "as many as there are in all"
     with loaderd.Loader(mix, batch_size=20, workers=1, start=Position(1, 7)) as loader:
         assert numbered.batches(loader) == expected[1][7:]
-        position = loader.position
+        position = loader.state_dict()
     other = Mix({"a": 0.5, "b": 0.5}, sets)
     with pytest.raises(OptionError, match=r"weights: .*3/5.*2/5.* when the position was taken, .*1/2.*1/2.* now"):
         loaderd.Loader(other, batch_size=20, start=position)

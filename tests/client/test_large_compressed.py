@@ -48,7 +48,7 @@ def test_it_is_shuffled_resumed_and_shared(shard: Shard):
         begun = numbers_of(loader, 9000)
         position = loader.position
     with loaderd.Loader(paths, schema, **OPTIONS) as loader:
-        loader.seek(position)
+        loader.load_state_dict(position)
         assert begun + numbers_of(loader) == order
     shares = []
     for host in range(2):

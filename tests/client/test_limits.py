@@ -170,7 +170,7 @@ CHOICES: dict[str, tuple[Make, str]] = {
     "Concat([…])": (lambda value: Concat([value]), "set of a Concat"),
     "Position(of=)": (lambda value: Position(of=0 if value is EMPTY else value), "of"),
     "Position(listing=)": (lambda value: Position(listing=[value]), "listing"),
-    "seek()": (lambda value: given().seek(value), "position"),
+    "load_state_dict()": (lambda value: given().load_state_dict(value), "state"),
     "after(position)": (lambda value: given().after(value, 1), "position"),
     "write_shards(compression=)": (lambda value: testing.write_shards("x", ARRAYS, compression=value), "compression"),
     "damage(how=)": (lambda value: testing.damage("x", how=value), "how"),
@@ -358,8 +358,8 @@ def test_a_position_many_passes_later_takes_no_time():
 def test_a_loader_lives_on_where_it_was_asked_for_too_much(numbered: Numbered):
     with numbered.loader([40]) as loader:
         for ask in (
-            lambda: loader.seek(Position(2**32, 0)),
-            lambda: loader.seek(Position(MAX_EPOCHS, 0)),
+            lambda: loader.load_state_dict(Position(2**32, 0)),
+            lambda: loader.load_state_dict(Position(MAX_EPOCHS, 0)),
             lambda: loader._fetch(Pass(2**40, 1), 0),
             lambda: loader._fetch(Pass(0, None), MAX_STEP),
             lambda: loader._fetch(Pass(0, None), 2**60),
@@ -370,7 +370,7 @@ def test_a_loader_lives_on_where_it_was_asked_for_too_much(numbered: Numbered):
             with pytest.raises(OptionError, match="must be"):
                 ask()
         assert sum(len(batch["id"]) for batch in loader) == 40 and loader.statistics().daemon_restarts == 0
-        loader.seek(Position(MAX_EPOCHS - 1, 2))
+        loader.load_state_dict(Position(MAX_EPOCHS - 1, 2))
         assert sum(1 for _ in loader) == 2 and loader.position.epoch == MAX_EPOCHS and len(loader) == 4
         with pytest.raises(OptionError, match="the epoch to begin with must be at most"):
             next(iter(loader))
@@ -381,7 +381,7 @@ def test_the_most_epochs(numbered: Numbered, remainder: Any):
     options = {"batch_size": 10, "epochs": MAX_EPOCHS, "remainder": remainder, "workers": 1, "seed": 2**63 - 1}
     with numbered.loader([40], **options) as loader:
         assert len(loader) == 4 * MAX_EPOCHS and next(iter(loader)).num_records == 10
-        loader.seek(Position(MAX_EPOCHS - 1, 3))
+        loader.load_state_dict(Position(MAX_EPOCHS - 1, 3))
         assert len(next(iter(loader))["id"]) == 10 and loader.position.epoch == MAX_EPOCHS
 
 

@@ -168,7 +168,7 @@ def test_an_iterator_of_which_nothing_is_taken_begins_no_pass(numbered: Numbered
         for epoch in range(2):
             iter(loader)
             dropped, used = iter(loader), iter(loader)
-            assert repr(loader.next_position) == f"Position(epoch={epoch}, batch=0)"
+            assert repr(loader.next_position()) == f"Position(epoch={epoch}, batch=0)"
             assert numbered.records(used) == list(range(45))
             del dropped
 

@@ -29,14 +29,14 @@ def test_an_iteration_goes_on_from_every_step(numbered: Numbered, expected: list
     options: dict[str, Any] = {"epochs": 2, "unpack": "device"}
     with numbered.loader([100, 50], **options) as loader:
         assert next(iter(loader))["bits (stored)"].shape == (10, 4)
-        loader.seek(loaderd.Position())
+        loader.load_state_dict(loaderd.Position())
         positions, found = [loader.position], []
         for batch in loader:
             found += numbers(loader, [batch])
             positions.append(loader.position)
         assert found == expected
         for step, position in enumerate(positions[:-1]):
-            loader.seek(position)
+            loader.load_state_dict(position)
             assert numbers(loader, loader) == expected[step:]
     with numbered.loader([100, 50], start=positions[17], epochs=2) as loader:
         assert numbered.batches(loader) == expected[17:], "a position is the same for floats"
@@ -69,7 +69,7 @@ def test_batches_that_are_kept_stay_what_they_are(numbered: Numbered, expected: 
 
 def test_a_server_that_is_killed(server: Restarted, embedded: Any):
     with server.connect(epochs=2, unpack="device") as loader:
-        assert loader.unpack == "device" and list(loader.schema.fields) == ["bits (stored)", "id"]
+        assert loader._options.unpack == "device" and list(loader.schema.fields) == ["bits (stored)", "id"]
         found = []
         for step, batch in enumerate(loader):
             found += numbers(loader, [batch])

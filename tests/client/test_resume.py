@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,13 +26,13 @@ SMALL = loaderd.Shuffle(window_records=60, block_records=8)
 BRIEFLY = settings.default.max_examples // 100  # each starts many daemons; tests/plan has all positions without any
 
 
-def batches_and_positions(loader: loaderd.Loader, check: Check) -> tuple[list[list[int]], list[Position]]:
-    """All batches of a pass, and the positions in front of each and behind the last."""
-    positions, batches = [loader.position], []
+def batches_and_states(loader: loaderd.Loader, check: Check) -> tuple[list[list[int]], list[str]]:
+    """All batches of a pass, and the states, as JSON, in front of each and behind the last."""
+    states, batches = [json.dumps(loader.state_dict())], []
     for batch in loader:
         batches.append(check(batch))
-        positions.append(loader.position)
-    return batches, positions
+        states.append(json.dumps(loader.state_dict()))
+    return batches, states
 
 
 @settings(max_examples=BRIEFLY)
@@ -50,23 +51,23 @@ def test_restored_at_every_step(numbered: Numbered, sizes: list[int], data: st.D
     }
     shards = numbered.write(sizes)
     with numbered.loader(shards, **options) as loader:
-        batches, positions = batches_and_positions(loader, numbered.check)
+        batches, states = batches_and_states(loader, numbered.check)
         behind = loader.position
-        (following, _) = batches_and_positions(loader, numbered.check)
-        for step, position in enumerate(positions):
-            loader.seek(Position.from_json(position.to_json()))
-            assert loader.position == position
+        (following, _) = batches_and_states(loader, numbered.check)
+        for step, state in enumerate(states):
+            loader.load_state_dict(json.loads(state))
+            assert json.dumps(loader.state_dict()) == state
             again = iter(loader)
             for number in range(step, len(batches)):
                 assert numbered.check(next(again)) == batches[number]
             if step < len(batches):
                 assert next(again, None) is None
                 assert loader.position == behind
-        step = data.draw(st.integers(0, len(positions) - 1))
+        step = data.draw(st.integers(0, len(states) - 1))
     workers, held = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
-    start = positions[step]
+    start = json.loads(states[step])
     with numbered.loader(shards, workers=workers, held_batches=held, start=start, **options) as loader:
-        assert loader.position == start and len(loader) == len(following)
+        assert loader.state_dict() == start and len(loader) == len(following)
         assert loader.batches_left == (len(batches) - step or len(following))
         expected = [*batches[step:], *following] if step < len(batches) else following
         found: list[list[int]] = []
@@ -125,7 +126,7 @@ def test_far_in_is_as_near_as_the_start(numbered: Numbered):
     shards = numbered.write([1000])
     with numbered.loader(shards, epochs=None) as loader:
         began_s = time.perf_counter()
-        loader.seek(Position(10**9, 73))
+        loader.load_state_dict(Position(10**9, 73))
         far = numbered.check(next(iter(loader)))
         assert time.perf_counter() - began_s < 60, "a billion epochs would take days"
         assert loader.position.epoch == 10**9 and loader.position.batch == 74
@@ -135,7 +136,7 @@ def test_far_in_is_as_near_as_the_start(numbered: Numbered):
 
 def test_after_counts_across_passes(numbered: Numbered):
     with numbered.loader([100], batch_size=30, epochs=2) as loader:
-        start = loader.next_position
+        start = loader.next_position()
         reached = [loader.after(start, batches) for batches in (0, 3, 7, 8, 21)]
         assert [(p.epoch, p.batch) for p in reached] == [(0, 0), (0, 3), (1, 3), (2, 0), (5, 1)]
         for _ in range(3):
@@ -156,7 +157,13 @@ def test_a_position_of_other_data_is_refused(numbered: Numbered):
     with numbered.loader(shards) as loader:
         next(iter(loader))
         position = loader.position
-    refused("seed: 0 when the position was taken, 3 now", shards, numbered.schema, seed=3, start=position)
+        state = loader.state_dict()
+    refused("seed: 0 when the position was taken, 3 now", shards, numbered.schema, seed=3, start=state)
+    with numbered.loader(shards, seed=3) as loader:
+        for given in (position, state):
+            with pytest.raises(OptionError, match=r"belongs to other data(?s:.*)seed: 0 when .*, 3 now"):
+                loader.load_state_dict(given)
+        assert loader.position == Position(of=loader.position.of, hosts=1, batch_size=10), "it is as it was"
     refused(
         "shuffle: in blocks of 1024, in windows .* when .*, none, in windows .* now",
         shards,
@@ -168,7 +175,9 @@ def test_a_position_of_other_data_is_refused(numbered: Numbered):
     refused("shards: 100 records in 2 .* 60 records in 1", shards[:1], numbered.schema, start=position)
     other = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
     refused("features: .* when", shards, other, start=position)
-    refused("start must be a loaderd.Position", shards, numbered.schema, start=3)
+    refused(
+        r"start must be what state_dict\(\) returned, or a loaderd.Position, got 3", shards, numbered.schema, start=3
+    )
     refused("there is no batch 99 in epoch 0", shards, numbered.schema, start=Position(0, 99))
     derived = dataclasses.replace(
         numbered.schema,

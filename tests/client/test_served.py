@@ -28,14 +28,14 @@ NUM_RECORDS = 150
 def test_it_is_as_an_embedded_loader(server: Restarted, embedded: Any, numbered: Numbered):
     with server.connect(epochs=2, name="me") as loader:
         assert len(loader) == 16 and loader.batches_per_epoch == 8 and loader.batch_size == 20
-        assert loader.sharing == "independent" and loader.static_batch_size is None
+        assert loader._sharing == "independent" and loader._static_batch_size is None
         assert list(loader.schema.fields) == ["bits", "id"]
         found = [numbered.check(batch) for _ in range(2) for batch in loader]
         assert found == embedded(epochs=2, passes=2)
         batch = next(iter(loader))
         with pytest.raises(ValueError, match="read-only"):
             batch["id"][0] = 0
-        loader.seek(loaderd.Position(1, 3))
+        loader.load_state_dict(loaderd.Position(1, 3))
         assert numbered.batches(loader) == found[11:16]
         facts = loader.statistics()
         assert (facts.num_records, facts.num_shards, facts.batches_delivered) == (NUM_RECORDS, 2, 38)
@@ -49,10 +49,11 @@ def test_positions_are_those_of_an_embedded_loader(server: Restarted, embedded: 
         batches = iter(loader)
         for _ in range(11):
             next(batches)
-        position = loader.position
+        position, state = loader.position, loader.state_dict()
     assert (position.epoch, position.batch) == (1, 3)
     assert embedded(start=position, epochs=2) == embedded(epochs=2)[11:]
-    with server.connect(start=loaderd.Position.from_json(position.to_json()), epochs=2) as loader:
+    with server.connect(epochs=2) as loader:
+        loader.load_state_dict(state)
         assert numbered.batches(loader) == embedded(epochs=2)[11:]
     other = loaderd.Position(of={**position.of, "seed": 4})
     with pytest.raises(OptionError, match="seed: 4 when the position was taken, 3 now"):
@@ -72,7 +73,7 @@ def test_a_server_that_is_killed_at_every_batch(
         ranks = [opened.enter_context(server.connect(shard=(i, number), **options)) for i in range(number)]
         for step in range(len(ranks[0])):
             for rank in ranks:
-                rank.seek(loaderd.Position(0, step))
+                rank.load_state_dict(loaderd.Position(0, step))
             iterators = [iter(rank) for rank in ranks]
             if step % 2:
                 server.kill_daemon()

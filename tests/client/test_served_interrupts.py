@@ -55,7 +55,7 @@ def test_while_it_is_connected_anew(server: Restarted, numbered: Numbered):
         came, files, mappings = 0, len(os.listdir("/proc/self/fd")), mappings_of_slots()
         for number, point in enumerate(points):
             step = 4 * number % 13
-            loader.seek(loaderd.Position(0, step))
+            loader.load_state_dict(loaderd.Position(0, step))
             batches, found = iter(loader), []
             loader._stream._client.transport.kill()  # as if the server had hung up
             with InterruptAt(*point) as interrupt:

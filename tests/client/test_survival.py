@@ -211,10 +211,10 @@ loader = loaderd.Loader(shards, schema, **options)
 thread.start()
 taken = 0
 while at_openings < wanted / 10 or others < wanted:
-    number = loader.next_position.epoch
+    number = loader.next_position().epoch
     batches = iter(loader)
     if number > 2:
-        loader.seek(loaderd.Position())
+        loader.load_state_dict(loaderd.Position())
         continue
     got, batch = [], None
     while True:

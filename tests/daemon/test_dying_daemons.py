@@ -320,6 +320,6 @@ def test_what_the_daemon_said_last_is_not_lost(write_numbered: Write, tmp_path: 
         Path(no_more).touch()
         kill(*workers_of(newest_daemon()))
         wait_ends([daemon], 60)
-        loader.seek(loaderd.Position(0, 5))
+        loader.load_state_dict(loaderd.Position(0, 5))
         with pytest.raises(DaemonError, match="10 workers died without having done anything"):
             next(iter(loader))

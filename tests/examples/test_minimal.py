@@ -39,12 +39,12 @@ def of_torch(file: Path) -> list[Any]:
     import torch
 
     saved = torch.load(file)
-    return [saved["position"], *(weight.numpy() for weight in saved["net"].values())]
+    return [saved["loader"]["position"], *(weight.numpy() for weight in saved["net"].values())]
 
 
 def of_jax(file: Path) -> list[Any]:
-    weights, position = pickle.loads(file.read_bytes())
-    return [position.to_json(), *map(np.asarray, weights)]
+    weights, state = pickle.loads(file.read_bytes())
+    return [state["position"], *map(np.asarray, weights)]
 
 
 CASES = {  # the framework: what its run left; the name of that; its first checkpoint; shards of 10,000 records

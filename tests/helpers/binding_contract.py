@@ -68,7 +68,7 @@ class BatchesContract:
             }
             for one in batches
         ]
-        loader.seek(loaderd.Position())
+        loader.load_state_dict(loaderd.Position())
         for element, batch in zip(elements, loader, strict=True):
             assert list(element) == list(loader.schema.fields)
             for name, array in batch.items():
@@ -88,6 +88,7 @@ class BatchesContract:
             ({"structure": ("id", "absent")}, "'absent'"),
             ({"structure": ()}, "structure must be made of the fields"),
             ({"prefetch": -1}, "prefetch must be a number of batches, 0 or more, got -1"),
+            ({"prefetch": 3}, "prefetch must be left out where there is no device=, got 3"),
             ({"loader": "a path"}, "loader must be a loaderd.Loader"),
             *(({"device": device}, message) for device, message in binding.wrong_devices),
         ):
@@ -115,7 +116,7 @@ class BatchesContract:
 
     def test_an_iteration_goes_on_from_every_step(self, binding: Binding, loader: loaderd.Loader, shards: list[Path]):
         """Of another loader, as in a program that was started again. What was copied ahead does not count."""
-        device = binding.device if binding.has_values else None
+        device = binding.device if binding.has_values else binding.host
         batches = binding.batches(loader, ("bits", "id"), device=device, prefetch=3)
         states, expected = [batches.state_dict()], []
         for _ in range(2):

@@ -96,7 +96,7 @@ def values_of(step: Step, n: int, flat: Mapping[str, AnyArray]) -> AnyArray:
 
 def unpacked(loader: loaderd.Loader, batches: Iterable[loaderd.Batch]) -> Iterator[loaderd.Batch]:
     """Packed batches of ``loader``, unpacked."""
-    program = loader.unpacked_schema.device_program()
+    program = loader._unpacked_schema.device_program()
     return (loaderd.Batch(run(program, batch)) for batch in batches)
 
 

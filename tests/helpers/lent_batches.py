@@ -53,7 +53,7 @@ def loader_fixtures(schema: loaderd.Schema, settle: Callable[[], object] | None 
 
     @pytest.fixture
     def loader(shared_loader: loaderd.Loader) -> Iterator[loaderd.Loader]:
-        shared_loader.seek(loaderd.Position())
+        shared_loader.load_state_dict(loaderd.Position())
         yield shared_loader
         until_s = time.monotonic() + _LIMIT_S
         while shared_loader.statistics().slots_lent and settle is not None and time.monotonic() < until_s:

@@ -58,7 +58,7 @@ def test_split(server, options):
     found = []
     for host in range(2):
         with connect(server, shard=(host, 2), **options) as loader:
-            assert loader.sharing == "split"
+            assert loader._sharing == "split"
             found.append([check(batch) for batch in loader])
     assert len(found[0]) == len(found[1])
     assert sorted(chain(*found[0], *found[1])) == list(range(1000))

@@ -81,7 +81,7 @@ def test_a_training_goes_on_with_the_shards_that_it_began_with(
     with connect(server, start=Position.from_json(saved)) as loader:
         assert list(map(digest, loader)) == expected[7:], "and so does one that resumes"
     with connect(server) as loader:
-        loader.seek(Position.from_json(saved))
+        loader.load_state_dict(Position.from_json(saved))
         assert list(map(digest, loader)) == expected[7:], "and one that loads its checkpoint when it is connected"
 
 
@@ -102,10 +102,10 @@ def test_the_shards_of_then_are_not_there_any_more(start: Start, tmp_path: Path,
     server = start_again(start, server, signal.SIGTERM, "train: 350 records in 3 shards")
     with connect(server) as loader:
         with pytest.raises(OptionError, match=r"and .*/shards/000\.tfrecord changed: found 300 records in 2 shards"):
-            loader.seek(saved)
+            loader.load_state_dict(saved)
         assert len(list(loader)) == 70, "the loader is none the worse"
         with pytest.raises(OptionError, match="belongs to other data"):
-            loader.seek(saved)  # it has begun
+            loader.load_state_dict(saved)  # it has begun
     away.rename(shard)
     with connect(server, start=saved) as loader:
         assert len(list(loader)) == 59

@@ -108,10 +108,10 @@ def test_a_batch_keeps_it_pinned(driver: Driver):
     layout = SlotLayout(loaderd.Schema({"x": loaderd.Int64()}, {"x": loaderd.Array("x")}).specs, 100)
     reader = SlotReader(memory, layout)
     batch = reader.lend(1, 100)
-    assert not batch.is_pinned
-    batch.pin()
-    assert batch.is_pinned and memory.is_pinned and not batch.copy().is_pinned
-    batch.copy().pin()
+    assert not batch._is_pinned
+    batch._pin()
+    assert batch._is_pinned and memory.is_pinned and not batch.copy()._is_pinned
+    batch.copy()._pin()
     array = batch["x"][10:]
     del memory, batch, reader
     gc.collect()

@@ -41,17 +41,16 @@ def loader(epochs: int | None = None, records: Any = None, **options: Any) -> An
     return loaderd.Loader(records or datasets.train, batch_size=BATCH_SIZE, epochs=epochs, **options)
 
 
-def data_set(epochs: int | None = None, prefetch: int = 2, records: Any = None, **options: Any) -> Any:
+def data_set(epochs: int | None = None, records: Any = None, **options: Any) -> Any:
     """The same as a ``tf.data.Dataset`` of the field ``id``."""
     import tensorflow as tf
 
     if SOURCE == "plain":
-        plain = tf.data.Dataset.range(NUM_RECORDS).batch(BATCH_SIZE).repeat(epochs)
-        return plain.prefetch(prefetch) if prefetch else plain
+        return tf.data.Dataset.range(NUM_RECORDS).batch(BATCH_SIZE).repeat(epochs).prefetch(2)
     import loaderd_tf
 
     if SOURCE != "loader":
-        return loaderd_tf.from_loader(loader(epochs, **options), structure="id", prefetch=prefetch)
+        return loaderd_tf.from_loader(loader(epochs, **options), structure="id")
     import datasets
 
     return loaderd_tf.make_dataset(
@@ -59,7 +58,6 @@ def data_set(epochs: int | None = None, prefetch: int = 2, records: Any = None, 
         batch_size=BATCH_SIZE,
         epochs=epochs,
         structure="id",
-        prefetch=prefetch,
         **{"workers": 1, **options},
     )
 
