@@ -10,7 +10,7 @@ restart point, a check at the end of the stream says nothing of it, so it always
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ from loaderd.formats.framing import RecordChunk
 from loaderd.formats.inflate import MAX_WHOLE_BYTES
 from loaderd.formats.kinds import Content
 from loaderd.formats.restart_points import RestartPoints
-from loaderd.formats.shard_index import MAX_BLOCK_BYTES, ShardIndex, ValueSink, add_damage, shrunk
+from loaderd.formats.shard_index import MAX_BLOCK_BYTES, ShardIndex, ValueSink, add_damage, contents_of, shrunk
 from loaderd.formats.table import Table, open_table
 from loaderd.formats.tar import find_members
 from loaderd.kernels.crc import Bytes1D, crc32c
@@ -46,6 +46,7 @@ from loaderd.storage.shard_file import TABLES, Compression, ShardFile, is_remote
 
 _MOST_SHOWN = 200  # of a name: those of PAX have no limit
 _MAX_AT_ONCE_BYTES = 1 << 20
+_ZERO, _NONE = np.zeros(1, np.uint8), np.zeros(0, np.uint8)
 
 
 def build_fixed_index(
@@ -75,6 +76,43 @@ def build_fixed_index(
             builder.add_compressed(0, file.size_bytes, compression)
         opened.check_unchanged()
     return builder.index(compression)
+
+
+def build_fixed_indexes(
+    files: Sequence[ShardFile],
+    records: FixedRecords,
+    on_read: OnRead = no_callback,
+    access: Access | None = None,
+    values: ValueSink | None = None,
+) -> list[ShardIndex] | None:
+    """As :func:`build_fixed_index`, of small gzip files, such as one of each game, in a fifth of the time.
+
+    None where any of them is of another kind, empty or damaged, or has several members.
+    """
+
+    def is_right(data: bytes) -> bool:
+        refuse_others("", content := Content.of_bytes(data, is_whole=True), records)
+        return len(data) > 0 and len(data) % records.size_in(content.at(0, sample_bytes(records))) == 0
+
+    try:
+        found = contents_of(files, is_right, on_read, access)
+    except ShardFormatError:
+        return None
+    if found is None or {*found[1]} != {"gzip"}:
+        return None
+    sizes = [records.size_in(data) for data in found[0]]
+    counts = [len(data) // size for data, size in zip(found[0], sizes, strict=True)]
+    if values is not None:
+        buffer: Bytes1D = np.frombuffer(b"".join(found[0]), np.uint8)
+        ends = np.append(0, np.cumsum(np.repeat(sizes, counts)))
+        values.add(RecordChunk(buffer, ends, 0, 0, header_bytes=0, footer_bytes=0))
+    stored, of_blocks = (shrunk(np.array(each)[:, None]) for each in ([file.size_bytes for file in files], counts))
+    indexes = []
+    for file, data, num_bytes, count in zip(files, found[0], stored, of_blocks, strict=True):
+        digest = crc32c(data)
+        crcs = np.array([digest], np.uint32) if is_remote(file.uri) else _NONE
+        indexes.append(ShardIndex(file, "gzip", digest, (), _ZERO, num_bytes, count, _ZERO, _NONE, crcs))
+    return indexes
 
 
 class _FixedIndexBuilder:

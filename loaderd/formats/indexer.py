@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from loaderd.errors import ShardReadError
 from loaderd.formats.compression import OnRead, no_callback
-from loaderd.formats.fixed_index import build_fixed_index
+from loaderd.formats.fixed_index import build_fixed_index, build_fixed_indexes
 from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.kinds import refused_columns
 from loaderd.formats.shard_index import ShardIndex, ValueSink, build_index, build_indexes, encode_indexes
@@ -80,7 +80,7 @@ def _find_detected(
             if kept is not None and not any(index.damages for index in kept):
                 return [IndexResult(index, is_known=True) for index in kept]
             if kept is None and first is None:
-                together = _made_together(group, block_records, on_read, access)
+                together = _made_together(group, None, block_records, on_read, access)
                 if together is not None:
                     return _keep(cache, group, together)
     kinds = [_detected(file, access) for file in group]
@@ -108,13 +108,16 @@ FindIndexes = Callable[..., list[IndexResult]]
 
 def _made_together(
     group: Sequence[ShardFile],
+    records: FixedRecords | None,
     block_records: int,
     on_read: OnRead,
     access: Access | None,
     values: ValueSink | None = None,
 ) -> list[ShardIndex] | None:
-    """The indexes of small shards that are healthy TFRecord; None where any of them is not, or cannot be read."""
+    """The indexes of small shards; None where any is damaged, or holds fixed records and is not in gzip."""
     try:
+        if records is not None:
+            return build_fixed_indexes(group, records, on_read, access, values)
         return build_indexes(group, block_records, on_read, access, values)
     except ShardReadError:
         return None
@@ -147,8 +150,8 @@ def make_indexes(
     if values is not None:
         values.begin(0)
     made = None
-    if records is None and len(group) > 1:
-        made = _made_together(group, block_records, on_read, access, values)
+    if len(group) > 1 and not any(file.columns for file in group):
+        made = _made_together(group, records, block_records, on_read, access, values)
     if made is None:
         made = _made_one_by_one(group, records, block_records, on_read, access, values)
     return made if values is None else values.put_into(made)

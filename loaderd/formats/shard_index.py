@@ -34,7 +34,7 @@ looked at after each read. For an object in a bucket, that would take a request;
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -421,24 +421,10 @@ def build_indexes(
     None where any of them is damaged, has several gzip members, or holds more than a restart point does. ``on_read``
     is called with the bytes of all so far.
     """
-    access = access or Access()  # for all: to make one takes longer than all else
-    contents, compressions, left_bytes = [], [], _MOST_TOGETHER_BYTES
-    stored = memoryview(bytearray(max(file.size_bytes for file in files) + 1))
-    begin = 0
-    for file in files:
-        if not read_shard(file, stored[: file.size_bytes + 1], access):  # a byte is asked for even of an empty one
-            return None
-        compression = compression_of_head(bytes(stored[: min(file.size_bytes, HEADER_BYTES)]))
-        data: bytes | None = bytes(stored[: file.size_bytes])
-        if compression != "none":
-            data = inflate_member(stored[: file.size_bytes], compression, min(SPAN_BYTES, left_bytes))
-        if data is None or (data and not is_frame(data)):  # then the others need not be read
-            return None
-        contents.append(data)
-        compressions.append(compression)
-        left_bytes -= len(data)
-        begin += file.size_bytes
-        on_read(begin)
+    found = contents_of(files, lambda data: not data or is_frame(data), on_read, access)
+    if found is None:
+        return None
+    contents, compressions = found
     bounds = [0, *accumulate(map(len, contents))]
     buffer: Bytes1D = np.frombuffer(bytearray().join(contents), dtype=np.uint8)
     ends = walk(buffer, 0, len(buffer))
@@ -469,6 +455,38 @@ def build_indexes(
             arrays = blocks.arrays()
         indexes.append(ShardIndex(file, compression, digest, (), *arrays, points=points))
     return indexes
+
+
+def contents_of(
+    files: Sequence[ShardFile],
+    is_right: Callable[[bytes], bool],
+    on_read: OnRead = no_callback,
+    access: Access | None = None,
+) -> tuple[list[bytes], list[Compression]] | None:
+    """What small shards hold, without their compression, and that.
+
+    None where any of them is damaged, is not ``is_right``, has several gzip members, or holds more than a restart
+    point does. ``on_read``: as of :func:`build_indexes`.
+    """
+    access = access or Access()  # for all: to make one takes longer than all else
+    contents, compressions, left_bytes = list[bytes](), list[Compression](), _MOST_TOGETHER_BYTES
+    stored = memoryview(bytearray(max(file.size_bytes for file in files) + 1))
+    begin = 0
+    for file in files:
+        if not read_shard(file, stored[: file.size_bytes + 1], access):  # a byte is asked for even of an empty one
+            return None
+        compression = compression_of_head(bytes(stored[: min(file.size_bytes, HEADER_BYTES)]))
+        data: bytes | None = bytes(stored[: file.size_bytes])
+        if compression != "none":
+            data = inflate_member(stored[: file.size_bytes], compression, min(SPAN_BYTES, left_bytes))
+        if data is None or not is_right(data):  # then the others need not be read
+            return None
+        contents.append(data)
+        compressions.append(compression)
+        left_bytes -= len(data)
+        begin += file.size_bytes
+        on_read(begin)
+    return contents, compressions
 
 
 def _place(ended: Damage, next_record: int, damages: list[Damage]) -> Damage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 import loaderd
 from loaderd.errors import ShardFormatError, ShardReadError, StorageError
 from loaderd.formats import fixed_index
-from loaderd.formats.fixed_index import build_fixed_index
+from loaderd.formats.fixed_index import build_fixed_index, build_fixed_indexes
+from loaderd.formats.indexer import make_indexes
+from loaderd.formats.shard_index import encode_indexes
 from loaderd.storage.files import list_shards
 from loaderd.storage.local_file import LocalFile
 from tests.formats.shard_bytes import make_shard
@@ -41,6 +44,30 @@ def test_a_read_that_fails_is_no_damage(how: str, error: OSError, tmp_path: Path
         left = number
         with pytest.raises(type(error), match=str(error)):
             build_fixed_index(file, RECORDS, 7)
+
+
+@pytest.mark.parametrize("harm", ["none", "crc", "cut", "short", "members", "text", "plain", "empty", "zlib"])
+def test_small_gzip_files_are_indexed_together_as_alone(tmp_path: Path, harm: str):
+    games = [gzip.compress(records_from(first, count).tobytes()) for first, count in ((0, 9), (9, 1), (10, 30))]
+    data = records_from(9, 20).tobytes()
+    games[1] = {
+        "none": games[1],
+        "crc": games[1][:-8] + bytes(8),
+        "cut": games[1][:-9],
+        "short": gzip.compress(data[:-1]),
+        "members": gzip.compress(data[:40]) + gzip.compress(data[40:]),
+        "text": gzip.compress(b"no record, but text that goes on and on" * 9),
+        "plain": data,
+        "empty": gzip.compress(b""),
+        "zlib": zlib.compress(data),
+    }[harm]
+    files = [make_shard(tmp_path / f"{number}.gz", game) for number, game in enumerate(games)]
+    together = build_fixed_indexes(files, RECORDS)
+    assert (together is not None) == (harm == "none")
+    alone = [make_indexes([file], RECORDS, 7)[0] for file in files]
+    for found in (together or (), make_indexes(files, RECORDS, 7)):
+        for one, other_one in zip(found, alone, strict=False):
+            assert encode_indexes([one]) == encode_indexes([other_one]) and str(one.error) == str(other_one.error)
 
 
 def test_tars_that_were_joined(tmp_path: Path):

@@ -82,8 +82,12 @@ def test_records_of_fixed_size_in_every_wrapping(tmp_path: Path, block_records: 
     expected = int(((records["number"] % 3 == 0) & (records["planes"][:, 0] > 20)).sum())
     by_shard = [made(values, [path], block_records, FIXED.records)[0] for path in paths]
     assert sum(index.num_passing for index in by_shard) == expected > 0
-    together = made(values, paths, block_records, FIXED.records)
-    assert passing(together) == passing(by_shard)
+    assert passing(made(values, paths, block_records, FIXED.records)) == passing(by_shard)
+    games = [tmp_path / f"{number}.gz" for number in range(3)]
+    for number, game in enumerate(games):
+        game.write_bytes(gzip.compress(records[20 * number : 20 * number + 15].tobytes()))
+    by_game = [made(values, [game], block_records, FIXED.records)[0] for game in games]
+    assert passing(made(values, games, block_records, FIXED.records)) == passing(by_game) != [[], [], []]
 
 
 def test_what_is_damaged_has_no_bit_and_what_does_not_fit_passes(numbered: Numbered):
