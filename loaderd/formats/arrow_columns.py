@@ -3,7 +3,8 @@
 =====================================  ==========================================================================
 field of the records' dtype            column
 =====================================  ==========================================================================
-a number, a bool, a date               the same type of Arrow, little-endian; or a number that it holds exactly
+a number, a bool, a date               the same type of Arrow, little-endian; or a number that it holds exactly;
+                                       of a date32, ``M8[D]``, or its int32: days since 1970
 ``u1 (n,)``, ``Sn``, ``Vn``            fixed_size_binary(n); or binary and text of n bytes each (of ``Sn``: up to n)
 any ``(n,)``                           a fixed_size_list of n such values, or a list of which each row has n
 ``(n, m)``                             the same, of n * m; or lists in lists
@@ -48,7 +49,7 @@ _HINT_PAD = (
     'Where lengths differ, give FixedRecords a feature with a pad, such as {"moves": Raw("int64", (200,), pad=-1)}; '
     "for a list of words, with as_list=True, too."
 )
-_HINT_LARGE = "Write the file with fewer rows in each: row_group_size=… of Parquet, max_chunksize=… of Arrow."
+HINT_LARGE = "Write the file with fewer rows in each: row_group_size=… of Parquet, max_chunksize=… of Arrow."
 
 
 class ColumnFault(Exception):
@@ -175,10 +176,10 @@ class BatchTable:
         except Exception as error:
             raise self._failed(f"column {name!r}", error, self._block) from None
 
-    def _check_size(self, block: int, num_bytes: int) -> None:
+    def _check_size(self, block: int, num_bytes: int, hint: str = HINT_LARGE) -> None:
         if num_bytes > MAX_BLOCK_BYTES:
             expected = f"at most {MAX_BLOCK_BYTES:,} bytes of the columns that are read in block {block}"
-            self._refuse(0, expected, f"{num_bytes:,}", _HINT_LARGE)
+            self._refuse(0, expected, f"{num_bytes:,}", hint)
 
     def _refuse(self, row: int, expected: str, found: str, hint: str = "") -> NoReturn:
         raise bad_table(self._shard, 0, expected, found, hint, row)
@@ -279,10 +280,12 @@ def _fits(kind: pa.DataType, base: np.dtype[Any], count: int) -> bool:
         return bool(kind.byte_width == base.itemsize * count and (is_text or base == np.uint8))
     if _is_bytes(kind):
         return (base.kind in "SV" and count == 1) or base == np.uint8
+    if pa.types.is_date32(kind) and base == np.dtype("M8[D]"):
+        return count == 1
     stored = _numpys(kind)
-    if count != 1 or stored is None or stored == base:
-        return count == 1 and stored == base
-    return stored.kind in "iuf" and base.kind in "iuf" and np.can_cast(stored, base)
+    if count != 1 or stored is None:  # numpy takes None for float64
+        return False
+    return stored == base or (stored.kind in "iuf" and base.kind in "iuf" and np.can_cast(stored, base))
 
 
 def _fits_in_list(kind: pa.DataType, base: np.dtype[Any]) -> bool:
@@ -321,15 +324,17 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _numpys(kind: pa.DataType) -> np.dtype[Any] | None:
-    """numpy's dtype of a number, a flag or a date; None of anything else."""
+    """numpy's dtype of a number, a flag or a date, as it is read; None of anything else."""
     if not (pa.types.is_primitive(kind) and not pa.types.is_decimal(kind)):
         return None
     try:
         dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
     except (NotImplementedError, TypeError):
         return None
+    if pa.types.is_date32(kind):
+        return np.dtype(np.int32)
     if dtype.kind in "mM":  # pandas' of a date may be another one
-        unit = getattr(kind, "unit", "D" if pa.types.is_date32(kind) else "ms")
+        unit = getattr(kind, "unit", "ms")
         return np.dtype(f"{dtype.kind}8[{unit}]") if dtype.itemsize * 8 == kind.bit_width else None
     return dtype
 
@@ -350,6 +355,8 @@ def _values(column: pa.Array, base: np.dtype[Any], count: int) -> npt.NDArray[An
         return data.view(base).reshape(rows, count)
     if _is_bytes(kind):
         return _of_bytes(column, base, count)
+    if pa.types.is_date32(kind) and base.kind != "M":
+        column = column.view(pa.int32())
     return np.asarray(column.to_numpy(zero_copy_only=False), base).reshape(rows, count)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from loaderd.formats.arrow_columns import BatchTable
+from loaderd.formats.arrow_columns import HINT_LARGE, BatchTable
 from loaderd.formats.compression import OnRead, no_callback
 from loaderd.formats.inflate import read_at_of
 from loaderd.kernels.crc import crc32c
@@ -31,6 +31,10 @@ _BATCH_BYTES = 64 << 20  # that the values of a batch may take beyond what their
 _LEVEL_BYTES = 12  # of each value: a number, and whether and in which list it is
 _MOST_BITS, _MOST_DEPTH = 70, 8
 _HINT_FOOTER = "Write larger row groups, or fewer columns in each file; write_statistics=False makes it smaller, too."
+_HINT_PREFIXES = (
+    "How long text in DELTA_BYTE_ARRAY is, only reading it shows. Write the file with another column_encoding=, or "
+    "with fewer rows in each row group: row_group_size=…."
+)
 _TIMES_FOOTER = 12  # of 135 KiB, pyarrow makes 1.3 MiB; of one that means ill, 20 times as much
 
 
@@ -110,7 +114,8 @@ class ParquetTable(BatchTable):
             left = self._metadata.row_group(block).num_rows
             row_bytes = sum(column.row_bytes for column in needed)
             rows = max(1, min(self._rows, left, _BATCH_BYTES // max(1, row_bytes)))
-            self._check_size(block, sum(column.num_bytes for column in needed) + rows * row_bytes)
+            hint = _HINT_PREFIXES if any(column.plain_path for column in needed) else HINT_LARGE
+            self._check_size(block, sum(column.num_bytes for column in needed) + rows * row_bytes, hint)
             text = self._text.difference(column.plain_path for column in needed)
             file = self._file if text == self._text else self._opened(text)
             batches = file.iter_batches(rows, row_groups=[block], columns=self._names, use_threads=False)

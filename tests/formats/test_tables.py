@@ -11,6 +11,7 @@ import tracemalloc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -202,6 +203,21 @@ def test_numbers_may_be_read_as_any_that_hold_them(how: str, tmp_path: Path):
     for name, feature in (("c", "int32"), ("c", "float32"), ("a", "uint16"), ("a", "S2"), ("a", "M8[s]")):
         with pytest.raises(ShardReadError, match=f"column '{name}' of .*, found int"):
             read(file, loaderd.FixedRecords({name: loaderd.Raw(feature)}))
+
+
+@pytest.mark.parametrize("how", ["arrow", "plain 1.0", "dictionary 2.0"])
+def test_dates_are_days(how: str, tmp_path: Path):
+    days = np.array([0, 20_000, -3], "M8[D]")
+    columns = {"day": days, "days": pa.array([days.tolist()] * 3, pa.list_(pa.date32())), "price": [Decimal(2)] * 3}
+    file = make_shard(tmp_path / "a", bytes_of(pa.table(columns), how, 2, "none"))
+    assert pa.table(columns).schema.field("day").type == pa.date32()
+    for dtype in ("int32", "int64", "float64", "M8[D]"):
+        found = read(file, loaderd.FixedRecords(np.dtype([("day", dtype), ("days", dtype, (3,))])))
+        assert found["day"].tolist() == days.astype(dtype).tolist()
+        assert found["days"].tolist() == [days.astype(dtype).tolist()] * 3
+    for name, dtype in (("day", "int16"), ("day", "M8[s]"), ("price", "float64")):
+        with pytest.raises(ShardReadError, match=f"column '{name}' of .*, found d"):
+            read(file, loaderd.FixedRecords(np.dtype([(name, dtype)])))
 
 
 @pytest.mark.parametrize("how", ["arrow", "dictionary 1.0"])
