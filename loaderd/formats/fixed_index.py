@@ -90,15 +90,17 @@ def build_fixed_indexes(
     None where any of them is of another kind, empty or damaged, or has several members.
     """
 
-    def is_right(data: bytes) -> bool:
+    def is_right(data: bytes, compression: Compression) -> bool:
+        if compression != "gzip" or not data:
+            return False
         refuse_others("", content := Content.of_bytes(data, is_whole=True), records)
-        return len(data) > 0 and len(data) % records.size_in(content.at(0, sample_bytes(records))) == 0
+        return len(data) % records.size_in(content.at(0, sample_bytes(records))) == 0
 
     try:
         found = contents_of(files, is_right, on_read, access)
     except ShardFormatError:
         return None
-    if found is None or {*found[1]} != {"gzip"}:
+    if found is None:
         return None
     sizes = [records.size_in(data) for data in found[0]]
     counts = [len(data) // size for data, size in zip(found[0], sizes, strict=True)]

@@ -421,7 +421,7 @@ def build_indexes(
     None where any of them is damaged, has several gzip members, or holds more than a restart point does. ``on_read``
     is called with the bytes of all so far.
     """
-    found = contents_of(files, lambda data: not data or is_frame(data), on_read, access)
+    found = contents_of(files, lambda data, _: not data or is_frame(data), on_read, access)
     if found is None:
         return None
     contents, compressions = found
@@ -459,7 +459,7 @@ def build_indexes(
 
 def contents_of(
     files: Sequence[ShardFile],
-    is_right: Callable[[bytes], bool],
+    is_right: Callable[[bytes, Compression], bool],
     on_read: OnRead = no_callback,
     access: Access | None = None,
 ) -> tuple[list[bytes], list[Compression]] | None:
@@ -479,7 +479,7 @@ def contents_of(
         data: bytes | None = bytes(stored[: file.size_bytes])
         if compression != "none":
             data = inflate_member(stored[: file.size_bytes], compression, min(SPAN_BYTES, left_bytes))
-        if data is None or not is_right(data):  # then the others need not be read
+        if data is None or not is_right(data, compression):  # then the others need not be read
             return None
         contents.append(data)
         compressions.append(compression)
