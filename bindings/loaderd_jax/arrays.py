@@ -67,8 +67,8 @@ def batches(
     begins there.
 
     Raises OptionError for a field that does not exist, for a sharding that does not divide the batches (with the
-    first one that it does not divide), and for a dtype that JAX does not have. Without
-    ``jax_enable_x64``, those are also all dtypes of 64 bits, of which JAX would keep 32.
+    first one that it does not divide), and for a dtype that JAX does not have. Without ``jax_enable_x64``, JAX has no
+    dtypes of 64 bits.
     """
     return Batches(loader, structure, device, prefetch)
 

@@ -64,14 +64,13 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     of steps: then after every so many, and at the end of each epoch too. ``delete_checkpoint``: whether the backup is
     deleted when the training has come to its end; if not, another ``fit`` of more epochs goes on from there.
 
-    After a crash, run the same program again: if there is a backup, ``fit`` goes on in the middle of its epoch,
-    with the backup's weights, optimizer (and so its schedule), metrics and random states. Each batch and each
-    epoch's logs are those of a training that nothing interrupted. Keras's EarlyStopping, ReduceLROnPlateau and
-    ModelCheckpoint go on with the best value that they had seen, and for how long there was no better one. All
-    other callbacks begin anew, and all count the batches of the resumed epoch from 0. A backup is written whole or
-    not at all, whenever the process dies. With ``steps_per_epoch``, the data set must be endless (``epochs=None``).
-    Where each replica of a strategy keeps values of its own, such as the statistics of a BatchNormalization,
-    TensorFlow saves their mean.
+    After a crash, run the same program again: if there is a backup, ``fit`` goes on in the middle of its epoch, with
+    the backup's weights, optimizer (and so its schedule), metrics and random states. Each batch and each epoch's logs
+    are those of a training that nothing interrupted. Keras's EarlyStopping, ReduceLROnPlateau and ModelCheckpoint go
+    on with the best value that they had seen, and for how long there was no better one. All other callbacks begin
+    anew, and all count the batches of the resumed epoch from 0. A backup is written whole or not at all, whenever the
+    process dies. With ``steps_per_epoch``, the data set must be endless (``epochs=None``). If replicas keep values of
+    their own, such as the statistics of a BatchNormalization, TensorFlow saves their mean.
 
     ``fit`` trains on ``dataset`` or on what ``map`` and ``prefetch`` make of it: each step must be its next batch.
     Raises OptionError for data that grow, and for a ``directory`` that TensorFlow would

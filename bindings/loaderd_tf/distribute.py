@@ -45,9 +45,8 @@ def distribute(
     ``strategy``: a MirroredStrategy, a MultiWorkerMirroredStrategy (then this is called in each of its processes), or
     another one whose replicas are fed by their own process. A step takes ``global_batch_size`` records, the same
     number for each replica; every host reads its share of each epoch (``shard`` and ``device`` follow from the
-    strategy), and over all replicas each record comes once an epoch. ``options`` are those of
-    :func:`make_dataset`. What is returned has ``loader``, ``close()``, ``statistics()`` and ``diagnose()`` as there;
-    they are those of this host.
+    strategy), and over all replicas each record comes once an epoch. ``options`` are those of :func:`make_dataset`.
+    The result has ``loader``, ``close()``, ``statistics()`` and ``diagnose()`` of this host.
 
     The ends of epochs: with ``remainder="drop"``, all replicas take the same number of batches of the same, static
     size, and the records left over do not come in this epoch. Else nothing is lost: in an epoch's last step a replica

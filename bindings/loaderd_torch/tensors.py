@@ -62,10 +62,9 @@ def batches(
     all fields. A tensor's shape is (records, …), its dtype that of the schema.
 
     Tensors lie in the loader's shared memory, which is lent as long as any of them, or anything made from one without
-    a copy, is alive; if you keep more than ``held_batches`` batches, you get copies. You may write to the tensors.
-    A fork needs copies of those that it inherits: it does not keep them from being used for later batches.
-    Where several consumers read the same memory (``sharing="mirrored"`` of
-    :func:`loaderd.connect`), all tensors are copies.
+    a copy, is alive; if you keep more than ``held_batches`` batches, you get copies. You may write to the tensors. A
+    fork needs copies of those that it inherits: it does not keep them from being used for later batches. If several
+    consumers read the same memory (``sharing="mirrored"`` of :func:`loaderd.connect`), all tensors are copies.
 
     ``device``: such as ``"cuda:0"``: batches are copied there, the next ``prefetch`` (2) of them while the loop
     works on this one. Those don't count in ``loader.position``. None is copied ahead across the end of a pass. On the
@@ -75,9 +74,9 @@ def batches(
     ``.to("cuda", non_blocking=True)`` of one would still be under way when its slot is filled again. Arrays that you
     take of the loader itself are no copies: keep them until such a copy is over.
 
-    What is returned is an ``IterableDataset`` too, for ``DataLoader(batches, batch_size=None)``, and has what
-    training frameworks look for. ``state_dict()`` returns where the loop stands; after ``load_state_dict()``, the
-    next iteration begins there. After ``set_epoch(n)``, it is iteration n. ``batch_size`` is the loader's.
+    The result is also an ``IterableDataset``, for ``DataLoader(batches, batch_size=None)``, and has what training
+    frameworks look for. ``state_dict()`` returns where the loop stands; after ``load_state_dict()``, the next
+    iteration begins there. After ``set_epoch(n)``, it is iteration n. ``batch_size`` is the loader's.
 
     Raises OptionError for a field or a device that does not exist, and for a dtype that PyTorch does not have; also
     with an iteration's first batch, if a DataLoader would batch again, or a framework lose or repeat records.

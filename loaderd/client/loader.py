@@ -212,9 +212,9 @@ class Loader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """An iterator: its first batch begins a new pass. Until then it changes nothing.
+        """Return an iterator over one pass. The pass begins when its first batch is taken.
 
-        An older pass's iterator still works, but each change between the two costs a new start. Where data sets grow,
+        The iterator of an older pass still works, but each change between the two restarts the workers. If data grow,
         each epoch is a pass of its own, made of the shards that there are when it begins. The iterator can be used
         after an exception: if a batch could not be delivered, it goes on with the next one; if storage or servers did
         not answer, it waits for the same batch. A new iterator begins the next pass all the same: call
@@ -292,10 +292,10 @@ class Loader:
         return pass_._replace(listing=self._stream.pass_sequence.listing)
 
     def next_position(self) -> Position:
-        """Where the next iteration will begin. Where data grow, its shards are listed now, and are part of it.
+        """The place where the next iteration will begin. If data grow, this lists the shards of its epoch.
 
-        Several hosts make the same epoch of the same shards so: one calls this and sends the position to the others
-        (``to_json``); all give it to :meth:`load_state_dict`. Raises LoaderdError.
+        To have several hosts make the same epoch of the same shards, one calls this and sends the position to the
+        others (``to_json``); all give it to :meth:`load_state_dict`. Raises LoaderdError.
         """
         if self._grows:
             with self._stream.lock:
@@ -322,10 +322,9 @@ class Loader:
 
     @property
     def position(self) -> Position:
-        """Where the consumer stands: the batch that it will take next. What was read ahead does not count.
+        """The batch that the consumer will take next. Batches that were only read ahead do not count.
 
-        Raises OptionError where a ``tf.data.Dataset`` takes the batches: it, and whatever is made of it, takes them
-        ahead.
+        Raises OptionError if a ``tf.data.Dataset`` takes the batches, because it takes them ahead.
         """
         if self._here is None:
             raise OptionError(
@@ -345,7 +344,7 @@ class Loader:
         return self._stream.pass_sequence.is_whole(*self._next)
 
     def state_dict(self) -> dict[str, Any]:
-        """What :meth:`load_state_dict` goes on from: :attr:`position`, in values that JSON can hold.
+        """The :attr:`position` in values that JSON can hold, for :meth:`load_state_dict`.
 
         Raises OptionError where there is no :attr:`position`.
         """
@@ -357,9 +356,9 @@ class Loader:
         ``state``: what :meth:`state_dict` returned, here or in another process, or ``state_dict()`` of a binding's
         batches; or a :class:`~loaderd.Position`, such as ``Position(epoch=3)``.
 
-        Raises OptionError where the state is of other data, or does not exist. One from the middle of an epoch on
-        another number of hosts, or in other batches, can only be given as ``Loader(…, start=state)``: it may take
-        more memory.
+        Raises OptionError if the state is of other data, or does not exist. A state from the middle of an epoch on
+        another number of hosts, or in other batches, can only be given as ``Loader(…, start=state)``, because it may
+        take more memory.
         """
         position = position_of(state, "the state")
         with self._stream.lock:
@@ -405,7 +404,7 @@ class Loader:
     def after(self, position: Position, batches: int) -> Position:
         """The position ``batches`` batches after ``position``, one pass following the other.
 
-        Batches of which no record was left, and which did not come, are not counted, but passed over.
+        Batches that did not come, because no record was left in them, are passed over.
         """
         require(isinstance(position, Position), "position", "a loaderd.Position", position)
         # Without the lock, if possible: the handler of a signal may ask in the middle of a fetch.
@@ -491,7 +490,7 @@ class Loader:
 
     @property
     def seed(self) -> int:
-        """What the order and all random fields follow from; with ``seed=None``, the seed that was drawn."""
+        """The seed that decides the order and all random fields; with ``seed=None``, the one that was drawn."""
         return self._options.seed
 
     @property
