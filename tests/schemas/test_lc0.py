@@ -386,15 +386,16 @@ def test_sizes_must_be_those_of_whole_records():
 # --------------------------------------------------------------------------------- a window of the newest games
 
 TRAINING = """
-import sys
+import json, sys
 import loaderd
 
 games = loaderd.Dataset("*.tar", loaderd.schemas.lc0(targets="all"), shuffle=loaderd.Shuffle(64, 16), refresh="epoch")
-start = loaderd.Position.from_json(sys.argv[1]) if sys.argv[1:] else loaderd.Position()
-with loaderd.Loader(games.newest(shards=3), batch_size=16, epochs=2, workers=2, start=start) as loader:
+with loaderd.Loader(games.newest(shards=3), batch_size=16, epochs=2, workers=2) as loader:
+    if sys.argv[1:]:
+        loader.load_state_dict(json.loads(sys.argv[1]))
     for batch in loader:
         print(*map(int, batch["values"][:, 0, 2]), flush=True)
-        input(loader.position.to_json() + "\\n")
+        input(json.dumps(loader.state_dict()) + "\\n")
 """
 
 
