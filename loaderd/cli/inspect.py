@@ -298,7 +298,7 @@ def _show_record(
     values = list_features(record) if records is None else list_values(records, record)
     if isinstance(values, RecordFault):
         raise mismatch(file, number, values)
-    decoded = {} if schema is None else decode([(file, number, record)], schema)
+    decoded = {} if schema is None else next(decode([(file, number, record)], schema, 1))
     fields = {name: values[0, ...] for name, values in decoded.items()}
     if arguments.png is not None:
         write_png(fields, arguments.png)

@@ -19,6 +19,7 @@ from loaderd.cli.stored_bytes import (
     dtype_of,
     is_smooth,
     plane_score,
+    set_shares,
     tensor_of,
 )
 from loaderd.cli.stored_records import PADDED, scatter_remarks
@@ -29,6 +30,7 @@ from loaderd.storage.names import some_of
 
 _SHOWN_SHARDS = 3
 _MOST_CHOICES = 5
+_MOST_FLAT_BYTES = 4096
 _LEAST_SCORE = 0.1
 _WIDTH = 66
 _MOST_DECODED_BYTES = 16 << 20
@@ -80,8 +82,8 @@ def propose(sample: Sample, num_shards: int) -> str:
 
 def _check(schema: Schema, sample: Sample) -> None:
     at_once = max(1, _MOST_DECODED_BYTES // (schema.record_bytes + schema.row_bytes))
-    for first in range(0, len(sample.kept), at_once):
-        decode(sample.kept[first : first + at_once], schema)
+    for _ in decode(sample.kept, schema, at_once):
+        pass
 
 
 def _module(
@@ -205,6 +207,8 @@ def _of_bytes(name: str, found: FeatureSummary, needs_default: bool, taken: set[
         return _of_tensor(name, tensor, num_bytes, needs_default, taken)
     values = np.frombuffer(b"".join(found.values), np.uint8).reshape(-1, num_bytes)
     dtype = dtype_of(values)
+    if dtype == "bits" and num_bytes > _MOST_FLAT_BYTES and not bit_layouts(name, 8 * num_bytes):
+        dtype = "uint8"
     if dtype == "bits":
         return _of_bits(name, values, needs_default, taken)
     count = num_bytes // np.dtype(dtype).itemsize
@@ -249,11 +253,12 @@ def _of_bits(name: str, values: Values, needs_default: bool, taken: set[str]) ->
         for order in ("big", "little")
         for layout in bit_layouts(name, num_bits)
     ]
-    layouts = [each for each in both if len(each) > 1 or not contradicts(values, each)]
-    chosen = max(layouts, key=lambda layout: plane_score(values, layout[0]), default=usual)
-    score = plane_score(values, chosen[0])
+    shares = {order: set_shares(values, order) for order in ("big", "little")}
+    layouts = [each for each in both if len(each) > 1 or not contradicts(shares[each[0].bit_order], each)]
+    scores = [plane_score(shares[each[0].bit_order], each[0]) for each in layouts]
+    score, chosen = max(zip(scores, layouts, strict=True), key=lambda each: each[0], default=(0.0, usual))
     why = "as planes differ most in it"
-    usual_score = plane_score(values, usual[0])
+    usual_score = plane_score(shares["big"], usual[0])
     if score < usual_score + _LEAST_SCORE:  # it may be the same
         chosen, score = usual, usual_score
     if score < _LEAST_SCORE:
@@ -262,11 +267,11 @@ def _of_bits(name: str, values: Values, needs_default: bool, taken: set[str]) ->
     rest = _free(f"{name}_rest", taken) if len(chosen) > 1 else f"{name}_rest"
     big = [each for each in layouts if each[0].bit_order == chosen[0].bit_order]
     others = [*big, tuple(replace(each, bit_order="little") for each in chosen), (Bits(name, (num_bits,)),)]
-    few = int(np.unpackbits(values, axis=1).sum(axis=1, dtype=np.int64).max(initial=0))
+    few = int(np.bitwise_count(values).sum(axis=1, dtype=np.int64).max(initial=0))
     named: list[dict[str, Field]] = [
         dict(zip((name, rest), each, strict=False)) for each in dict.fromkeys(others) if each != chosen
     ]
-    if few < num_bits // 8:
+    if few < num_bits // 8 and score < _LEAST_SCORE:
         named.insert(0, {name: Sparse(name, max(1, few))})
     remarks = [
         f"{num_bytes:,} bytes, which look like bits. As numbers, with Array below:",

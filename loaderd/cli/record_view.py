@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +40,26 @@ def write_png(fields: Mapping[str, Values], path: Path) -> None:
         raise OptionError(f"--png {path} cannot be written: {error.strerror or error}") from None
 
 
-def decode(records: Sequence[tuple[ShardFile, int, bytes]], schema: Schema) -> dict[str, Values]:
-    """What a loader delivers for records (shard, number, bytes), field by field: arrays of (records, …).
+def decode(
+    records: Sequence[tuple[ShardFile, int, bytes]], schema: Schema, at_once: int
+) -> Iterator[dict[str, Values]]:
+    """What a loader delivers for records (shard, number, bytes), ``at_once`` of them at a time, field by field.
 
-    Random fields draw the same numbers at each call. Raises RecordMismatchError for the first record that is not what
-    the schema says, and WorkerError.
+    Each array is (records, …). Random fields draw the same numbers at each call. Raises RecordMismatchError for the
+    first record that is not what the schema says, and WorkerError.
     """
-    rows = np.zeros((len(records), schema.row_bytes), np.uint8)
-    buffer = np.frombuffer(b"".join(record for *_, record in records), np.uint8)
-    lengths = np.array([len(record) for *_, record in records], np.int64)
     parser = RowParser(schema) if schema.records is None else FixedParser(schema)
-    for fault in parser.parse(buffer, lengths.cumsum() - lengths, lengths, rows, np.arange(len(records))):
-        raise mismatch(*records[fault.record][:2], fault)
-    out = {name: np.empty((len(records), *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
-    BatchDecoder(schema).decode(rows, out)
-    return out
+    decoder = BatchDecoder(schema)
+    for first in range(0, len(records), at_once):
+        some = records[first : first + at_once]
+        rows = np.zeros((len(some), schema.row_bytes), np.uint8)
+        buffer = np.frombuffer(b"".join(record for *_, record in some), np.uint8)
+        lengths = np.array([len(record) for *_, record in some], np.int64)
+        for fault in parser.parse(buffer, lengths.cumsum() - lengths, lengths, rows, np.arange(len(some))):
+            raise mismatch(*some[fault.record][:2], fault)
+        out = {name: np.empty((len(some), *spec.shape), spec.dtype) for name, spec in schema.specs.items()}
+        decoder.decode(rows, out)
+        yield out
 
 
 def mismatch(file: ShardFile, number: int, fault: RecordFault) -> RecordMismatchError:

@@ -14,10 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.decode.example import read_fields
+from loaderd.formats.kinds import NPY_MAGICS
+from loaderd.formats.npy import read_header
 from loaderd.schema.fields import Bits
 
 Values = npt.NDArray[np.uint8]
 """(records, bytes): the values of a feature, all of one length."""
+Shares = npt.NDArray[np.float64]
 
 _NO_ARRAYS = (
     (b"\xff\xd8\xff", "JPEG pictures"),
@@ -39,6 +42,11 @@ _LEAST_GAP = 0.15
 # dtypes of tensorflow/core/framework/types.proto
 _TENSOR_DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", 19: "<f2"}
 _MOST_HEADER_BYTES = 256
+_MOST_AXES = 8
+# Of a sample of 32 MiB, which as float64 would be ten times as large.
+_MOST_COLUMNS = 1 << 16
+_MOST_JUDGED_BYTES = 4 << 20
+_MOST_UNPACKED_BYTES = 32 << 20
 
 
 def no_array(values: Sequence[bytes]) -> str:
@@ -84,27 +92,29 @@ def _serialized_tensor(value: bytes) -> Tensor | None:
 
 
 def _saved_array(value: bytes) -> Tensor | None:
-    if not value.startswith(b"\x93NUMPY\x01\x00"):
+    if not value.startswith(NPY_MAGICS):
         return None
-    stream = io.BytesIO(value)
-    stream.seek(8)
     try:
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        header = read_header(io.BytesIO(value).read)
     except ValueError:
         return None
-    if is_fortran or dtype.kind not in "biuf":
+    dtype = header.dtype
+    if not header.is_in_order or dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
         return None
-    return _tensor("numpy.save", value, len(value) - stream.tell(), dtype.str, shape)
+    return _tensor("numpy.save", value, len(value) - header.start, dtype.str, header.shape)
 
 
 def _tensor(made_by: str, value: bytes, num_bytes: int, dtype: str, shape: tuple[int, ...]) -> Tensor | None:
-    fits = shape and min(shape) > 0 and math.prod(shape) * np.dtype(dtype).itemsize == num_bytes
     offset = len(value) - num_bytes
-    return Tensor(made_by, offset, dtype, shape) if fits and offset <= _MOST_HEADER_BYTES else None
+    if not shape or len(shape) > _MOST_AXES or min(shape) <= 0 or offset > _MOST_HEADER_BYTES:
+        return None
+    fits = math.prod(shape) * np.dtype(dtype).itemsize == num_bytes
+    return Tensor(made_by, offset, dtype, shape) if fits else None
 
 
 def dtype_of(values: Values) -> str:
     """The dtype whose values these bytes look like, little-endian; "bits" where none is likelier."""
+    values = _judged(values)
     for dtype in ("int64", "float64", "int32", "float32", "int16", "float16", "int8"):
         size = np.dtype(dtype).itemsize
         if values.shape[1] % size:
@@ -128,6 +138,13 @@ def dtype_of(values: Values) -> str:
     return "uint8" if is_smooth(values) else "bits"
 
 
+def _judged(values: Values) -> Values:
+    """As many values as are looked at, and of very long ones the first bytes."""
+    if values.shape[1] > _MOST_COLUMNS:
+        values = values[:, :_MOST_COLUMNS]
+    return values[: max(1, _MOST_JUDGED_BYTES // values.shape[1])]
+
+
 def _halves_differ(numbers: npt.NDArray[Any]) -> bool:
     """Whether the highest byte takes other values than that of the low half; those of two numbers are alike."""
     size = numbers.itemsize
@@ -138,6 +155,7 @@ def _halves_differ(numbers: npt.NDArray[Any]) -> bool:
 
 def is_smooth(values: Values) -> bool:
     """Whether neighbours are of like size, as pixels are: their highest bits agree more often than their lowest."""
+    values = _judged(values)
     if values.shape[1] < 2:
         return False
     agreements = []
@@ -148,23 +166,30 @@ def is_smooth(values: Values) -> bool:
     return bool(agreements[0] - agreements[1] > _LEAST_GAP)
 
 
-def contradicts(values: Values, layout: Sequence[Bits]) -> bool:
+def set_shares(values: Values, bit_order: Any) -> Shares:
+    """In how many of the records each bit is set: float64, (bits,), 0 to 1."""
+    totals = np.zeros(8 * values.shape[1])
+    at_once = max(1, _MOST_UNPACKED_BYTES // totals.size)
+    for first in range(0, len(values), at_once):
+        totals += np.unpackbits(values[first : first + at_once], axis=1, bitorder=bit_order).sum(axis=0)
+    return totals / max(1, len(values))
+
+
+def contradicts(shares: Shares, layout: Sequence[Bits]) -> bool:
     """Whether a bit is set that a layout takes for padding."""
-    bit_order: Any = layout[0].bit_order
-    bits: npt.NDArray[np.bool_] = np.unpackbits(values, axis=1, bitorder=bit_order).max(axis=0) > 0
-    bits[np.concatenate([field.sources for field in layout])] = False
-    return bool(bits.any())
+    padding = shares > 0
+    padding[np.concatenate([field.sources for field in layout])] = False
+    return bool(padding.any())
 
 
-def plane_score(values: Values, field: Bits) -> float:
-    """How much of the differences in how often bits are set lies between planes: 0 to 1, an adjusted R squared.
+def plane_score(shares: Shares, field: Bits) -> float:
+    """How much of the differences in how often bits are set lies between planes: up to 1, an adjusted R squared.
 
     Where boards are read in a wrong shape, bits of many planes mix in each, and it is about 0.
     """
-    bit_order: Any = field.bit_order
-    often = np.unpackbits(values, axis=1, bitorder=bit_order).mean(axis=0)[field.sources].reshape(field.shape)
-    if often.ndim != 3:
+    if len(field.shape) != 3:
         return 0.0
+    often = shares[field.sources].reshape(field.shape)
     planes = often.reshape(len(often), -1)
     if field.shape[0] == field.shape[1] != field.shape[2]:
         planes = often.reshape(-1, field.shape[-1]).T

@@ -34,7 +34,7 @@ def proposed(folder: Path, records: Any) -> tuple[str, Mapping[str, Any]]:
         sample = sample_shards(list_shards(paths), 1000, display)
     names: dict[str, Any] = {}
     exec(compile(module := propose(sample, 1), "records.py", "exec"), names)
-    return module, decode(sample.kept, names["schema"])
+    return module, next(decode(sample.kept, names["schema"], len(sample.kept)))
 
 
 def boards(planes: int, side: int) -> Any:
@@ -93,6 +93,7 @@ def as_bytes(values: Any) -> Any:
             CHESS,
             '"x_rest": loaderd.Bits("x", (16,), start=1536)',
         ),
+        (lambda: packed(RANDOM.random((COUNT, 368)) < 0.5), None, '"x": loaderd.Bits("x", (368,))'),
         (lambda: packed(boards(1, 19)), None, 'loaderd.Bits("x", (19, 19))'),
         (lambda: packed(RANDOM.random((COUNT, 2048)) < 0.02), None, '"x": loaderd.Sparse("x", '),
         (lambda: as_bytes(PIXELS), PIXELS, "784 bytes, which look like uint8."),
@@ -121,6 +122,27 @@ def test_what_bytes_hold(stored: Any, expected: Any, said: str, tmp_path: Path):
         expected = values.reshape(batch["x"].shape)
     if expected is not None:
         np.testing.assert_array_equal(batch["x"], expected)
+
+
+def saved_as(header: bytes) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"abcd"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        saved_as(b"-" * 9000 + b"1"),
+        saved_as(b"(" * 9000),
+        saved_as(b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"1," * 60 + b"), }"),
+        saved_as(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"),
+        b"\x08\x01\x12" + bytes([4 * 30]) + b"\x12\x02\x08\x01" * 30 + b"\x22\x04abcd",
+        RANDOM.bytes(1 << 20),
+    ],
+    ids=["signs", "brackets", "axes", "objects", "dims", "a mebibyte"],
+)
+def test_bytes_that_only_look_like_a_tensor_are_bytes(value: bytes, tmp_path: Path):
+    module, batch = proposed(tmp_path, [example(entry("x", bytes_list(value)))] * 2)
+    assert "A tensor" not in module and batch["x"].shape[0] == 2
 
 
 JPEG = b"\xff\xd8\xff\xe0" + RANDOM.bytes(90)
