@@ -47,7 +47,7 @@ def _no_examples(sample: Sample) -> str:
     if tensor is not None:
         columns = f'[("header", "V{tensor.offset}"), ("x", {quoted(tensor.dtype)}, {tensor.shape})]'
         return f"They are tensors of {tensor.made_by}, for FixedRecords({columns}). {REMEDY_NO_EXAMPLE}"
-    return f"The records have {sizes} bytes. {REMEDY_NO_EXAMPLE}"
+    return f"They have {sizes} bytes. {REMEDY_NO_EXAMPLE}"
 
 
 def problem_of(name: str, sample: Sample) -> str:

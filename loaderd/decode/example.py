@@ -39,8 +39,8 @@ _UINT64 = (1 << 64) - 1
 _MAX_NAMES = 16
 _REMEDY = "Change the schema to what the records hold. loaderd inspect SHARDS --features proposes one."
 REMEDY_NO_EXAMPLE = (
-    "In TFRecord files, loaderd reads records that are a tf.train.Example. Write other ones, if all have one size, "
-    "one behind the other into plain files, and read these with loaderd.FixedRecords: "
+    "CRCs are right, so this is what was written. If your records are no tf.train.Example, but all have one size, "
+    "write them one behind the other into plain files, and read these with loaderd.FixedRecords: "
     "for record in tf.data.TFRecordDataset(path): file.write(record.numpy())."
 )
 _REMEDY_MISSING = "Change the schema to what the records hold, or give the feature a default."

@@ -93,7 +93,7 @@ def as_bytes(values: Any) -> Any:
             CHESS,
             '"x_rest": loaderd.Bits("x", (16,), start=1536)',
         ),
-        (lambda: packed(RANDOM.random((COUNT, 368)) < 0.5), None, '"x": loaderd.Bits("x", (368,))'),
+        (lambda: packed(RANDOM.random((COUNT, 368)) < 0.5), None, '\n        "x": loaderd.Bits("x", (368,)),'),
         (lambda: packed(boards(1, 19)), None, 'loaderd.Bits("x", (19, 19))'),
         (lambda: packed(RANDOM.random((COUNT, 2048)) < 0.02), None, '"x": loaderd.Sparse("x", '),
         (lambda: as_bytes(PIXELS), PIXELS, "784 bytes, which look like uint8."),
@@ -156,7 +156,7 @@ JPEG = b"\xff\xd8\xff\xe0" + RANDOM.bytes(90)
         (lambda n: example(entry("x", bytes_list(RANDOM.bytes(9999 + n)))), "it has 9,999 to 10,008 bytes, and each"),
         (
             lambda n: RANDOM.bytes(40),
-            "The records have 40 bytes. In TFRecord files, loaderd reads",
+            "They have 40 bytes. CRCs are right, so this is what was written.",
         ),
         (lambda n: saved(TENSORS)[n].tobytes(), 'for FixedRecords([("header", "V128"), ("x", "<f4", (8, 8, 3))])'),
     ],
