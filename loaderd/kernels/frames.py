@@ -37,6 +37,8 @@ from loaderd.kernels.llvm import compiled
 Ends = npt.NDArray[np.int64]
 
 _NO_END = 1 << 62
+# For so many there is room for the ends of empty records, half as many bytes. More are there for large records alone.
+_MOST_LOOPED_BYTES = 64 << 20
 _unpack_length = struct.Struct("<Q").unpack_from
 
 
@@ -47,7 +49,7 @@ def walk(buffer: Bytes1D, start: int, stop: int) -> Ends:
     costs 70 ns a record, all of it Python; compiled, 10.
     """
     loop = compiled(WALK)
-    if loop is not None:
+    if loop is not None and stop - start <= _MOST_LOOPED_BYTES:
         return _walk_on_by_loop(loop, buffer, start, stop)
     ends = [start]
     append = ends.append
