@@ -9,6 +9,7 @@ of other data refuses it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from loaderd.errors import OptionError
-from loaderd.options import MAX_EPOCHS, MAX_STEP, StreamOptions, as_count, require
+from loaderd.options import DEFAULT_BLOCK_RECORDS, MAX_EPOCHS, MAX_STEP, StreamOptions, as_count, require
 from loaderd.plan.batches import BatchPlan
 from loaderd.plan.passes import HostChanges, Listing, Pass, check_changes, listing_of, pass_of, past_of
 from loaderd.plan.shares import EpochRemainder, HostShare, split_evenly
@@ -27,6 +28,8 @@ from loaderd.redaction import shown
 _VERSION = 1
 _MOST_SHOWN = 20
 """Differences that an error names."""
+_SHUFFLED = re.compile(r"in blocks of (\d{1,20}), in windows of (\d{1,20})")
+"""As :func:`order_of` says it."""
 _SHORTER = "Give fewer epochs: a pass of epochs=None begins in epoch 0."
 
 
@@ -324,7 +327,11 @@ def compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         if then.get(name) != now.get(name)
     ]
     if differences:
+        order, option = _SHUFFLED.fullmatch(str(then.get("shuffle"))), ""
+        if order is not None and order[0] != now.get("shuffle"):
+            blocks = "" if order[1] == str(DEFAULT_BLOCK_RECORDS) else f", block_records={order[1]}"
+            option = f" (shuffle=loaderd.Shuffle(window_records={order[2]}{blocks}))"
         raise OptionError(
             "the position belongs to other data or to another order:\n" + "\n".join(differences[:_MOST_SHOWN]),
-            hint="Give what it was taken with, or go without it.",
+            hint=f"Give what it was taken with{option}, or go without it.",
         )

@@ -171,6 +171,14 @@ def test_a_position_of_other_data_is_refused(numbered: Numbered):
         shuffle=False,
         start=position,
     )
+    for option, given in (
+        (r"window_records=70\)", {"window_records": 70}),
+        (r"window_records=70, block_records=9\)", {"window_records": 70, "block_records": 9}),
+    ):
+        with numbered.loader(shards, shuffle=loaderd.Shuffle(**given)) as loader:
+            state = loader.state_dict()
+        said = rf"Give what it was taken with \(shuffle=loaderd.Shuffle\({option}\), or go"
+        refused(said, shards, numbered.schema, start=state)
     refused("remainder: short when .*, drop now", shards, numbered.schema, remainder="drop", start=position)
     refused("shards: 100 records in 2 .* 60 records in 1", shards[:1], numbered.schema, start=position)
     other = loaderd.Schema({"id": loaderd.Int64()}, {"id": loaderd.Array("id")})
