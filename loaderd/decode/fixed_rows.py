@@ -13,6 +13,7 @@ from loaderd.kernels.views import items_at
 from loaderd.schema import FixedRecords, Float, Int64, Length, Raw, Schema
 
 Bytes = npt.NDArray[np.uint8]
+_REMEDY = "Give the schema of what the records hold. `loaderd inspect SHARD` names it, where it recognizes them."
 
 
 class FixedParser:
@@ -63,13 +64,13 @@ class FixedParser:
                 length = int(lengths[number])
                 expected = next(value for value, size in sizes.items() if size == length)
                 record, of = int(wanted[number]), f"{name} {expected}, of {length:,} bytes"
-                faults[record] = RecordFault(record, of, f"{name} {values[number].tolist()}")
+                faults[record] = RecordFault(record, of, f"{name} {values[number].tolist()}", _REMEDY)
         for name, expected in self._records.expect.items():
             values = _values(self._records, name, buffer, starts)
             wrong = values != np.asarray(expected, values.dtype)
             for number in np.flatnonzero(wrong.reshape(len(starts), -1).any(axis=1)).tolist():
                 record = int(wanted[number])
-                fault = RecordFault(record, f"{name} {expected}", f"{name} {values[number].tolist()}")
+                fault = RecordFault(record, f"{name} {expected}", f"{name} {values[number].tolist()}", _REMEDY)
                 faults.setdefault(record, fault)
         for name, most in self._most.items():
             has = np.flatnonzero(lengths > self._records.offset_of(name))

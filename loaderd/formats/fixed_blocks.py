@@ -31,6 +31,7 @@ from loaderd.formats.framing import RecordChunk
 from loaderd.formats.inflate import MAX_WHOLE_BYTES
 from loaderd.formats.reader import Reader, Reading
 from loaderd.formats.table import Table, open_table
+from loaderd.formats.tar import member_at
 from loaderd.kernels.crc import Bytes1D, crc32c
 from loaderd.kernels.frames import Ends
 from loaderd.schema import FixedRecords
@@ -160,13 +161,13 @@ class FixedBlockReader(Reader):
         pieces = self._read_stream(block, first, stop)
         if block.crc is not None:
             return self._compared(block, pieces)
-        return (self._named(piece, block) if isinstance(piece, Damage) else piece for piece in pieces)
+        return (self.named(piece, block) if isinstance(piece, Damage) else piece for piece in pieces)
 
-    def _named(self, damage: Damage, block: Block) -> Damage:
-        """The damage; in a tar, it says in which member: its offset counts from there."""
+    def named(self, damage: Damage, block: Block) -> Damage:
+        """As in ``Reader``: in a tar, the member."""
         if self._compressions[block.shard] != "tar":
             return damage
-        return replace(damage, found=f"{damage.found}, in the member at byte {block.offset} of the tar")
+        return replace(damage, found=f"{damage.found}, in {member_at(self._read_at(block.shard), block.offset)}")
 
     def _take_table(self, shard: int) -> _Opened:
         """The table of a shard. The caller keeps it as ``_table`` when it has been read without an error."""
@@ -254,7 +255,7 @@ class FixedBlockReader(Reader):
         if stop == block.num_records and block.point is None:
             stream.skip(ALL_BYTES)
             if stream.damage is not None and stream.is_garbled:  # the CRC at its end says so
-                raise _error(self._named(stream.damage, block))
+                raise _error(self.named(stream.damage, block))
 
     def _lost(self, block: Block, first: int, stop: int, damage: Damage) -> Iterator[Damage]:
         """``damage`` of records ``first`` to ``stop - 1`` of a block, each; its bytes are lost with the first."""

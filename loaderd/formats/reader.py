@@ -113,6 +113,10 @@ class Reader:
         """
         raise NotImplementedError
 
+    def named(self, damage: Damage, block: Block) -> Damage:
+        """The damage of ``block``; where ``offset`` counts from a part of the shard, it says from which."""
+        return damage
+
     def crc_of(self, piece: RecordChunk, crc: int) -> int:
         """The CRC of what earlier records hold, whose CRC is ``crc``, and of those of ``piece`` behind them."""
         raise NotImplementedError

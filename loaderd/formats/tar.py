@@ -16,6 +16,7 @@ ends the tar; the members before it stay.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import posixpath
 import struct
@@ -117,6 +118,16 @@ def find_members(
             yield Damage(shard, 0, offset, "zeros up to the end of the file", behind, lost_bytes=size_bytes - offset)
             return
         offset += len(rest)
+
+
+def member_at(read_at: ReadAt, offset: int) -> str:
+    """In words, the member whose data begin at ``offset``; of its name, what the header in front of them holds."""
+    view = memoryview(bytearray(_BLOCK_BYTES))
+    named = ""
+    with contextlib.suppress(ValueError):  # there is a map of a sparse file in front
+        if offset >= _BLOCK_BYTES and read_at(offset - _BLOCK_BYTES, view) == _BLOCK_BYTES:
+            named = f"{shown(_parse(bytes(view), {})[0], 200)}, "
+    return f"{named}the member at byte {offset} of the tar"
 
 
 def _holds_records(name: str) -> bool:

@@ -224,6 +224,7 @@ class WindowLoader:
                 mismatch.found,
                 lost_bytes=int(piece.ends[number + 1] - piece.ends[number]),
             )
+            damage = self.reader.named(damage, part.block)
             error = at_damage(RecordMismatchError, damage, hint=mismatch.remedy)
             faults.append(([int(places[mismatch.record])], error))
         if self._needs_keys:

@@ -320,7 +320,7 @@ def test_what_is_damaged_later_is_named_and_costs_no_other_record(how: str, at: 
     overwrite(file, garbled(data, block.offset + int(block.num_bytes * at)))
     assert loaded(file, index) == ([*range(30), *range(40, 60)] if how == "tar" else [], block.num_records)
     if how == "tar":
-        damages, member = read(file, index)[1], f", in the member at byte {block.offset} of the tar"
+        damages, member = read(file, index)[1], f", in 'games/3.gz', the member at byte {block.offset} of the tar"
         assert [damage.record for damage in damages] == list(range(30, 40))
         assert [damage.found.endswith(member) for damage in damages] == [True] * 10
 

@@ -26,6 +26,7 @@ from loaderd.errors import RecordMismatchError, SchemaError, SkippedDataWarning
 from loaderd.schemas.leela import INPUT_FORMATS, RECORD, RECORD_V6
 from tests.helpers.decoding import decoded, rows_of_records
 from tests.helpers.device_program import unpacked
+from tests.helpers.fixed_files import tar_of
 from tests.helpers.own_processes import kill, newest_daemon, workers_of
 from tests.remote.network_server import NetworkServer
 
@@ -316,12 +317,16 @@ def test_records_that_do_not_belong_there_are_named(tmp_path: Path):
             ):
                 left = [game[n * size : (n + 1) * size] for n in range(9) if n != first]
                 assert rows_in(loader) == plain_rows(list(map(bytes, left)))
-    (tmp_path / "plain").write_bytes(b"".join(random_records(4, 6, 3)))
-    with (
-        pytest.raises(RecordMismatchError, match=r"record 0 .*expected input_format 1, found input_format 3"),
-        loaderd.Loader(tmp_path / "plain", ALL, **options_of(tmp_path)) as loader,
-    ):
-        next(iter(loader))
+    other = b"".join(random_records(4, 6, 3))
+    (tmp_path / "plain").write_bytes(other)
+    (tmp_path / "a.tar").write_bytes(tar_of([("4.gz", gzip.compress(other))]))
+    for name, member in (("plain", ""), ("a.tar", ", in '4.gz', the member at byte 512 of the tar")):
+        said = rf"record 0 .*expected input_format 1, found input_format 3{member}\nGive the schema .* names it"
+        with (
+            pytest.raises(RecordMismatchError, match=said),
+            loaderd.Loader(tmp_path / name, ALL, **options_of(tmp_path)) as loader,
+        ):
+            next(iter(loader))
     short = b"".join(struct.pack("<I", 6) + record[4:8300] for record in random_records(5, 6, 1))
     (tmp_path / "plain").write_bytes(short)
     said = "of 8,300 bytes with version 6, .* not records of 8,356 bytes with version 6 or 8,396 bytes with version 7"
