@@ -69,7 +69,9 @@ class Damage:
     ``record`` counts the records of the shard from 0; ``offset`` is where the record's framing starts, in
     bytes (of the decompressed stream, for a compressed shard). ``lost_bytes`` is how much of the shard the
     damage takes away; -1 where nothing after it can be read. An ``offset`` of -1: unknown. A shard that cannot be
-    read when it is indexed counts as one damage, of record 0; of one that becomes unreadable later, each record.
+    read when it is indexed counts as one damage, of record 0; of one that becomes unreadable later, each record. A
+    member of a tar counts as one damage, too. ``other_records``: where all that is wrong with a member is that its
+    records are of another version than the schema's, how many there are; else 0.
     """
 
     shard: str
@@ -78,6 +80,7 @@ class Damage:
     expected: str
     found: str
     lost_bytes: int = 0
+    other_records: int = 0
 
     def __post_init__(self) -> None:
         for name in ("shard", "expected", "found"):

@@ -25,6 +25,7 @@ from loaderd.formats.fixed import (
     fixed_piece,
     inflate_records,
     open_fixed,
+    other_records,
     refuse_others,
     sample_bytes,
     scan_fixed,
@@ -176,7 +177,7 @@ class _FixedIndexBuilder:
             content = Content.of_bytes(whole.data, is_whole=True)
         else:
             content = front_of(self.stream(start, num_bytes, compression), sample_bytes(self._records))
-        if self._is_other(content, start, compression, of):
+        if self._is_other(content, start, num_bytes, compression, of):
             return
         digest, size = self._digest, self._records.size_in(content.at(0, sample_bytes(self._records)))
         stream: ByteStream | None = None
@@ -244,7 +245,7 @@ class _FixedIndexBuilder:
         add_damage(self._damages, replace(damage, record=self._next_record, found=found))
         self._next_record += 1
 
-    def _is_other(self, content: Content, start: int, compression: Compression, of: str) -> bool:
+    def _is_other(self, content: Content, start: int, num_bytes: int, compression: Compression, of: str) -> bool:
         """Whether a compressed member of a tar holds a file of another kind, and is noted as damage.
 
         Raises ShardFormatError where it is no member, but the whole shard. ``content``: what it holds.
@@ -256,9 +257,17 @@ class _FixedIndexBuilder:
                 raise
             self._other = self._other or error
             assert error.damage is not None
-            self._add_damage(error.damage, of)
+            others = other_records(content, self._records)
+            num_others = 0 if others is None else self._count(start, num_bytes, compression, others[0])
+            self._add_damage(replace(error.damage, other_records=num_others), of)
             return True
         return False
+
+    def _count(self, start: int, num_bytes: int, compression: Compression, size: int) -> int:
+        """How many records of ``size`` bytes a part of the file holds."""
+        stream = self.stream(start, num_bytes, compression, size)
+        pieces = scan_fixed(self._file.uri, stream, self._records, size, 0, 0)
+        return sum(piece.num_records for piece in pieces if not isinstance(piece, Damage))
 
     def _whole_records(self, start: int, num_bytes: int) -> Bytes1D | None:
         """The records of a small compressed part, inflated at once; None where it is large, or anything is wrong."""

@@ -91,7 +91,7 @@ _ANCHOR = bytes(_ANCHORS.itemsize)
 """The anchors of a block that has but one, its own start."""
 # What a damage takes beside its texts: the names of its fields, and its numbers.
 _DAMAGE_BYTES = 100
-_DAMAGE_NUMBERS = ("record", "offset", "lost_bytes")
+_DAMAGE_NUMBERS = ("record", "offset", "lost_bytes", "other_records")
 _COMPRESSIONS = get_args(Compression)
 _MOST_NUMBER, _ANY_COUNT = 1 << 53, 512 << 20
 _ARRAYS = ("offsets", "num_bytes", "counts", "first_records", "runs", "crcs", "passing", "weights")

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from pyarrow.fs import LocalFileSystem
 
+from loaderd.errors import Damage
 from loaderd.formats import index_cache
 from loaderd.formats.index_cache import IndexCache, default_cache_dir, groups_of
 from loaderd.formats.indexer import find_indexes
@@ -30,6 +31,8 @@ from loaderd.storage.access import Access
 from loaderd.storage.files import list_shards
 from loaderd.storage.shard_file import ShardFile
 from tests.formats.shard_bytes import frames, make_shard, payloads_of
+
+NO_DAMAGE = Damage("", 0, 0, "", "").to_wire()
 
 
 @pytest.fixture
@@ -173,8 +176,8 @@ def test_what_others_put_in_the_place_of_an_index_is_not_read(cache: IndexCache,
         ("counts", 1 << 40),
         ("counts", 0),
         ("first_records", (1 << 64) - 1),
-        ("damages", [[{"shard": 7, "record": 0, "offset": 0, "expected": "", "found": "", "lost_bytes": 0}]]),
-        ("damages", [[{"shard": "", "record": "0", "offset": 0, "expected": "", "found": "", "lost_bytes": 0}]]),
+        ("damages", [[{**NO_DAMAGE, "shard": 7}]]),
+        ("damages", [[{**NO_DAMAGE, "record": "0"}]]),
         ("damages", [[{}]]),
     ],
 )

@@ -322,6 +322,7 @@ def test_versions_and_sizes_are_named(version: int, size_bytes: int, count: int,
     mixed = tar_of([("0.gz", gzip.compress(versions(6, 8356, 3))), ("1.gz", gzip.compress(data))])
     index = build_fixed_index(make_shard(tmp_path / "a", mixed), lc0(), 1000)
     assert index.num_records == 3 and "in '1.gz', the member at byte" in index.damages[0].found
+    assert index.damages[0].other_records == count
 
 
 def test_damage_is_not_taken_for_another_version(tmp_path: Path):

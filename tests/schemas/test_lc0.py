@@ -353,6 +353,31 @@ def test_a_cut_costs_the_records_behind_it(tmp_path: Path):
         assert rows_in(loader) == plain_rows(expected)
 
 
+@pytest.mark.parametrize(("version", "size", "games"), [(5, 8308, 1), (5, 8308, 3), (8, 8400, 3)])
+def test_another_version_in_a_tar_is_no_damage(version: int, size: int, games: int, tmp_path: Path):
+    """Games of 2 records beside one of 250. As any records that do not match, one in a hundred may be left out."""
+    records = random_records(250, 6, 1)
+    other = b"".join(struct.pack("<II", version, 1) + bytes([number] * (size - 8)) for number in (1, 2))
+    members = [("0.gz", gzip.compress(b"".join(records), 1))]
+    members += [(f"{number}.gz", gzip.compress(other)) for number in range(1, games + 1)]
+    (tmp_path / "a.tar").write_bytes(tar_of(members))
+    options = options_of(tmp_path, shuffle=False)
+    said = rf"^{2 * games} records of another version \(members of tars: {games}\) in 1 of 1 .*:\n.*in '1.gz'"
+    with pytest.raises(RecordMismatchError, match=said):
+        loaderd.Loader(tmp_path / "a.tar", ALL, **options)
+    if games > 1:
+        said = f"^6 of 256 records do not match the schema, .*: they are in 3 members of tars. .* version {version}"
+        with pytest.raises(RecordMismatchError, match=said):
+            loaderd.Loader(tmp_path / "a.tar", ALL, on_corrupt="skip_record", **options)
+    policy: Any = "skip_any" if games > 1 else "skip_record"
+    said = f"{games} damaged members? of tars in 1 of 1 .* left out; {2 * games} records in them are of another"
+    with (
+        pytest.warns(SkippedDataWarning, match=said),
+        loaderd.Loader(tmp_path / "a.tar", ALL, on_corrupt=policy, **options) as loader,
+    ):
+        assert rows_in(loader) == plain_rows(records)
+
+
 def test_inspect_counts_each_version(mixed: tuple[Path, list[bytes]], capsys: pytest.CaptureFixture[str]):
     folder, _ = mixed
     for name, said in (

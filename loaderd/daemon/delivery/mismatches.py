@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from loaderd.daemon.indexing.index_pass import MOST_IN_A_HUNDRED
 from loaderd.errors import Damage, LoaderdError, RecordMismatchError
 from loaderd.ipc.worker_messages import LoadFault
 from loaderd.plan.passes import PassPlan
 from loaderd.storage.names import some_of
 
-_MOST_IN_A_HUNDRED = 1
 _ENOUGH_RECORDS = 10_000
 
 
@@ -50,7 +50,7 @@ class Mismatches:
         is_epoch = window == plan.last_window or plan.batches.locate(window + 1)[0] != epoch
         if self._num_records < _ENOUGH_RECORDS and not is_epoch:
             return
-        most = _MOST_IN_A_HUNDRED * self._num_records * self._per_passing
+        most = MOST_IN_A_HUNDRED * self._num_records * self._per_passing
         if 100 * self._by_shard.total() > most and self.error is None:
             self.error = self._too_many()
 

@@ -15,7 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from loaderd.daemon.pool.tasks import MAX_DEATHS, TASKS_PER_WORKER, Task, TaskSource
-from loaderd.errors import CorruptRecordError, Damage, LoaderdError, OptionError, ShardFormatError, StorageError
+from loaderd.errors import (
+    CorruptRecordError,
+    Damage,
+    LoaderdError,
+    OptionError,
+    RecordMismatchError,
+    ShardFormatError,
+    StorageError,
+)
 from loaderd.formats.framing import TOO_LARGE
 from loaderd.formats.index_cache import IndexCache, groups_of
 from loaderd.formats.shard_index import ShardIndex, decode_indexes
@@ -27,6 +35,9 @@ from loaderd.storage.shard_file import ShardFile, is_remote
 MAX_NAMED_DAMAGES = 1000
 # All of them are in one message.
 MAX_REPORTED_DAMAGES = 200_000
+MOST_IN_A_HUNDRED = 1
+"""Records that do not match the schema and may be left out."""
+_OF_ONE_VERSION = "Give the files of the version that the schema is of"
 
 
 class IndexPass(TaskSource):
@@ -147,16 +158,41 @@ def _bytes_of(group: Sequence[ShardFile]) -> int:
     return sum(file.size_bytes for file in group)
 
 
+def count_damaged(num_damages: int, num_members: int) -> str:
+    """Such as "3 damaged records"; ``num_members`` of the damages are members of tars, each of many records."""
+    counts = {"record": num_damages - num_members, "member": num_members}
+    named = [f"{count:,} damaged {what}{'s' * (count > 1)}" for what, count in counts.items() if count]
+    return " and ".join(named) + (" of tars" if num_members else "")
+
+
+def version_error(damages: Sequence[Damage], num_records: int) -> LoaderdError | None:
+    """The error where records of another version, in members of tars, are more than one in a hundred.
+
+    ``num_records``: those of the right version.
+    """
+    others = [damage for damage in damages if damage.other_records]
+    lost = sum(damage.other_records for damage in others)
+    if MOST_IN_A_HUNDRED * (num_records + lost) >= 100 * lost:
+        return None
+    return RecordMismatchError(
+        f"{lost:,} of {num_records + lost:,} records do not match the schema, and only one in a hundred may be left "
+        f"out: they are in {len(others):,} members of tars. The first: {others[0]}",
+        hint=f'{_OF_ONE_VERSION}, or pass on_corrupt="skip_any", to leave out all records that do not match.',
+        damages=tuple(others[:MAX_NAMED_DAMAGES]),
+    )
+
+
 def damage_error(
     damages: list[Damage],
     num_files: int,
     unreadable: Sequence[LoaderdError] = (),
     most: int = MAX_NAMED_DAMAGES,
+    num_members: int = 0,
 ) -> LoaderdError:
     """What ``on_corrupt="raise"`` raises for the damage that the index pass found.
 
     ``unreadable``: why shards could not be indexed; ``damages`` holds these shards, too. ``most``: how many damages
-    the error carries.
+    the error carries. ``num_members``: how many of the damages are members of tars.
     """
     if unreadable:
         named = "\n".join(f"  {error.message}" for error in unreadable[:10])
@@ -170,12 +206,18 @@ def damage_error(
             traceback=unreadable[0].traceback,
         )
     shards = len({damage.shard for damage in damages})
-    count = f"{len(damages)} damaged record{'s' * (len(damages) > 1)} in {shards} of {num_files} shards"
+    are_others = all(damage.other_records for damage in damages)
+    counted = count_damaged(len(damages), num_members)
+    if are_others:
+        others = sum(damage.other_records for damage in damages)
+        counted = f"{others:,} records of another version (members of tars: {len(damages):,})"
+    count = f"{counted} in {shards} of {num_files} shards"
     named = "\n".join(f"  {damage}" for damage in damages[:10])
     more = f"\n  … and {len(damages) - 10} more" if len(damages) > 10 else ""
     too_large = all(damage.expected == TOO_LARGE for damage in damages)
     remedy = "Write what is larger as several records" if too_large else "Restore the files"
-    return CorruptRecordError(
+    remedy = _OF_ONE_VERSION if are_others else remedy
+    return (RecordMismatchError if are_others else CorruptRecordError)(
         f"{count}:\n{named}{more}",
         hint=f'{remedy}, or pass on_corrupt="skip_record" or "skip_shard" to go on without them.',
         damages=tuple(damages[:most]),

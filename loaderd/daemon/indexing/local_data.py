@@ -14,7 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderd.daemon.indexing.block_table import BlockTable
-from loaderd.daemon.indexing.index_pass import MAX_NAMED_DAMAGES, MAX_REPORTED_DAMAGES, damage_error
+from loaderd.daemon.indexing.index_pass import (
+    MAX_NAMED_DAMAGES,
+    MAX_REPORTED_DAMAGES,
+    count_damaged,
+    damage_error,
+    version_error,
+)
 from loaderd.dataset import AnyDataset, Dataset, joined_text
 from loaderd.errors import Damage, LoaderdError, NoShardsError, OptionError, WorkerError
 from loaderd.formats.shard_index import Indexes, ShardIndex
@@ -114,7 +120,12 @@ class LocalData:
         self.num_shards = len(of_files)
         most = MAX_NAMED_DAMAGES if options.report is None else MAX_REPORTED_DAMAGES
         if damages and options.on_corrupt == "raise":
-            raise damage_error(damages, len(of_files), unreadable, most)
+            num_members = sum(len(index.damages) for index in of_files.values() if index.compression == "tar")
+            raise damage_error(damages, len(of_files), unreadable, most, num_members)
+        if options.on_corrupt != "skip_any" and (
+            error := version_error(damages, sum(index.num_records for index in of_files.values()))
+        ):
+            raise error
         self.damages: list[Damage] = damages[:most]
         listed_before = {file for of_values in (known or {}).values() for file in of_values}
         new = [index for file, index in of_files.items() if index.damages and file not in listed_before]
@@ -267,9 +278,12 @@ def _left_out(damaged: Sequence[ShardIndex], num_shards: int, on_corrupt: OnCorr
             which = some_of([index.file.uri for index in damaged])
             parts.append(f"{of_shards} are damaged and left out whole, with {sound:,} sound records: {which}")
         else:
-            records = sum(len(index.damages) for index in damaged)
-            plural = "s" * (records > 1)
-            parts.append(f"{records:,} damaged record{plural} in {of_shards} {'are' if plural else 'is'} left out")
+            num_damages = sum(len(index.damages) for index in damaged)
+            num_members = sum(len(index.damages) for index in damaged if index.compression == "tar")
+            what = count_damaged(num_damages, num_members)
+            parts.append(f"{what} in {of_shards} {'are' if num_damages > 1 else 'is'} left out")
+            if others := sum(damage.other_records for index in damaged for damage in index.damages):
+                parts.append(f"{others:,} records in them are of another version")
             if lost := [index.file.uri for index in damaged if not index.counts.any()]:
                 parts.append(f"no record can be read from {len(lost)} of {num_shards} shards: {some_of(lost)}")
         parts.append(f"the first damage: {damaged[0].damages[0]}")
