@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Read all shards, check both CRCs of every record, and name every damage: shard, record, offset, what was expected and
 what was found. Records of a fixed size have no CRCs of their own: of these, what wraps them is checked (gzip, zstd,
-tar, npz, Parquet, Arrow), and that the last one is whole. With --schema, each record is also read as the schema says;
-those that do not match are counted for each shard, and the first of them is named. The exit status is 0 if all is
-well, 1 if there is damage or a record does not match, 2 for wrong arguments, no shards, or storage that does not
-answer.
+tar, npz, Parquet, Arrow), and that the last one is whole. Of how many shards the values could not be checked is said
+at the end. With --schema, each record is also read as the schema says; those that do not match are counted for each
+shard, and the first of them is named. The exit status is 0 if all is well, 1 if there is damage or a record does not
+match, 2 for wrong arguments, no shards, or storage that does not answer.
 """
 _EXAMPLE = "example: loaderd verify 'shards/*.tfrecord' --schema chess_eval"
 
@@ -80,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             totals["mismatches"] += mismatches.num_records
             totals["mismatched"] += mismatches.num_records > 0
             totals["empty_shards"] += not index.num_records and not index.damages
+            totals["may_lack_checksums"] += index.num_records > 0 and _may_lack_checksums(index)
     except LoaderdError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -91,7 +92,7 @@ def _tell_total(
     totals: Counter[str], weight: float, seconds: float, as_json: bool, values: RecordValues | None
 ) -> None:
     if as_json:
-        names = ["shards", "records", "bytes", "damages", "empty_shards", "mismatches"]
+        names = ["shards", "records", "bytes", "damages", "empty_shards", "mismatches", "may_lack_checksums"]
         about = {name: totals[name] for name in names} | values_in(values, totals["passing"], weight)
         say(json.dumps({"kind": "total", **about, "seconds": seconds}))
         return
@@ -104,11 +105,21 @@ def _tell_total(
     shards = count(totals["shards"], "shard")
     if totals["empty_shards"]:
         shards += f" ({totals['empty_shards']:,} of them empty)"
-    records, sum_up = count(totals["records"], "healthy record"), ", ".join(faults) or "all is well"
+    records, unsummed = count(totals["records"], "healthy record"), totals["may_lack_checksums"]
+    sum_up = ", ".join(faults) or ("no damage found" if unsummed else "all is well")
     say(f"{shards}, {records}, {totals['bytes']:,} bytes: {sum_up}")
+    if unsummed:
+        which = f"{count(unsummed, 'shard')} of a kind that need not have checksums"
+        say(f"{which}: only sizes and structure were checked, so a changed value may go unnoticed")
     if values is not None:
         say_values(values, totals["passing"], weight, records)
     say(rate(totals["records"], totals["bytes"], seconds))
+
+
+def _may_lack_checksums(index: ShardIndex) -> bool:
+    """Whether it is of a kind that need not have them. Plain records of a fixed size have no ``runs``."""
+    is_plain = index.compression == "none" and not len(index.runs)
+    return is_plain or index.compression in ("npy", "parquet", "arrow", "columns")
 
 
 class _Mismatches(NamedTuple):

@@ -226,6 +226,12 @@ def test_content_tells_what_records_are(tmp_path: Path, paths: list[Path]):
     every = [game, rows, tar, plain, *paths, *packed]
     found = totals(*map(str, every))
     assert (found["records"], found["damages"]) == (20 + 30 + 40 + 20 + 1000 + 7, 0)
+    assert found["may_lack_checksums"] == 1, "the plain one"
+    said = run("verify", str(plain)).stdout
+    assert (
+        "no damage found\n1 shard of a kind that need not have checksums: only sizes" in said
+        and "all is well" not in said
+    )
 
 
 def test_a_schema_says_what_content_does_not_tell(tmp_path: Path):
@@ -236,7 +242,8 @@ def test_a_schema_says_what_content_does_not_tell(tmp_path: Path):
         "schema = loaderd.Schema(records, {'letters': loaderd.Array('letters')})\n"
     )
     done = run("verify", "records", "--schema", "mine:schema", "--json", folder=tmp_path)
-    damage, shard, _ = map(json.loads, done.stdout.splitlines())
+    damage, shard, total = map(json.loads, done.stdout.splitlines())
+    assert total["may_lack_checksums"] == 1
     assert done.returncode == 1 and shard["records"] == 9
     assert (damage["record"], damage["offset"], damage["found"]) == (9, 36, "3 bytes")
 
