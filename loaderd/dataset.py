@@ -15,6 +15,8 @@ from numbers import Rational, Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
+
 from loaderd.errors import OptionError
 from loaderd.options import (
     DEFAULT_STORAGE,
@@ -36,7 +38,7 @@ from loaderd.plan.rows import ConcatRows, MixRows, RowSequence
 from loaderd.plan.sampling import Sample
 from loaderd.plan.selection import HASHES, HashSplit, NewestShards, Operation, Range, Selection
 from loaderd.redaction import redacted, shown
-from loaderd.schema import Derived, Schema, packed_schema
+from loaderd.schema import Derived, FixedRecords, Schema, packed_schema
 from loaderd.storage.names import Columns, absolute_names, checked_names
 
 if TYPE_CHECKING:
@@ -100,9 +102,8 @@ class Dataset:
         made = isinstance(self.selection, tuple) and all(isinstance(each, Operation) for each in self.selection)
         require(made, "selection", "what take, skip, newest and split make of it", self.selection)
         if self.where is not None:
-            require(
-                isinstance(self.where, Derived), "where", "a loaderd.Derived of a function and its inputs", self.where
-            )
+            must, hint = "a loaderd.Derived of a function and its inputs", "Derived(lambda x: x > 0, 'x')."
+            require(isinstance(self.where, Derived), "where", must, self.where, hint)
         object.__setattr__(self, "sample", Sample.of(self.sample))
         _ = self.record_values
         order = self.order_options()
@@ -155,9 +156,11 @@ class Dataset:
         name in two folders are split alike. The sizes are not exact: of n records a side gets its fraction ± √n.
 
         ``by="shard"`` puts each shard on one side as a whole. Then the records of a game stay together, and only
-        loaders of that side read the shard, while a split by records leaves some of every block to each side. With
-        few shards, a side may get none: making a loader of it raises NoShardsError. ``by="member"`` does so with each
-        member of a tar: a game stays together, and each tar is on all sides. Shards of other kinds stay whole.
+        loaders of that side read the shard, while a split by records leaves some of every block to each side. The
+        hash of each shard alone decides, whatever the others are: of n shards a side gets its fraction ± √n. So few
+        shards may be divided far from the fractions, eight of one size at 0.75 and 0.25 in halves; a side may get
+        none: making a loader of it raises NoShardsError. ``by="member"`` does so with each member of a tar: a game
+        stays together, and each tar is on all sides. Shards of other kinds stay whole.
 
         A side may be split again, into parts that are independent of this split. Raises OptionError where the
         fractions are not all above 0, or don't sum to 1.
@@ -415,6 +418,9 @@ def _difference(one: Schema, other: Schema) -> str:
 def _schema_hint(got: Any) -> str:
     if callable(got) and not isinstance(got, type):
         return f"Call it: {getattr(got, '__name__', 'it')}()."
+    if isinstance(got, (np.dtype, FixedRecords)):
+        records = "loaderd.FixedRecords(dtype)" if isinstance(got, np.dtype) else "records"
+        return f"loaderd.Schema.of_stored({records}) delivers each field as it is stored."
     return (
         "Of what tf.io.parse_example takes, loaderd_tf.schema_from_features(features, …) makes one; of a TFRecord "
         "shard, `loaderd inspect SHARD --features` proposes one."

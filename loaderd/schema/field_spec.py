@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from loaderd.errors import SchemaError
 from loaderd.schema.features import ByValue, Feature, PackedBits, Shape
+from loaderd.schema.records import FixedRecords
 
 Features = Mapping[str, Feature]
 
@@ -70,7 +71,11 @@ def feature_of(name: str, feature: str, features: Features) -> Feature:
 def packed_bits_of(name: str, feature: str, features: Features) -> PackedBits:
     found = feature_of(name, feature, features)
     if not isinstance(found, PackedBits):
-        raise SchemaError(f"field {name!r}: feature {feature!r} must be PackedBits, got {type(found).__name__}")
+        hint = f"If it holds packed bits: FixedRecords(dtype, bits=[{feature!r}, …])."
+        raise SchemaError(
+            f"field {name!r}: feature {feature!r} must be PackedBits, got {type(found).__name__}",
+            hint=hint if isinstance(features, FixedRecords) else "",
+        )
     return found
 
 

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import loaderd
@@ -184,6 +185,9 @@ def test_bad_arguments(numbered: Numbered, tmp_path: Path):
         ),
         ({"schema": "chess_eval"}, OptionError, "schema must be a loaderd.Schema, got 'chess_eval'"),
         ({"schema": None}, OptionError, "schema must be a loaderd.Schema, got None\n.*loaderd inspect"),
+        ({"schema": np.dtype("u1,u2")}, OptionError, r"of_stored\(loaderd.FixedRecords\(dtype\)\)"),
+        ({"schema": loaderd.FixedRecords("u1,u2")}, OptionError, r"schema must .*\n.*Schema.of_stored\(records\)"),
+        ({"where": len}, OptionError, r"where must be a loaderd.Derived .*\nDerived\(lambda"),
         ({"refresh": "epochs"}, OptionError, 'refresh must be "never" or "epoch", got .epochs.'),
         ({"index_cache": "usr"}, OptionError, 'index_cache must be "user", .* got .usr.\nA new folder here is ./usr'),
         ({"shards": str(tmp_path / "*.nothing")}, NoShardsError, "matches no file"),

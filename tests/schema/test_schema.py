@@ -311,6 +311,10 @@ def test_casts_work_or_are_refused(stored: Any, dtype: Any, is_cast: bool):
         (lambda: Schema(BITS, {"x": Bits("b", shape=(33,))}), "bits 0…32 of feature 'b', which has 32"),
         (lambda: Schema(BITS, {"x": Array("b")}), "'b' is PackedBits; read it with Bits or Packed"),
         (lambda: Schema({"i": Int64()}, {"x": Bits("i")}), "feature 'i' must be PackedBits, got Int64"),
+        (
+            lambda: Schema(FixedRecords([("own", "<u8")]), {"x": Bits("own")}),
+            r"'own' must be PackedBits, got Raw\n.*FixedRecords\(dtype, bits=\['own'",
+        ),
         (lambda: Schema({"i": Int64((4,))}, {"x": Array("i", shape=(3,))}), r"shape \(3,\) must hold 4 values"),
         (
             lambda: Schema({"i": Int64()}, {"x": Array("i", scale=0.5)}),
