@@ -67,7 +67,8 @@ _OTHER_NAMES = {
         "give stall_timeout=": "timeout",
         "give it": "schema batch_size epochs shuffle seed remainder shard workers on_corrupt held_batches "
         "index_cache progress refresh stall_timeout report storage where sample start unpack",
-        "use device= of batches of loaderd_torch, loaderd_jax or loaderd_tf": "device pin_memory pin_memory_device",
+        "use device= of batches of loaderd_torch, loaderd_jax or loaderd_tf": "device pin_memory pin_memory_device "
+        "non_blocking",
         "leave it out: compression is recognized by content": "compression_type",
         "leave it out: the workers are ahead by themselves": "prefetch prefetch_factor worker_buffer_size "
         "read_options cycle_length block_length",

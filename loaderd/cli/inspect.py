@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderd.cli.left_out import notes_on
+from loaderd.cli.left_out import IF_NO_TFRECORD, notes_on
 from loaderd.cli.parallel_scan import add_names, count, names_in, say
 from loaderd.cli.proposal import propose
 from loaderd.cli.record_view import decode, listed_text, mismatch, plain, plain_array, show_fields, write_png
@@ -255,7 +255,7 @@ def _show_sample(about: dict[str, Any], sample: Sample, arguments: argparse.Name
     if arguments.json:
         return
     if not num_records:
-        say("If this is no TFRecord file: --schema says what records of a fixed size are.")
+        say(IF_NO_TFRECORD)
         return
     say(f"The first {count(num_records, 'record')}: {range_of(sizes)} bytes each")
     rows = [("feature", "type", "values", "bytes of each", "in records")]

@@ -11,6 +11,10 @@ from loaderd.decode.example import REMEDY_NO_EXAMPLE
 from loaderd.redaction import readable_line
 from loaderd.storage.names import some_of
 
+IF_NO_TFRECORD = (
+    "If this is no TFRecord file: --schema says what records of a fixed size are, "
+    "loaderd.Schema(loaderd.FixedRecords(dtype), …)."
+)
 _SHOWN_SHARDS = 3
 _MOST_OTHERS = 10
 _MOST_TEXT_BYTES = 256

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from loaderd.cli.left_out import notes_on, problem_of
+from loaderd.cli.left_out import IF_NO_TFRECORD, notes_on, problem_of
 from loaderd.cli.python_text import as_python, quoted
 from loaderd.cli.record_view import decode
 from loaderd.cli.sample import FeatureSummary, Sample, range_of
@@ -65,7 +65,7 @@ def propose(sample: Sample, num_shards: int) -> str:
             taken |= {*parts[name].fields, *parts[name].intermediates}
     notes = list(notes_on(sample))
     if not parts:
-        why = "\n".join(notes) or "The records hold no features."
+        why = "\n".join(notes) or ("The records hold no features." if sample.sizes else IF_NO_TFRECORD)
         raise OptionError(f"no feature of the {len(sample.sizes)} records looked at can be read.", hint=why)
     features: dict[str, Feature] = {}
     fields: dict[str, Field] = {}

@@ -11,7 +11,8 @@ import errno
 import glob
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from loaderd.errors import NoShardsError, ShardReadError
@@ -43,15 +44,17 @@ def find_files(name: str, on_found: Callable[[int], None] = lambda number: None)
         why = f"is a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else "does not exist"
         raise NoShardsError(f"{path} {why}", hint=_in_another_form(path) or _what_there_is(path))
     if stat.S_ISDIR(status.st_mode):
-        raise is_a_folder(path)
+        raise is_a_folder(path, [entry.name for entry in _entries(path)])
     if not stat.S_ISREG(status.st_mode):
         raise NoShardsError(f"{path} is not a regular file", hint=_HINT_REGULAR)
     return [(path, status)]
 
 
-def is_a_folder(name: str) -> NoShardsError:
-    """The error for a folder that was given where a shard is wanted."""
-    hint = f"Name the files in it with a glob: {name.rstrip('/')}/*.tfrecord"
+def is_a_folder(name: str, inside: Sequence[str] = ()) -> NoShardsError:
+    """The error for a folder that was given where a shard is wanted. ``inside``: what is in it."""
+    endings = Counter(filter(None, (os.path.splitext(each)[1] for each in inside)))
+    ending = endings.most_common(1)[0][0] if endings else ".tfrecord"
+    hint = f"Name the files in it with a glob: {name.rstrip('/')}/*{ending}"
     return NoShardsError(f"{name} is a folder, a shard is a file", hint=hint)
 
 

@@ -139,6 +139,9 @@ def test_what_cannot_be_read_says_how_to_convert_it(tmp_path: Path, capsys: Capt
     assert "convert FROM TO): loaderd.schemas.nnue_bin() reads" in inspect(capsys, tmp_path / "a.binpack")[2]
     (tmp_path / "a.vf").write_bytes(VIRIFORMAT)
     assert "viriformat.unroll(FROM, TO). loaderd.schemas.marlin() reads" in inspect(capsys, tmp_path / "a.vf")[2]
+    np.arange(1, 80, dtype="<u4").tofile(tmp_path / "a.bin")
+    for options in (["--features"], []):
+        assert "loaderd.FixedRecords(dtype)" in "".join(inspect(capsys, tmp_path / "a.bin", *options)[1:])
 
 
 def test_rows_of_katago_tell_the_size_of_the_board(tmp_path: Path, capsys: Capture):

@@ -53,7 +53,7 @@ def test_every_option_has_its_row():
 def test_migration_says_what_an_option_of_another_library_is_told():
     rows = [row.split("|")[1:3] for row in (DOCS / "migration.md").read_text().splitlines() if row.startswith("| ")]
     named = set(re.findall(r"(\w+)=", "".join(left for left, _ in rows)))
-    assert named - _OTHER_NAMES.keys() == {"default_value", "index", "iterator", "non_blocking"}
+    assert named - _OTHER_NAMES.keys() == {"default_value", "index", "iterator"}
     for name, said in _OTHER_NAMES.items():
         there = [right for left, right in rows if re.search(rf"\b{name}[=(]", left)]
         verb, option = re.findall(r"\w+=?", said)[:2]

@@ -115,7 +115,7 @@ def test_a_file_that_exists_is_no_pattern(tree: Path):
         ("nothing", NoShardsError, "nothing does not exist"),
         ("a.rec/b.rec", NoShardsError, "does not exist"),
         ("*.nothing", NoShardsError, "matches no file"),
-        ("sub", NoShardsError, "sub is a folder"),
+        ("sub", NoShardsError, r"(?s)sub is a folder.*sub/\*\.rec"),
         ("loop", NoShardsError, "does not exist"),
         ("pipe", NoShardsError, "pipe is not a regular file"),
         ("/dev/null", NoShardsError, "is not a regular file"),
