@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Loader:
-    """Batches of TFRecord shards, unpacked by worker processes into shared memory.
+    """Batches of shards, unpacked by worker processes into shared memory.
 
     Options (a wrong value raises an OptionError, before any process is started):
 
@@ -60,7 +60,7 @@ class Loader:
     - ``seed`` (int or None, default 0): the order, and all random fields, follow from it. None: one is drawn, which
       ``loader.seed`` says.
     - ``remainder`` (default "short"): what becomes of an epoch's last, partial batch: ``"drop"``, ``"short"``, or
-      ``"carry"`` (it is completed from the next epoch).
+      ``"carry"`` (it is completed from the pass's next epoch; so with ``epochs=1`` it stays short).
     - ``shard`` ((int, int) or None, default None): (i, n): this is host i of n, and gets an n-th of each epoch. None:
       it gets all of it, with a UserWarning where torch.distributed or jax.distributed has several processes: they
       train on the same batches.
@@ -465,8 +465,11 @@ class Loader:
     def __repr__(self) -> str:
         facts = self._stream.facts
         at = ""
-        if self._here is not None:
-            at = f"; at batch {self.position.batch} of epoch {self.position.epoch}"
+        if self.closed:
+            at = "; closed"
+        elif self._here is not None:
+            rest = "the rest of " * bool(self.position.past)
+            at = f"; at batch {self.position.batch} of {rest}epoch {self.position.epoch}"
         return (
             f"<Loader of {facts['num_records']:,} records in {facts['num_shards']:,} shards: "
             f"{', '.join(self.schema.fields)}, in {'packed ' * (self._options.unpack == 'device')}batches of "

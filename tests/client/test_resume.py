@@ -116,9 +116,11 @@ def test_an_epoch_goes_on_with_other_hosts(
         with numbered.loader(
             shards, batch_size=30, shuffle=shuffle, remainder=remainder, workers=2, start=position
         ) as loader:
+            assert ("of the rest of epoch 0>" in repr(loader)) == bool(loader.position.past)
             for batch in loader:
                 seen.update(numbered.check(batch))
             assert (loader.position.epoch, loader.position.batch) == (1, 0)
+        assert repr(loader).endswith("; closed>")
     assert seen == dict.fromkeys(range(247), 1)
 
 
