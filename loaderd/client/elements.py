@@ -36,6 +36,9 @@ class Elements(Iterable[Any]):
         self._pack = packer(structure)
         self._names = field_names(structure)
 
+    def __repr__(self) -> str:
+        return f"<batches of {self.loader!r}>"
+
     def __len__(self) -> int:
         """Batches of a whole iteration, as ``len(loader)``; TypeError if it has no end."""
         return len(self.loader)

@@ -61,6 +61,7 @@ class BatchesContract:
     def test_every_dtype_is_what_the_loader_has(self, binding: Binding, loader: loaderd.Loader):
         batches = binding.batches(loader)
         assert len(batches) == NUM_BATCHES
+        assert repr(batches).startswith("<batches of <Loader of ")
         elements = [
             {
                 name: (tensor.dtype, tuple(tensor.shape), np.array(binding.to_numpy(tensor)))
