@@ -125,7 +125,7 @@ def test_more_than_the_statistics_hold(numbered: Numbered, tmp_path: Path):
             hit.append(number)
         offset += size
     shard.write_bytes(data)
-    with pytest.raises(CorruptRecordError, match="1500 damaged records in 1 of 1 shards") as caught:
+    with pytest.raises(CorruptRecordError, match="1,500 damaged records in 1 of 1 shards") as caught:
         numbered.loader(shard, report=path)
     assert [line["record"] for line in lines(path)] == hit, "with raise, too"
     assert [one.record for one in caught.value.damages] == hit
