@@ -160,8 +160,8 @@ def _bytes_of(group: Sequence[ShardFile]) -> int:
 
 def count_damaged(num_damages: int, num_members: int) -> str:
     """Such as "3 damaged records"; ``num_members`` of the damages are members of tars, each of many records."""
-    counts = {"record": num_damages - num_members, "member": num_members}
-    named = [f"{count:,} damaged {what}{'s' * (count > 1)}" for what, count in counts.items() if count]
+    counts = {"damaged record": num_damages - num_members, "damaged member": num_members}
+    named = [f"{count:,} {what}{'s' * (count > 1)}" for what, count in counts.items() if count]
     return " and ".join(named) + (" of tars" if num_members else "")
 
 
