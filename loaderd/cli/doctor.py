@@ -95,7 +95,8 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
     if not all(target.isascii() and target.isdigit() for target in targets):
         raise OptionError(
             f"TARGETs must be numbers of processes, or addresses of servers, got {' and '.join(map(repr, targets))}",
-            hint="`loaderd top` shows the numbers of processes. Shards need --schema MODULE:NAME.",
+            hint="`loaderd top` shows the numbers of processes. Shards need --schema, such as --schema lc0; "
+            "`loaderd inspect SHARD` may name it.",
         )
     pids = frozenset(map(int, targets))
     streams = running_streams(pids)

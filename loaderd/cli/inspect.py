@@ -109,7 +109,7 @@ def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> None:
         _propose(list_with_progress(names_in(arguments), display), arguments, display)
         return
     names = names_in(arguments)
-    file = list_with_progress(names if isinstance(names, Columns) else names[0], display)[0]
+    file, *others = list_with_progress(names if isinstance(names, Columns) else names[0], display)
 
     def on_read(offset: int) -> None:
         display(Progress("reading the shard", done_bytes=offset, num_bytes=file.size_bytes))
@@ -128,6 +128,8 @@ def _run(arguments: argparse.Namespace, display: ProgressDisplay) -> None:
     }
     about.update(values_in(values, index.num_passing, index.total_weight))
     if not arguments.json:
+        if others or (not isinstance(names, Columns) and len(names) > 1):
+            say("Of several shards, the first:")
         _say_shard(about, index)
         if values is not None:
             say_values(values, index.num_passing, index.total_weight, count(index.num_records, "record"))

@@ -96,6 +96,9 @@ def test_games_that_the_schema_refuses_are_counted(tmp_path: Path, capsys: Captu
         "\n10 records in members that begin with one that it refuses: input_format 3 where 1 is"
         in inspect(capsys, tmp_path / "a.tar")[1]
     )
+    (tmp_path / "b.tar").write_bytes(tar_of(games[:1]))
+    for names in ([tmp_path / "*.tar"], [tmp_path / "a.tar", tmp_path / "b.tar"]):
+        assert inspect(capsys, *names)[1].startswith(f"Of several shards, the first:\n{tmp_path}/a.tar: 18 healthy")
     (tmp_path / "a.gz").write_bytes(games[2][1])
     status, _, error = inspect(capsys, tmp_path / "a.gz")
     assert status == 2 and "records of lc0 with input_format 77, which no schema reads" in error
