@@ -18,6 +18,7 @@ from loaderd.formats.detect import columns_of, detect_schema
 from loaderd.formats.fixed_blocks import FixedBlockReader
 from loaderd.formats.reader import Reader
 from loaderd.formats.shard_index import ShardIndex
+from loaderd.redaction import readable_line
 from loaderd.schema import Feature, FixedRecords, Length, Raw, Schema
 from loaderd.schema.schema import with_lengths
 from loaderd.storage.shard_file import Block, ShardFile
@@ -68,7 +69,7 @@ def stored_in(file: ShardFile) -> StoredFormat | None:
 
 
 def _of_columns(records: FixedRecords, left_out: Mapping[str, str]) -> StoredFormat:
-    notes = "".join(f"# {name!a} is left out: {why}.\n" for name, why in left_out.items())
+    notes = "".join(f"# {name!a} is left out: {readable_line(why)}.\n" for name, why in left_out.items())
     return StoredFormat(records, None, _NO_SCHEMA, _as_python(records) + notes, left_out)
 
 

@@ -198,6 +198,9 @@ def test_it_is_said_what_values_may_be_and_what_is_left_out(tmp_path: Path, caps
     assert '    # It has nulls, which become the default.\n    "gaps": loaderd.Raw("int64", default=0),' in text
     assert "holes is left out: it has nulls" in inspect(capsys, tmp_path / "a.parquet")[1]
     assert inspected(capsys, tmp_path / "a.parquet")["left_out"] == {"holes": "it has nulls"}
+    name = "a: int64>\nraise SystemExit('it ran')\n#"
+    parquet.write_table(pa.table({"x": [1.0], "evil": [{name: 1}]}), tmp_path / "evil.data")
+    exec(inspect(capsys, tmp_path / "evil.data", "--features")[1], {})
     parquet.write_table(pa.table({"lists": [1, 2]}), tmp_path / "c.parquet")
     assert "# 'c.parquet' is of another kind" in inspect(capsys, tmp_path / "?.parquet", "--features")[1]
 
