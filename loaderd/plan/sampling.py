@@ -101,13 +101,15 @@ class Sample:
         return f"Sample(share={self.share}, weight={weight}, per_member={self.per_member})"
 
     def of_total(self, total: int) -> Sample:
-        """The same with a share in place of ``records``, for a data set of ``total`` records."""
+        """The same with a share in place of ``records``, for a data set of ``total`` records.
+
+        It is rounded up: a drawing can have fewer records than its share, and no more.
+        """
         if self.records is None:
             return self
         from fractions import Fraction  # imports decimal
 
-        # In the middle between this number of records and the next one, so that what is rounded off does not count.
-        share = Fraction(2 * self.records + 1, 2 * total) if self.records < total else 1
+        share = 1 / Fraction((total << 20) // self.records, 1 << 20) if self.records < total else 1
         return Sample(share, None, self.per_member)
 
     @classmethod
@@ -279,7 +281,13 @@ def shared_out(masses: Int64s, most: int) -> Int64s:
     return np.array([end - begin for begin, end in pairwise(ends)], np.int64)
 
 
-def drawing_of(sample: Sample, masses: Int64s, of_set: int = 0, is_first: Bools | None = None) -> Drawing | None:
-    """What ``sample`` draws from blocks of these masses; None: no record. ``of_set``, ``is_first``: as in Drawing."""
+def drawing_of(
+    sample: Sample, masses: Int64s, of_set: int = 0, is_first: Bools | None = None, most: int | None = None
+) -> Drawing | None:
+    """What ``sample`` draws from blocks of these masses, at most ``most`` records; None: no record.
+
+    ``of_set``, ``is_first``: as in Drawing.
+    """
     num_records = int(masses.sum()) // sample.most_mass
+    num_records = num_records if most is None else min(num_records, most)
     return Drawing(masses, num_records, sample.most_mass, of_set, is_first) if num_records else None

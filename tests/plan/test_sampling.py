@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import loaderd
@@ -254,9 +254,11 @@ def test_float_shares_are_what_they_are_written_as():
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**9))
+@example(10_000_000, 19_999_999)
+@example(4_839_834, 9_679_666)
 def test_so_many_records_an_epoch(records: int, total: int):
     sample = pickle.loads(pickle.dumps(Sample(records=records))).of_total(total)
-    drawing = drawing_of(sample, np.array([total * sample.unit]))
+    drawing = drawing_of(sample, np.array([total * sample.unit]), most=records)
     assert drawing is not None and drawing.num_records == min(records, total)
 
 

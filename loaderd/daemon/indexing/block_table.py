@@ -131,14 +131,14 @@ class BlockTable:
 
     def _drawing(self, left: _Selection, sample: Sample, of_set: int) -> Drawing | None:
         """What ``sample`` draws of the blocks of which records are left. Raises NoShardsError and OptionError."""
-        sample = sample.of_total(int(self.counts.sum()))
+        most, sample = sample.records, sample.of_total(int(self.counts.sum()))
         masses = left.masses(sample)
         if sample.weight is not None:
             self.num_passing = int(masses.sum()) / UNIT
         if sample.per_member is not None:
             left.lower(masses, min(sample.per_member * sample.most_mass, MOST_MASS))
         is_first = None if sample.per_member is None else left.first_of_members(self._blocks)
-        drawing = drawing_of(sample, masses if self._blocks is None else masses[self._blocks], of_set, is_first)
+        drawing = drawing_of(sample, masses if self._blocks is None else masses[self._blocks], of_set, is_first, most)
         if drawing is None and len(self.counts):
             raise NoShardsError(
                 f"{sample} draws no record of {self.counts.sum()}: their probabilities sum to "
