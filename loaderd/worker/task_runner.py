@@ -64,7 +64,16 @@ def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access |
     access = access or Access()
     cache = task.cache
     values = value_pass_of(task.values) if task.values else None
-    indexes = make_indexes(task.group, cache.records, cache.block_records, on_read, access, values)
+    num_read = 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal num_read
+        num_read = num_bytes
+        on_read(num_bytes)
+
+    if values is not None:
+        values.on_decode = lambda: on_read(num_read)  # a worker that says nothing for long is taken for stalled
+    indexes = make_indexes(task.group, cache.records, cache.block_records, count, access, values)
     for index in indexes:
         if index.error is not None:
             raise index.error

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from loaderd.decode.batch_decoder import BatchDecoder
 from loaderd.decode.example_rows import RowParser
 from loaderd.decode.fixed_rows import FixedParser
-from loaderd.errors import Damage, LoaderdError, OptionError, WorkerError
+from loaderd.errors import Damage, OptionError, WorkerError
 from loaderd.formats.framing import RecordChunk
 from loaderd.formats.shard_index import LEAST_WEIGHT, MOST_WEIGHT, ShardIndex, shrunk
 from loaderd.ipc.worker_messages import MOST_ROW_FAULTS
@@ -31,6 +31,8 @@ from loaderd.worker.halving import HalvingSearch
 from loaderd.worker.window_loader import Bytes2D
 
 _ROWS_AT_A_TIME, _BYTES_AT_A_TIME = 1 << 14, 4 << 20
+_ROWS_A_FAULT_LIMIT = 1 << 12
+"""MOST_ROW_FAULTS of so many rows may be left out."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -41,13 +43,15 @@ class ValuePass:
     def __init__(self, values: RecordValues) -> None:
         schema = values.schema
         self._parser = RowParser(schema) if schema.records is None else FixedParser(schema)
-        self._decoder = _Decoder(BatchDecoder(schema))
+        self._decoder = _Decoder(BatchDecoder(schema), lambda: self.on_decode())
         self._functions = _functions_of(values)
         at_a_time = max(1, min(_ROWS_AT_A_TIME, _BYTES_AT_A_TIME // (schema.row_bytes + schema.record_bytes)))
         self._rows = np.empty((at_a_time, schema.row_bytes), dtype=np.uint8)
         """Those of records that were added and not decoded yet: the first ``_num_rows``."""
         self._numbers = np.empty(at_a_time, dtype=np.int64)
         self._num_rows = 0
+        self.on_decode: Callable[[], None] = lambda: None
+        """Called before each call of a function: many may be called for one piece that was read."""
         self._results: list[npt.NDArray[Any]] = [np.ones(0, dtype=each.dtype) for each in self._functions]
         self._failed: _Failed | None = None
         self._first = 0
@@ -191,8 +195,8 @@ class _Failed(Exception):
     def at(self, shard: str, record: int) -> OptionError:
         """The error for the ``record`` of ``shard`` that is in this row."""
         error, trace = self._error, ""
-        if isinstance(error, (LoaderdError, _WrongResult)):
-            found = error.args[0]
+        if isinstance(error, (WorkerError, _WrongResult)):
+            found = error.message if isinstance(error, WorkerError) else str(error)
         else:
             found, trace = f"{type(error).__name__}: {error}", "".join(format_exception(error, chain=False))
         damage = Damage(shard, record, -1, self._function.must, found)
@@ -204,8 +208,8 @@ class _Failed(Exception):
 class _Decoder:
     """Calls functions with the fields of records, and finds the record at which one fails."""
 
-    def __init__(self, decoder: BatchDecoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: BatchDecoder, on_decode: Callable[[], None]) -> None:
+        self._decoder, self._on_decode = decoder, on_decode
 
     def values_of(self, rows: Bytes2D, function: _Function) -> npt.NDArray[Any]:
         """(n,), of the function's dtype: what it returns for each record; 1 for what cannot be decoded.
@@ -240,7 +244,7 @@ class _Decoder:
             except WorkerError as of_part:
                 if search.failed(part):
                     bad.append(part[0])
-                if len(bad) > MOST_ROW_FAULTS:
+                if len(bad) > MOST_ROW_FAULTS * max(1, len(rows) // _ROWS_A_FAULT_LIMIT):
                     raise _Failed(bad[0], function, of_part, alone=True) from None
         return np.delete(np.arange(len(rows)), bad)
 
@@ -256,6 +260,7 @@ class _Decoder:
         return _Failed(int(numbers[0]), function, error, alone=False)
 
     def _decode(self, rows: Bytes2D) -> dict[str, npt.NDArray[Any]]:
+        self._on_decode()
         columns = {name: np.empty((len(rows), *spec.shape), spec.dtype) for name, spec in self._decoder.specs.items()}
         self._decoder.decode(rows, columns)
         for column in columns.values():
