@@ -161,6 +161,8 @@ broken:
 
 
 def _walk_by_loop(loop: Any, buffer: Bytes1D, starts: Ends, stops: Ends, counts: Ends) -> Ends | None:
+    if len(buffer) < HEADER_BYTES:
+        return None
     chains = np.stack([starts, stops, counts], axis=1)
     ends = np.empty(int(counts.sum()) + 1, np.int64)
     return None if _run(loop, buffer, len(buffer), chains, ends) < 0 else ends
