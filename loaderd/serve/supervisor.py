@@ -158,6 +158,7 @@ class Supervisor(ABC):
             self._loop.add_signal_handler(number, self._end, number)
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a daemon says what it waits for; it would end this process
         _logger.info("loaderd %s imports %s", VERSION, ", ".join(self._options.targets))
         try:
             await self._serve_health()

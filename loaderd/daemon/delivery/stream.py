@@ -58,9 +58,9 @@ _TASKS_FAR_AWAY = 4
 """What tasks need from far away is fetched while the worker does others."""
 _MOST_UNREAD = 4096
 """How many damages may be named ahead: some 3 MB of messages. (A server lets 4 MiB lie unread.)"""
-_MOST_STALLING_ROWS = 3
 _MOST_WEIGHT_BYTES = 32 << 20
 """In a load, unless a single block has more."""
+_MOST_STALLING_ROWS = 3
 """More of a batch are not left out: each one costs several times the seconds after which a worker is stalled."""
 _OF_A_BATCH = 16
 """A message about a batch counts as so many damages, besides those that it names."""
