@@ -106,13 +106,19 @@ class Calls:
         self._token = settings.read_token()
         self._tls = settings.tls or TLS()
         self._context = tls_context(self._tls) if is_secure else None
+        self._is_accepted = False
+        """Whether a server has taken our certificate, so that it ends connections for another reason: it is full."""
         self._idle: list[socket.socket] = []
         weakref.finalize(self, _close_all, self._idle)
 
     def rows(
         self, dataset: str, ticket: RowsTicket, row_bytes: int, timeout_s: float
     ) -> tuple[PackedRows, list[RowFault]]:
-        """The rows of a ticket, uint8, (ticket.num_rows, row_bytes); and which of them could not be had."""
+        """The rows of a ticket, uint8, (ticket.num_rows, row_bytes); and which of them could not be had.
+
+        Another process has had the table of a server, with the same certificate.
+        """
+        self._is_accepted = True
         data = np.empty((ticket.num_rows, row_bytes), np.uint8)
         with self._asked("POST", f"{_path(dataset)}/rows", timeout_s, ticket.encode()) as answer:
             shape = f"{ticket.num_rows} x {row_bytes}"
@@ -159,6 +165,7 @@ class Calls:
         until_s = time.monotonic() + timeout_s
         token = self._token
         answer = self._send(method, path, until_s, token, body, kind)
+        self._is_accepted = True
         if answer.status == 401 and (renewed := self._settings.read_token()) != token:  # it was rotated
             _end(answer)  # what it says may have no end
             self._token = renewed
@@ -248,7 +255,8 @@ class Calls:
             return ServerError(
                 f"the server at {self.address} speaks TLS", hint=f"Its address is https://{self._name}."
             )
-        if self._context is not None and ends_tls(*self._where, self._context, self._tls.server_name):
+        context = None if self._is_accepted else self._context
+        if context is not None and ends_tls(*self._where, context, self._tls.server_name):
             return ServerError(
                 f"{self._name} refuses the connection: it ends each one without a word", hint=_HINT_CERTIFICATE
             )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import threading
 import time
 
+import numpy as np
 import pytest
 import urllib3
 
@@ -16,6 +18,7 @@ from loaderd.errors import OptionError, ServerError
 from loaderd.remote.calls import Calls, OutOfReach
 from loaderd.remote.security import check_token, read_token, read_tokens
 from loaderd.remote.source import Settings
+from loaderd.remote.tickets import RowsTicket
 from tests.helpers.commands import run
 from tests.helpers.serving import wait_until
 from tests.remote.network_server import NetworkServer
@@ -164,6 +167,26 @@ def test_a_full_server_is_not_taken_for_one_that_refuses_a_certificate(start_ser
 
     with contextlib.ExitStack() as others:
         wait_until(is_full)
+
+
+def test_who_has_had_an_answer_asks_again_where_connections_end(certificates, tls):
+    """A server does not take back that it trusts a certificate: it is full, and ends idle connections."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates.server_cert, certificates.server_key)
+
+    def end_each() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                context.wrap_socket(listener.accept()[0], server_side=True).close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=end_each, daemon=True).start()
+        calls = Calls(f"https://localhost:{listener.getsockname()[1]}", Settings(tls=tls))
+        with pytest.raises(ServerError, match="ends each one without a word"):
+            calls.status(5.0)
+        with pytest.raises(OutOfReach, match="ended the connection"):
+            calls.rows("train", RowsTicket("x", np.array([[0, 0, 0, 1]])), 8, 5.0)
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_certificates_that_cannot_be_used(server, tmp_path):
