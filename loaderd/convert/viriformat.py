@@ -89,6 +89,13 @@ def _unrolled(data: bytes, starts: Ints, num_moves: Ints, quiet: bool, name: str
     starts, num_moves = starts[order], num_moves[order]
     heads = np.frombuffer(data, np.uint8).reshape(-1, 4)[starts[:, None] + np.arange(_BOARD_WORDS)]
     state = _State.of(heads.reshape(len(starts), MARLIN.itemsize).view(MARLIN)[:, 0])
+    pieces = np.count_nonzero(state.boards != _EMPTY, axis=1)
+    wrong = (pieces > MAX_PIECES) | (state.result > 2) | (state.en_passant > _NO_SQUARE)
+    if wrong.any():
+        game = int(wrong.argmax())
+        found = f"{pieces[game]} pieces, result {state.result[game]}, square {state.en_passant[game]}"
+        expected = f"a board of at most {MAX_PIECES} pieces, a result up to 2 and a square up to {_NO_SQUARE}"
+        raise _corrupt(name, offset + 4 * int(starts[game]), expected, found)
     total = int(num_moves.sum())
     made, codes, is_kept = np.zeros(total, MARLIN), np.empty((total, 64), np.uint8), np.ones(total, np.bool_)
     for ply in range(int(num_moves.max(initial=0))):

@@ -99,3 +99,15 @@ def test_what_is_damaged_is_named(moves: str, said: str, tmp_path: Path):
     with pytest.raises(CorruptRecordError, match=said):
         viriformat.unroll(tmp_path / "games.vf", tmp_path / "a.bin")
     assert [path.name for path in tmp_path.iterdir()] == ["games.vf"]
+
+
+@pytest.mark.parametrize(
+    ("byte", "value", "said"), [(2, 255, "pieces, result"), (30, 9, "result 9"), (24, 127, "127")]
+)
+def test_a_head_that_no_game_has_is_named(byte: int, value: int, said: str, tmp_path: Path):
+    game = bytearray.fromhex(VECTOR + "0c070a00 00000000")
+    game[2:7] = bytes([value] * 5) if byte == 2 else game[2:7]
+    game[byte] = value
+    (tmp_path / "games.vf").write_bytes(bytes.fromhex(VECTOR + "0c070a00 00000000") + bytes(game))
+    with pytest.raises(CorruptRecordError, match=f"byte 40: expected a board of at most 32 pieces.*{said}"):
+        viriformat.unroll(tmp_path / "games.vf", tmp_path / "a.bin")
