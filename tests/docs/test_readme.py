@@ -36,7 +36,7 @@ def test_its_factors_are_those_of_the_chart():
     """The ranges over the rounds, of the candidate that the chart calls "loaderd in TensorFlow"."""
     table = (ROOT / "bench" / "results" / "2026-11-23.md").read_text()
     (row,) = (line.split("|") for line in table.splitlines() if line.startswith("| loaderd_tfdata:graph |"))
-    for cell, beside in zip(row[3:5], ("the expert's tf.data", "the XLA one"), strict=True):
+    for cell, beside in zip(row[3:5], ("the expert's tf.data", "`tf.data` compiled by XLA"), strict=True):
         low, high = (f"{float(number):.1f}" for number in re.findall(r"\((.*)–(.*)\)", cell)[0])
         assert re.search(rf"{low} to {high} times as fast\s+as {beside}", README)
 
