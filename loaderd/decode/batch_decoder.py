@@ -176,7 +176,7 @@ def _check_engines(schema: Schema, fields: Mapping[Any, AnyArray]) -> list[Engin
     for name in schema.checked_fields:
         definition = schema.definition_of(name)
         if isinstance(definition, Sparse) and not isinstance(definition.feature, PrefixCodes):
-            layout = _sparse_layout(f"field {name!r}", definition, schema, _starts(schema))
+            layout = _sparse_layout(f"field {name!r}", definition, schema)
             same_pieces[layout.pieces].append(layout)
         else:
             engines.append(_engine(schema, name, fields))
@@ -191,7 +191,7 @@ def _field_engine(schema: Schema, name: str, definition: Field, fields: Mapping[
     if isinstance(definition, Permuted):
         spec = definition.of.spec(name, schema.features)
         of = _field_engine(schema, name, definition.of, fields)
-        return PermuteValues(f"field {name!r}", definition, of, spec, _starts(schema)[definition.number])
+        return PermuteValues(f"field {name!r}", definition, of, spec, schema.row_offsets[definition.number])
     if not isinstance(definition, Planes):
         return _engine_of(schema, name, f"field {name!r}", definition, fields)
     parts = []
@@ -199,12 +199,6 @@ def _field_engine(schema: Schema, name: str, definition: Field, fields: Mapping[
         engine = _engine_of(schema, name, f"field {name!r}, part {number}", part, fields)
         parts.append((engine, part.spec(name, schema.features).shape))
     return JoinPlanes(parts, definition.spec(name, schema.features).dtype)
-
-
-def _starts(schema: Schema) -> dict[str, int]:
-    """By feature, the byte of a row where it begins."""
-    fields_of_row: Mapping[str, Any] = schema.row_dtype.fields or {}
-    return {feature: offset for feature, (_, offset, *_) in fields_of_row.items()}
 
 
 def _engine_of(schema: Schema, name: str, what: str, definition: Field, fields: Mapping[Any, AnyArray]) -> Engine:
@@ -216,13 +210,13 @@ def _engine_of(schema: Schema, name: str, what: str, definition: Field, fields: 
         return DeriveField(what, definition, name, schema, fields)
     if isinstance(definition, Fill):
         return FillValue(definition)
-    starts = _starts(schema)
+    starts = schema.row_offsets
     if isinstance(definition, Scatter):
         both = (definition.indices, definition.values)
         columns_of = [_columns(schema.features[each], starts[each]) for each in both]
         return ScatterValues(what, definition, *columns_of)
     if isinstance(definition, Sparse):
-        layout, codes = _sparse_layout(what, definition, schema, starts), definition.feature
+        layout, codes = _sparse_layout(what, definition, schema), definition.feature
         if isinstance(codes, PrefixCodes):
             return places_engine(layout, lambda: fields[codes])
         return sparse_engine(layout)
@@ -272,9 +266,8 @@ def _columns(feature: Feature, start: int) -> tuple[slice, np.dtype[Any]]:
     return slice(start, start + feature.num_bytes), feature.row_dtype.base
 
 
-def _sparse_layout(what: str, field: Sparse, schema: Schema, starts: Mapping[str, int]) -> SparseLayout:
-    """``starts``: the byte of a row where each feature begins."""
-    first_bit, table = 0, field.table
+def _sparse_layout(what: str, field: Sparse, schema: Schema) -> SparseLayout:
+    starts, first_bit, table = schema.row_offsets, 0, field.table
     if isinstance(field.feature, PrefixCodes):
         table = field.full_table
     else:

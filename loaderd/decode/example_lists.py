@@ -10,8 +10,6 @@ A step that meets what it does not know leaves the record to the plain parser.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 
@@ -42,10 +40,10 @@ _MAX_RECORD_BYTES = 1 << 20
 class ListParser:
     """Parses records into rows of ``schema.row_dtype``. Not thread-safe: it owns scratch memory."""
 
-    def __init__(self, schema: Schema, row_offsets: Mapping[str, int]) -> None:
+    def __init__(self, schema: Schema) -> None:
         self._features = {name: each for name, each in schema.features.items() if not isinstance(each, Length)}
         self._names = Names(list(self._features))
-        self._offsets = row_offsets
+        self._offsets = row_offsets = schema.row_offsets
         self._lengths = {
             each.feature: row_offsets[name] for name, each in schema.features.items() if isinstance(each, Length)
         }

@@ -19,7 +19,6 @@ Records whose lists have many lengths have as many layouts: :mod:`loaderd.decode
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,11 +49,10 @@ class RowParser:
     def __init__(self, schema: Schema) -> None:
         self._features = schema.features
         self._row_bytes = schema.row_bytes
-        row_fields: Mapping[str, Any] = schema.row_dtype.fields or {}
-        self._row_offsets: dict[str, int] = {name: row_fields[name][1] for name in schema.features}
+        self._row_offsets = schema.row_offsets
         self._layouts: dict[int, _Layouts] = {}
         varies = any(feature.varies for feature in self._features.values())
-        self._list_parser = ListParser(schema, self._row_offsets) if varies else None
+        self._list_parser = ListParser(schema) if varies else None
         self._putter = row_putter([])
         self._unjudged = 0
         self.feature_lists: list[str] | None = None
@@ -193,7 +191,7 @@ class _Layouts:
         self.uses = dict(useful[:_MAX_TEMPLATES_PER_LENGTH])
 
 
-def _learn(record: Bytes, parsed: Example, row_offsets: dict[str, int], row_bytes: int) -> Template | None:
+def _learn(record: Bytes, parsed: Example, row_offsets: Mapping[str, int], row_bytes: int) -> Template | None:
     """The template of the layout of ``record``, uint8 (length,), or None where it would not be worth it."""
     template = Template(len(record), row_bytes, [], [], [], [])
     mask = np.full(len(record), 0xFF, dtype=np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -92,20 +93,18 @@ def _values(records: FixedRecords, name: str, buffer: Bytes, starts: npt.NDArray
 
 def _template(schema: Schema, records: FixedRecords, size: int) -> Template:
     """How records of ``size`` bytes become rows."""
-    row_dtype, lacking = schema.row_dtype, records.lacking(size)
-    assert row_dtype.fields is not None
-    fills = [(row_dtype.fields[name][1], np.frombuffer(data, np.uint8)) for name, data in lacking.items()]
-    return Template(size, schema.row_bytes, [], _runs(records, row_dtype, size), [], fills)
+    offsets, lacking = schema.row_offsets, records.lacking(size)
+    fills = [(offsets[name], np.frombuffer(data, np.uint8)) for name, data in lacking.items()]
+    return Template(size, schema.row_bytes, [], _runs(records, offsets, size), [], fills)
 
 
-def _runs(records: FixedRecords, row_dtype: np.dtype[Any], size: int) -> list[tuple[int, int, int]]:
+def _runs(records: FixedRecords, row_offsets: Mapping[str, int], size: int) -> list[tuple[int, int, int]]:
     """(offset in the row, offset in the record, bytes) of each copy; neighbours in both are copied as one."""
-    assert row_dtype.fields is not None
     runs: list[tuple[int, int, int]] = []
     for name, feature in records.items():
         if records.offset_of(name) >= size:
             continue
-        row_offset, offset = row_dtype.fields[name][1], records.offset_of(name)
+        row_offset, offset = row_offsets[name], records.offset_of(name)
         if runs:
             before_row, before, num_bytes = runs[-1]
             if before_row + num_bytes == row_offset and before + num_bytes == offset:

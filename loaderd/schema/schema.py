@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -223,7 +224,7 @@ class Schema:
         kept = [name for name in self.intermediates if name not in made]
         return [name for name in kept if isinstance(self.intermediates[name], _CHECKED_KINDS)]
 
-    @property
+    @cached_property
     def row_dtype(self) -> np.dtype[Any]:
         """The structured dtype of a row: one member for each stored feature; its itemsize is a multiple of 8 bytes.
 
@@ -248,6 +249,12 @@ class Schema:
                 "itemsize": (-(-last // _ROW_ALIGNMENT_BYTES) + self.needs_record_key) * _ROW_ALIGNMENT_BYTES,
             }
         )
+
+    @cached_property
+    def row_offsets(self) -> Mapping[str, int]:
+        """The byte of a row where each stored feature begins."""
+        members: Mapping[str, Any] = self.row_dtype.fields or {}
+        return {name: members[name][1] for name in self.features}
 
     @property
     def row_bytes(self) -> int:
