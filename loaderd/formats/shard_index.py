@@ -148,6 +148,11 @@ class ShardIndex:
         return int(self.first_records[-1]) + int(self.counts[-1]) if len(self.counts) else 0
 
     @property
+    def num_damaged_members(self) -> int:
+        """How many of its damages are members of a tar, each of which counts as one, whatever it holds."""
+        return len(self.damages) if self.compression == "tar" else 0
+
+    @property
     def value_arrays(self) -> tuple[str, ...]:
         """Which of ``passing`` and ``weights`` it has."""
         return ("passing",) * bool(len(self.passing)) + ("weights",) * bool(len(self.weights))

@@ -120,7 +120,7 @@ class LocalData:
         self.num_shards = len(of_files)
         most = MAX_NAMED_DAMAGES if options.report is None else MAX_REPORTED_DAMAGES
         if damages and options.on_corrupt == "raise":
-            num_members = sum(len(index.damages) for index in of_files.values() if index.compression == "tar")
+            num_members = sum(index.num_damaged_members for index in of_files.values())
             raise damage_error(damages, len(of_files), unreadable, most, num_members)
         if options.on_corrupt != "skip_any" and (
             error := version_error(damages, sum(index.num_records for index in of_files.values()))
@@ -279,8 +279,7 @@ def _left_out(damaged: Sequence[ShardIndex], num_shards: int, on_corrupt: OnCorr
             parts.append(f"{of_shards} are damaged and left out whole, with {sound:,} sound records: {which}")
         else:
             num_damages = sum(len(index.damages) for index in damaged)
-            num_members = sum(len(index.damages) for index in damaged if index.compression == "tar")
-            what = count_damaged(num_damages, num_members)
+            what = count_damaged(num_damages, sum(index.num_damaged_members for index in damaged))
             parts.append(f"{what} in {of_shards} {'are' if num_damages > 1 else 'is'} left out")
             if others := sum(damage.other_records for index in damaged for damage in index.damages):
                 parts.append(f"{others:,} records in them are of another version")
