@@ -72,7 +72,7 @@ def index_group(task: IndexTask, on_read: OnRead = no_callback, access: Access |
         on_read(num_bytes)
 
     if values is not None:
-        values.on_decode = lambda: on_read(num_read)  # a worker that says nothing for long is taken for stalled
+        values.report_to(lambda: on_read(num_read))  # a worker that says nothing for long is taken for stalled
     indexes = make_indexes(task.group, cache.records, cache.block_records, count, access, values)
     for index in indexes:
         if index.error is not None:

@@ -43,18 +43,20 @@ class ValuePass:
     def __init__(self, values: RecordValues) -> None:
         schema = values.schema
         self._parser = RowParser(schema) if schema.records is None else FixedParser(schema)
-        self._decoder = _Decoder(BatchDecoder(schema), lambda: self.on_decode())
+        self._decoder = _Decoder(BatchDecoder(schema))
         self._functions = _functions_of(values)
         at_a_time = max(1, min(_ROWS_AT_A_TIME, _BYTES_AT_A_TIME // (schema.row_bytes + schema.record_bytes)))
         self._rows = np.empty((at_a_time, schema.row_bytes), dtype=np.uint8)
         """Those of records that were added and not decoded yet: the first ``_num_rows``."""
         self._numbers = np.empty(at_a_time, dtype=np.int64)
         self._num_rows = 0
-        self.on_decode: Callable[[], None] = lambda: None
-        """Called before each call of a function: many may be called for one piece that was read."""
         self._results: list[npt.NDArray[Any]] = [np.ones(0, dtype=each.dtype) for each in self._functions]
         self._failed: _Failed | None = None
         self._first = 0
+
+    def report_to(self, on_progress: Callable[[], None]) -> None:
+        """Call ``on_progress`` before each call of a function: there may be many for one piece that was read."""
+        self._decoder.on_progress = on_progress
 
     def begin(self, first: int) -> None:
         """As in ``ValueSink``."""
@@ -208,8 +210,9 @@ class _Failed(Exception):
 class _Decoder:
     """Calls functions with the fields of records, and finds the record at which one fails."""
 
-    def __init__(self, decoder: BatchDecoder, on_decode: Callable[[], None]) -> None:
-        self._decoder, self._on_decode = decoder, on_decode
+    def __init__(self, decoder: BatchDecoder) -> None:
+        self._decoder = decoder
+        self.on_progress: Callable[[], None] = lambda: None
 
     def values_of(self, rows: Bytes2D, function: _Function) -> npt.NDArray[Any]:
         """(n,), of the function's dtype: what it returns for each record; 1 for what cannot be decoded.
@@ -260,7 +263,7 @@ class _Decoder:
         return _Failed(int(numbers[0]), function, error, alone=False)
 
     def _decode(self, rows: Bytes2D) -> dict[str, npt.NDArray[Any]]:
-        self._on_decode()
+        self.on_progress()
         columns = {name: np.empty((len(rows), *spec.shape), spec.dtype) for name, spec in self._decoder.specs.items()}
         self._decoder.decode(rows, columns)
         for column in columns.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ from pyarrow import parquet as pq
 import loaderd
 from loaderd.errors import OptionError, SchemaError
 from loaderd.formats import fixed_index
+from loaderd.formats.index_cache import IndexCache
 from loaderd.formats.indexer import make_indexes
 from loaderd.formats.shard_index import ShardIndex, decode_indexes, encode_indexes
+from loaderd.ipc.worker_messages import IndexTask
+from loaderd.options import Storage
 from loaderd.schema.record_values import RecordValues
 from loaderd.storage.files import list_shards
 from loaderd.testing import damage
 from loaderd.worker import value_pass
+from loaderd.worker.task_runner import index_group
 from loaderd.worker.value_pass import ValuePass
 from tests.helpers.fixed_files import SCHEMA as FIXED
 from tests.helpers.fixed_files import npz_of, parquet_of, records_from, tar_of, write_all
@@ -186,6 +191,23 @@ def test_records_are_decoded_in_parts(numbered: Numbered, monkeypatch: pytest.Mo
     sizes: list[int] = []
     values = values_of(lambda id: sizes.append(len(id)) or id % 3 == 0, "id")
     assert passing(made(values, [path], 1000)) == [[*range(0, 1000, 3)]] and max(sizes) == 64
+
+
+def every_third(id: Any) -> Any:
+    return id % 3 == 0
+
+
+def test_a_worker_says_before_each_call_that_it_goes_on(numbered: Numbered, monkeypatch: pytest.MonkeyPatch):
+    """All that is said of a small file itself is that it was read; its functions may take minutes."""
+    monkeypatch.setattr(value_pass, "_ROWS_AT_A_TIME", 64)
+    values = pickle.dumps(values_of(every_third, "id"))
+    files = list_shards([str(path) for path in numbered.write([1000])])
+    said: dict[bytes, int] = {}
+    for each in (b"", values):
+        read: list[int] = []
+        index_group(IndexTask(tuple(files), IndexCache("none", 1000), pickle.dumps(Storage()), each), read.append)
+        said[each] = len(read)
+    assert said[values] == said[b""] + -(-1000 // 64)
 
 
 @settings(max_examples=40)
