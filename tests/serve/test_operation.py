@@ -136,6 +136,13 @@ def test_programs_that_a_field_started_end_with_the_server(tmp_path: Path, start
     wait_ends(handles)
 
 
+def test_a_supervisor_goes_on_where_a_daemon_was_to_be_asked(start: Start):
+    server = start()
+    server.process.send_signal(signal.SIGUSR1)
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_line("the server ends (SIGTERM)")
+
+
 @pytest.mark.slow
 def test_a_process_that_hangs_is_replaced(start: Start, tmp_path: Path):
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as systemd:
